@@ -37,6 +37,9 @@ _AXES: dict[str, tuple[str | None, ...]] = {
 """Of each module's weight, what its dimensions count; a bias counts what the first one does. A group of query heads
 shares a key/value head."""
 
+_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layer_rope_theta")
+"""Keys of configurations that have a value for each layer."""
+
 
 @dataclass(slots=True)
 class Importance:
@@ -74,15 +77,16 @@ def keep_layers(model: Any, layers: Sequence[int]) -> None:
                 module.layer_idx = number
     config = model.config.get_text_config()
     config.num_hidden_layers = len(kept)
-    if getattr(config, "layer_types", None) is not None:
-        config.layer_types = [config.layer_types[i] for i in layers]
+    for name in _BY_LAYER:
+        if getattr(config, name, None) is not None:
+            setattr(config, name, [getattr(config, name)[i] for i in layers])
 
 
 def importance_of(model: Any, samples: Sequence[Sample]) -> Importance:
     """Measure how active the parts of a model are.
 
     Args:
-        model: of transformers; a layout that `check_narrowing` refuses has parts that count as zero.
+        model: of transformers.
         samples: the texts.
     """
     widths, layers = Widths.of(model.config.get_text_config()), decoder_layers(model)
@@ -138,33 +142,41 @@ class _Means:
         self.sums[place] = self.sums.get(place, 0) + sizes.mean(0) ** 2
 
 
-def check_narrowing(skeleton: Any, widths: Widths) -> None:
-    """Refuse a model whose layout is unknown, or widths that it cannot have.
+def check_pruning(skeleton: Any, layers: Sequence[int], widths: Widths | None) -> None:
+    """Refuse a model whose layout is unknown, or sizes that it cannot have.
 
     Args:
-        skeleton: a model of transformers, on the meta device.
-        widths: wanted.
+        skeleton: the whole model of transformers on the meta device, which loses its other layers.
+        layers: that stay.
+        widths: wanted; None for the model's own.
 
     Raises:
-        UsageError: it cannot be made narrower.
+        UsageError: it cannot be pruned.
     """
-    whole = Widths.of(skeleton.config.get_text_config())
-    if widths == whole:
-        return
     kind = skeleton.config.model_type
+    keep_layers(skeleton, layers)
+    given = {name: one.shape for name, one in skeleton.state_dict().items()}
+    if {name: one.shape for name, one in _empty(skeleton, None).state_dict().items()} != given:
+        said = f"the configuration of a `{kind}` model cannot say that it has layers {list(layers)} alone"
+        raise UsageError(said, "begin with a smaller model: --start-from MODEL")
+    if widths is not None:
+        _check_narrowing(skeleton, widths)
+
+
+def _check_narrowing(skeleton: Any, widths: Widths) -> None:
+    kind, whole = skeleton.config.model_type, Widths.of(skeleton.config.get_text_config())
     for layer in decoder_layers(skeleton):
         if widths.intermediate_size != whole.intermediate_size and _down(layer) is None:
             said = f"the feed-forward layers of a `{kind}` model cannot be made narrower"
             raise UsageError(said, "leave --intermediate-size out")
         if widths.num_attention_heads != whole.num_attention_heads and _output(layer) is None:
             raise UsageError(f"the attention of a `{kind}` model cannot lose heads", "leave --num-attention-heads out")
-    made = _empty(skeleton, widths)
-    shapes = {name: one.shape for name, one in made.state_dict().items()}
+    wanted = {name: one.shape for name, one in _empty(skeleton, widths).state_dict().items()}
     is_strict = widths.without_units != whole.without_units
     for name, one in skeleton.state_dict().items():
         axes = _axes(name, one, whole)
-        wanted = None if axes is None else _size(one.shape, axes, widths)
-        if shapes.get(name) != (wanted or one.shape) or (is_strict and axes is None):
+        found = one.shape if axes is None else _size(one.shape, axes, widths)
+        if wanted.get(name) != found or (is_strict and axes is None):
             said = f"a `{kind}` model cannot be made narrower: the layout of `{name}` is unknown"
             raise UsageError(said, "leave the narrower sizes out, and prune layers with --num-layers")
 
@@ -173,7 +185,7 @@ def narrowed(model: Any, widths: Widths, importance: Importance) -> Any:
     """The model with these widths, which keeps the most important parts in their order.
 
     Args:
-        model: of transformers, that `check_narrowing` accepts.
+        model: of transformers, that `check_pruning` accepts.
         widths: wanted.
         importance: of its parts.
     """
@@ -255,14 +267,15 @@ def _size(shape: torch.Size, axes: Sequence[str | None], widths: Widths) -> torc
     return torch.Size(size if axis is None else widths.sizes[axis] for size, axis in zip(shape, axes, strict=True))
 
 
-def _empty(model: Any, widths: Widths) -> Any:
-    """A model of the same class with other widths, where the model is, and with any weights.
+def _empty(model: Any, widths: Widths | None) -> Any:
+    """A model of the same class, with other widths if there are any, where the model is, and with any weights.
 
     Raises:
         UsageError: the class has no such widths.
     """
     config = deepcopy(model.config)
-    widths.write(config.get_text_config())
+    if widths is not None:
+        widths.write(config.get_text_config())
     with torch.device(model.device):
         return type(model)(config).to(model.dtype)
 

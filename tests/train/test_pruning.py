@@ -154,6 +154,19 @@ def test_narrower_models_load_in_transformers_and_our_engine(family: str, tmp_pa
     assert tokens(decode(ours, None, 0, [PROMPTS[1]], params=SamplingParams(max_new_tokens=8)))[0] == wanted.tolist()
 
 
+def test_layers_keep_what_the_configuration_says_of_each(tmp_path: Path) -> None:
+    folder = make_tiny("smollm3", tmp_path / "target", 1)  # every second of its four layers turns nothing
+    letter_tokenizer().save_pretrained(folder)
+    lm = load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
+    method = method_of(lm, "distill", num_layers=3)
+    module = method.build()
+    assert isinstance(module, DistillModule)
+    method.save(module, tmp_path / "draft")
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    assert draft.config.no_rope_layers == [whole_of(lm).config.no_rope_layers[i] for i in (0, 2, 3)]
+    torch.testing.assert_close(draft(TEXT).logits, module.model(TEXT).logits)
+
+
 @pytest.mark.parametrize(
     ("family", "sizes", "said"),
     [
@@ -172,3 +185,11 @@ def test_unknown_layouts_are_refused_before_anything_is_trained(
     lm = load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
     with pytest.raises(UsageError, match=said):
         method_of(lm, "distill", **sizes)
+
+
+def test_layers_that_no_configuration_describes_are_refused(tmp_path: Path) -> None:
+    folder = make_tiny("qwen3_moe", tmp_path, 1, num_hidden_layers=3, mlp_only_layers=[1])
+    letter_tokenizer().save_pretrained(folder)
+    lm = load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
+    with pytest.raises(UsageError, match=r"of a `qwen3_moe` model cannot say that it has layers \[0, 2\] alone"):
+        method_of(lm, "distill", num_layers=2)

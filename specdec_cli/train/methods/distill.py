@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.forward.taps import decoder_layers
 from specdec_cli.train.language_model import load_start, write_language_model
 from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
-from specdec_cli.train.pruning import check_narrowing, importance_of, keep_layers, narrowed
+from specdec_cli.train.pruning import check_pruning, importance_of, keep_layers, narrowed
 from specdec_cli.train.widths import WIDTHS, Widths
 
 if TYPE_CHECKING:
@@ -110,12 +109,8 @@ class DistillTraining(TrainingMethod):
         if settings.num_layers is not None and settings.num_layers > whole:
             said = f"`num_layers` is `{settings.num_layers}`, and the target has {whole} layers"
             raise UsageError(said, "lower --num-layers")
-        skeleton = self.start.skeleton()
-        decoder_layers(skeleton)
-        if not set(named) & set(WIDTHS):
-            return None
-        widths = Widths.of(self.target.config).narrower(settings)
-        check_narrowing(skeleton, widths)
+        widths = Widths.of(self.target.config).narrower(settings) if set(named) & set(WIDTHS) else None
+        check_pruning(self.start.skeleton(), self.layers, widths)
         return widths
 
 
