@@ -1,0 +1,122 @@
+"""Gates, baselines and acceptance of `bench --endpoint`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from endpoint_runs import bench, chunk, document, without_environment
+from fake_server import Fake, serving
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_environment(monkeypatch)
+
+
+def test_gates(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Fake()) as fake:
+        assert bench(fake, "--fail-if", "timing.ttft_s.median > 50", "--fail-if", "timing.ttft_s > 50") == 0
+        assert bench(fake, "--fail-if", "timing.ttft_s > 0.000001", "--quiet") == 3
+        assert "gate crossed: `timing.ttft_s > 1e-06`" in capsys.readouterr().err
+        assert bench(fake, "--fail-if", "counters.speculative.acceptance_length < 2.7") == 0
+        assert bench(fake, "--fail-if", "by_task.story.timing.tpot_s.median > 50") == 0
+        asked = len(fake.requests)
+        assert bench(fake, "--fail-if", "speedup.decode < 1") == 2
+        assert bench(fake, "--fail-if", "by_task.nothing.output_tokens < 1") == 2
+        assert bench(fake, "--fail-if", "by_task.story.timing.tpot_s > 50", "--repeats", "1") == 2
+        assert "takes 2 pairs (prompts, or batches of them), and there would be 1" in capsys.readouterr().err
+        assert bench(fake, "--fail-if", "timing.ttft_s > 50", "--num-prompts", "1") == 2
+        assert len(fake.requests) == asked, "nobody is asked before the gates are read"
+
+
+def scaled(path, factor: float):
+    """The document of a server that takes so many times as long."""
+    found = json.loads(path.read_text())
+    for figure in found["timing"].values():
+        figure["median"] *= factor
+        figure["ci95"] = [factor * end for end in figure["ci95"]]
+    changed = path.with_name(f"{factor:g}.json")
+    changed.write_text(json.dumps(found))
+    return str(changed)
+
+
+def test_a_baseline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    with serving(Fake()) as fake:
+        assert bench(fake, "--output", str(path)) == 0
+        capsys.readouterr()
+        assert bench(fake, "--baseline", scaled(path, 100), "--concurrency", "2", "--json") == 0
+        found = document(capsys)
+        assert [gate["expression"] for gate in found["gates"]] == [
+            f"timing.{name} / baseline > 1.05" for name in ("ttft_s", "tpot_s", "latency_s")
+        ]
+        assert "the baseline is of another concurrency: the two are not comparable" in found["notices"]
+        assert bench(fake, "--baseline", scaled(path, 0.01), "--max-regression", "80%") == 3
+        assert "gate crossed: `timing.latency_s / baseline > 1.8`" in capsys.readouterr().err
+        asked = len(fake.requests)
+        path.write_text('{"schema": "specdec.bench/1"}')
+        assert bench(fake, "--baseline", str(path)) == 2
+        assert "no `specdec.bench-endpoint/1` document" in capsys.readouterr().err
+        assert bench(fake, "--max-regression", "3%") == 2
+        assert len(fake.requests) == asked, "nobody is asked before the baseline is read"
+
+
+def test_15_gates_and_baselines_of_a_rate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    with serving(Fake()) as fake:
+        gate = "timing.arrival_latency_s > 9"
+        assert bench(fake, "--request-rate", "200", "--fail-if", gate, "--output", str(path)) == 0
+        assert bench(fake, "--request-rate", "200", "--fail-if", "timing.arrival_ttft_s.p99 > 0.0000001") == 3
+        capsys.readouterr()
+        asked = len(fake.requests)
+        assert bench(fake, "--fail-if", "timing.arrival_latency_s > 9") == 2
+        assert "has no `arrival_latency_s`" in capsys.readouterr().err
+        assert bench(fake, "--request-rate", "0") == 2
+        assert bench(fake, "--request-rate", "nan") == 2
+        assert len(fake.requests) == asked
+        assert bench(fake, "--request-rate", "inf", "--json") == 0
+        assert document(capsys)["plan"]["concurrency"] == 1
+        assert bench(fake, "--request-rate", "400", "--baseline", scaled(path, 100), "--json") == 0
+        found = document(capsys)
+    assert "the baseline is of another request_rate: the two are not comparable" in found["notices"]
+    assert "timing.arrival_latency_s / baseline > 1.05" in [gate["expression"] for gate in found["gates"]]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"metrics": {"speculative_decoding": {
+            "num_draft_tokens": 8, "num_accepted_draft_tokens": 6, "num_spec_steps": 4}}},
+        {"timings": {"draft_n": 8, "draft_n_accepted": 6}},
+        {"usage": {"completion_tokens": 2, "completion_tokens_details": {
+            "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}}},
+    ],
+)  # fmt: skip
+def test_acceptance_has_intervals_where_answers_count_their_own(capsys: pytest.CaptureFixture[str], said) -> None:
+    last = {"choices": [], "usage": {"completion_tokens": 2}} | said
+    with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
+        gates = ["--fail-if", "acceptance.rate < 0.5", "--fail-if", "by_task.story.acceptance.rate.median < 0.5"]
+        assert bench(fake, "--json", *gates) == 0
+        found = document(capsys)
+        assert bench(fake) == 0
+    assert found["acceptance"]["rate"] == {"median": 0.75, "ci95": [0.75, 0.75], "pairs": 8}
+    assert found["acceptance"]["requests"] == 16
+    assert found["acceptance"]["length"]["median"] == (2.5 if "metrics" in said else None)
+    assert found["by_task"]["story"]["acceptance"]["rate"]["median"] == 0.75
+    assert "Acceptance by 16 answers' own counts: rate 75.0% (75.0%–75.0%)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {}, {"metrics": None}, {"metrics": {"speculative_decoding": {"num_draft_tokens": "8"}}}, {"timings": [1]},
+        {"timings": {"draft_n": 0}}, {"timings": {"draft_n": 3, "draft_n_accepted": 4}},
+        {"usage": {"completion_tokens": 2, "completion_tokens_details": {
+            "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}}},
+    ],
+)  # fmt: skip
+def test_acceptance_that_no_answer_counts_is_not_known(capsys: pytest.CaptureFixture[str], said) -> None:
+    last = {"choices": [], "usage": {"completion_tokens": 2}} | said
+    with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
+        assert bench(fake, "--json") == 0
+    assert document(capsys)["acceptance"] is None
