@@ -97,6 +97,9 @@ _EXAMPLES = (
     "recommended.speedup",
     "verdict",
     "timing.ttft_s",
+    "acceptance.length",
+    "speculative.acceptance_length",
+    "speculative.acceptance_rate",
 )
 """Paths that gates often ask for; each command's document has some of them."""
 

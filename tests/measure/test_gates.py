@@ -21,6 +21,8 @@ from specdec_cli.recipe.gate import parse_gate, parse_percentage
 from specdec_cli.recipe.schema import Gates
 from specdec_cli.report.bench import json_schema
 from specdec_cli.report.compare_drafts import json_schema as compare_schema
+from specdec_cli.report.imported import json_schema as import_schema
+from specdec_cli.report.schema import read_schema
 from specdec_cli.report.sweep_k import json_schema as sweep_schema
 
 
@@ -131,7 +133,9 @@ def test_a_draft_is_named_wherever_it_is_ranked() -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [json_schema(), sweep_schema(), compare_schema()], ids=["bench", "sweep-k", "drafts"]
+    "schema",
+    [json_schema(), sweep_schema(), compare_schema(), import_schema(), read_schema("bench-endpoint")],
+    ids=["bench", "sweep-k", "drafts", "import", "endpoint"],
 )
 def test_the_hint_names_paths_of_the_same_command(schema: Any) -> None:
     """A recipe's gates may be those of another command."""

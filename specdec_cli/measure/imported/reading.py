@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -44,15 +45,30 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
         before: metrics from before the run, which those of the one file are reduced by.
 
     Raises:
-        UsageError: a file cannot be read or holds nothing about speculation, or they are of several tools.
+        UsageError: a file cannot be read or holds nothing about speculation, or is named twice, or they are of several
+            tools.
     """
     if before is not None and len(files) != 1:
         raise UsageError("`--before` needs one FILE with the metrics after the run", "name one file")
+    _refuse_twice([*files, *([before] if before is not None else [])])
     runs = [_read(path, before) for path in files]
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
     return _checked(summed(runs), "the sum of the files")
+
+
+def _refuse_twice(files: Sequence[Path]) -> None:
+    """Refuse a file under two names: it would be counted twice, or subtracted from itself."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in files:
+        with suppress(OSError):  # reading it says what is wrong with it
+            found = given_path(path).stat()
+            key = (found.st_dev, found.st_ino)
+            if key in seen:
+                said = f"`{path}` is given twice" if seen[key] == path else f"`{seen[key]}` and `{path}` are one file"
+                raise UsageError(said, "name each file once")
+            seen[key] = path
 
 
 def _checked(run: ImportedRun, what: str) -> ImportedRun:

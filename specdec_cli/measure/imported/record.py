@@ -112,12 +112,15 @@ class ImportedRun:
 
 
 def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
-    """The counts of several files of one tool; figures that the tool reports itself are kept of the last."""
+    """The counts of several results of one tool; figures that the tool reports itself are kept of the last."""
     first, *others = runs
+    num_reporting = sum(bool(one.reported) for one in (first, *others))
     for one in others:
         for name, count in one.counts.items():
             first.counts[name] = first.counts.get(name, 0.0) + count
         first.add_rates(one.rates, one.weight)
         first.reported |= one.reported
         first.notices += [notice for notice in one.notices if notice not in first.notices]
+    if num_reporting > 1:
+        first.notices.append(f"the figures that {first.tool} itself reports are those of the last result")
     return first

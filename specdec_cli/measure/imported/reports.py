@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount
+from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount, summed
 
 _BENCH_FIGURES = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "mean_tpot_ms"),
@@ -17,10 +17,20 @@ _SGLANG_LENGTH = "completion tokens for each verification"
 
 
 def read_vllm_bench(found: Any) -> ImportedRun | None:
-    """The result of `vllm bench serve`, whose counts are its server's, before and after the run."""
-    one = found if isinstance(found, Mapping) and "spec_decode_num_drafts" in found else None
-    if one is None:
+    """Results of `vllm bench serve`, whose counts are its server's, before and after each run.
+
+    With `--append-result` one file has several, a line each.
+    """
+    results = [one for one in _items(found) if "spec_decode_num_drafts" in one]
+    if not results:
         return None
+    run = summed(map(_of_vllm_bench, results))
+    if len(results) > 1:
+        run.form = f"{len(results)} results of vllm bench serve"
+    return run
+
+
+def _of_vllm_bench(one: Mapping[str, Any]) -> ImportedRun:
     run = ImportedRun("vllm", "result of vllm bench serve")
     drafts = amount(one["spec_decode_num_drafts"])
     run.counts = {
@@ -115,16 +125,27 @@ def read_llama_responses(found: Any) -> ImportedRun | None:
 
 
 def read_aiperf(found: Any) -> ImportedRun | None:
-    """AIPerf's aggregate with its pooled histogram of accepted drafted tokens."""
-    pooled = next((one for one in _walk(found) if "pooled_spec_decode_acceptance_histogram" in one), None)
-    if pooled is None:
+    """AIPerf's aggregates, each with its pooled histogram of accepted drafted tokens."""
+    name = "pooled_spec_decode_acceptance_histogram"
+    pooled = [next((one[name] for one in _walk(item) if name in one), None) for item in _items(found)]
+    histograms = [_histogram(one) for one in pooled if one is not None]
+    if not histograms:
         return None
-    histogram = _histogram(pooled["pooled_spec_decode_acceptance_histogram"])
-    run = ImportedRun("aiperf", "report of AIPerf")
-    run.counts = {DRAFTS: sum(histogram.values()), ACCEPTED: sum(kept * n for kept, n in histogram.items())}
-    run.add_histogram(histogram)
+    run = ImportedRun("aiperf", "report of AIPerf" if len(histograms) == 1 else f"{len(histograms)} reports of AIPerf")
+    run.counts = {
+        DRAFTS: sum(sum(one.values()) for one in histograms),
+        ACCEPTED: sum(kept * n for one in histograms for kept, n in one.items()),
+    }
+    for histogram in histograms:
+        run.add_histogram(histogram)
     run.notices.append("AIPerf's histogram counts no drafted tokens: the acceptance rate is unknown")
     return run
+
+
+def _items(found: Any) -> list[Mapping[str, Any]]:
+    """The mappings of a file: its one value, or those of its list or lines."""
+    many = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+    return [one for one in many if isinstance(one, Mapping)]
 
 
 def _walk(found: Any) -> Iterator[Mapping[str, Any]]:

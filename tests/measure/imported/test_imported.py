@@ -134,9 +134,37 @@ def test_counts_before_a_run_are_left_out(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_files_of_one_tool_are_summed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert imported(capsys, "vllm.log", "vllm.log")["speculative"]["num_draft_tokens"] == 3200
+    Path("second.log").write_text(VLLM_LOG)
+    assert imported(capsys, "vllm.log", "second.log")["speculative"]["num_draft_tokens"] == 3200
     assert run(["import", "vllm.log", "llama.log"]) == 2
     assert "of several tools: llama.cpp, vllm" in capsys.readouterr().err
+
+
+def test_a_file_is_counted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("link.txt").symlink_to("vllm.txt")
+    for words, said in (
+        (["vllm.txt", "vllm.txt"], "`vllm.txt` is given twice"),
+        (["vllm.txt", "./link.txt"], "`vllm.txt` and `link.txt` are one file"),
+        (["vllm.txt", "--before", "vllm.txt"], "`vllm.txt` is given twice"),
+    ):
+        assert run(["import", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_appended_results_are_summed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`vllm bench serve --append-result` writes a line each, `--save-result` one value."""
+    second = BENCH | {"spec_decode_num_drafts": 60, "spec_decode_accepted_tokens": 90, "output_throughput": 99.0}
+    plain = {"output_throughput": 50.0}
+    Path("bench.jsonl").write_text("\n".join(map(json.dumps, (BENCH, plain, second))))
+    found = imported(capsys, "bench.jsonl")
+    assert found["source"]["form"] == "2 results of vllm bench serve"
+    assert found["speculative"]["num_drafts"] == 100
+    assert found["speculative"]["num_accepted_tokens"] == 150
+    assert found["speculative"]["per_position_acceptance_rates"] == pytest.approx([0.8, 0.5, 0.2])
+    assert found["reported"]["output_throughput"] == 99.0
+    assert "those of the last result" in found["notices"][-1]
+    Path("aiperf.jsonl").write_text("\n".join([json.dumps({"profile": AIPERF})] * 2))
+    assert imported(capsys, "aiperf.jsonl")["speculative"]["num_drafts"] == 20
 
 
 def test_gates_hold_for_runs_made_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
