@@ -230,7 +230,7 @@ def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
     return {
         "name": facts.name + where,
         "architecture": facts.architecture + (", mixture of experts" if facts.is_mixture_of_experts else ""),
-        "parameters": f"{facts.num_parameters / 1e6:.1f} M, from {facts.weights_counted_in}",
+        "parameters": f"{_millions(facts.num_parameters)}, from {facts.weights_counted_in}",
         **stored,
         "dtype": facts.dtype,
         "decoder": facts.decoder,
@@ -240,9 +240,16 @@ def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
     }
 
 
+def _millions(num: int) -> str:
+    """A number of parameters in millions, or in thousands."""
+    return f"{num / 1e6:.1f} M" if num >= 1e6 else f"{num / 1e3:.1f} K"
+
+
 def gigabytes(num_bytes: int) -> str:
-    """Bytes in GB or MB."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    """Bytes in GB, MB or, where MB would show nothing, kB."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.2f} GB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 or not num_bytes else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _verdict(diagnosis: Diagnosis) -> Text:

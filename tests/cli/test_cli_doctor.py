@@ -111,6 +111,13 @@ def test_a_fitting_pair(capsys: pytest.CaptureFixture[str], models) -> None:
     assert any("no chat template" in message for message in messages)
 
 
+def test_tiny_models_have_thousands_of_parameters(capsys: pytest.CaptureFixture[str], models) -> None:
+    assert run(["doctor", "-t", str(models / "target"), "-d", str(models / "draft")]) == 0
+    shown = capsys.readouterr().out
+    assert " K, from" in shown
+    assert "0.0 M" not in shown
+
+
 def test_different_tokenizers_run_and_show_what_they_share(capsys: pytest.CaptureFixture[str], models) -> None:
     document, _ = doctor(capsys, "-t", models / "target", "-d", models / "stranger")
     pair = document["pair"]
