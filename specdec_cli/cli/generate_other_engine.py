@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import interruptible
 from specdec_cli.engine.comparison import WITHOUT
@@ -25,7 +26,6 @@ from specdec_cli.report.texts import Texts, Writer
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
-    from specdec_cli.cli.other_engine import OtherEngine
     from specdec_cli.engine.prompts import PromptRow, PromptSet
     from specdec_cli.measure.endpoint.answer import Answer
     from specdec_cli.report.view import Screen
@@ -74,7 +74,7 @@ class OtherGenerateRun:
         made = self.engine.server()
         for said in (*self.prompts.notices, *made.warnings):
             self.screen.say(f"note: {said}", "yellow")
-        with interruptible() as stopped:
+        with interruptible() as stopped, showing_log(self.screen):
             process = self.engine.process(self.screen, stopped=stopped)
             self.screen.say(f"starting {made.name}")
             arm = ServerArm(made.name, process, recipe.sampling, made.drafts, self.chat)
@@ -102,10 +102,8 @@ class OtherGenerateRun:
             for row in rows:
                 if stopped():
                     return
-                answer, counters = arm.ask(row, _streamed(texts, writer, row.index))
-                if texts is not None:
-                    texts.end(row.index)
-                    writer.flush()
+                with _streamed(texts, writer, row.index) as watch:
+                    answer, counters = arm.ask(row, watch)
                 self._take(row, answer, counters)
 
     def _take(self, row: PromptRow, answer: Answer, counters: Mapping[str, float]) -> None:
@@ -162,8 +160,9 @@ class OtherGenerateRun:
         }
 
 
-def _streamed(texts: Texts | None, writer: Writer, place: int) -> Callable[[Answer], None]:
-    """Shows an answer's text as it comes."""
+@contextmanager
+def _streamed(texts: Texts | None, writer: Writer, place: int) -> Iterator[Callable[[Answer], None]]:
+    """Shows an answer's text as it comes, and ends its line, also where the answer ends early."""
     shown = 0
 
     def watch(answer: Answer) -> None:
@@ -174,4 +173,11 @@ def _streamed(texts: Texts | None, writer: Writer, place: int) -> Callable[[Answ
             texts.feed(place, [piece])
             writer.flush()
 
-    return watch
+    is_whole = False
+    try:
+        yield watch
+        is_whole = True
+    finally:
+        if texts is not None and (is_whole or shown):
+            texts.end(place)
+            writer.flush()

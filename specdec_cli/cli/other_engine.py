@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.driver import never
 from specdec_cli.errors import UsageError
 from specdec_cli.export import ServerCommand, server_command
+from specdec_cli.export.draft_kind import folder_of
 from specdec_cli.export.settings import ExportSettings
-from specdec_cli.measure.elsewhere.engine_process import EngineProcess
+from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
 from specdec_cli.measure.elsewhere.launch import Launch, find_program, refuse_options, split_arguments
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.pace import Pace
@@ -56,6 +58,13 @@ class OtherEngine:
             return None
         arguments = split_arguments(shared.engine_args)
         return cls(resolved, shared.engine_command, arguments, engine.start_timeout_seconds, shared.trust_remote_code)
+
+    @property
+    def model(self) -> str:
+        """The name that its server answers to: the first that the recipe gives it, else the target's hub id or path."""
+        recipe = self.resolved.recipe
+        named = recipe.serve.served_model_name
+        return named[0] if named else str(folder_of(recipe.target.model) or recipe.target.model)
 
     @property
     def k(self) -> int:
@@ -141,15 +150,15 @@ class OtherEngine:
         tell: Callable[[str], None] | None = None,
         stopped: Callable[[], bool] = never,
     ) -> EngineProcess:
-        """Its server, not yet started; the log's last lines go to the screen if it fails.
+        """Its server, not yet started.
 
         Args:
-            screen: takes them.
+            screen: shows how far its start is.
             k: as in `server`.
             tell: takes words about its start; None shows them on the screen, seldom.
             stopped: whether to give up the start.
         """
-        return EngineProcess(self.launch(k), self.timeout_s, tell or _seldom(screen), screen.say, stopped)
+        return EngineProcess(self.launch(k), self.timeout_s, tell or _seldom(screen), stopped)
 
     def unknown_version(self, version: str | None) -> str | None:
         """A sentence about a release whose settings were not checked, or None."""
@@ -160,6 +169,17 @@ class OtherEngine:
         if any(version == one or version.startswith(f"{one}.") for one in made.checked):
             return None
         return f"{made.name} {version} answers, and its settings were checked for {checked}: an option may differ"
+
+
+@contextmanager
+def showing_log(screen: Screen) -> Iterator[None]:
+    """Show the last lines of an engine's log where it failed: outside of all that is drawn, and once."""
+    try:
+        yield
+    except EngineError as error:
+        for line in error.lines:
+            screen.say(line)
+        raise
 
 
 def _seldom(screen: Screen) -> Callable[[str], None]:

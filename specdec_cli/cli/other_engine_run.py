@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.cli.judged_run import JudgedRun, Study
-from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.screen import interruptible
 from specdec_cli.errors import ExitCode, RunError, UsageError
 from specdec_cli.measure.elsewhere.near_ties import LeftText, left_texts, words
@@ -50,7 +50,7 @@ class OtherEngineRun(JudgedRun[Study]):
             self.screen.say(f"warning: {warning}", "yellow")
         name = self.engine.server().name
         self.screen.say(f"starting {name} once without a draft and once with each draft, one after the other")
-        with interruptible() as stopped:
+        with interruptible() as stopped, showing_log(self.screen):
             study = self.study(stopped)
             self.measure(study, stopped)
             was_stopped = stopped()

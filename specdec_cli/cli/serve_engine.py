@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
@@ -87,7 +87,7 @@ def serve_engine(other: OtherEngine, draft: str | None, settings: Settings, shar
             return error
         return None
 
-    with listen(settings.serve.host, settings.serve.port) as listener, process as url:
+    with showing_log(screen), listen(settings.serve.host, settings.serve.port) as listener, process as url:
         configure_logs(settings.serve.log_format, shared.quiet)
         described = {
             "draft": draft,
@@ -98,6 +98,6 @@ def serve_engine(other: OtherEngine, draft: str | None, settings: Settings, shar
         upstream = Upstream(url, other.server().name, ended)
         places = recipe.engine.max_num_seqs + settings.serve.max_waiting
         front = Front(upstream, settings, REFUSED[recipe.engine.name], described, places)
-        screen.say(f"serving {recipe.target.model} at {address(listener)}, with {upstream.name} behind it at {url}")
+        screen.say(f"serving {other.model} at {address(listener)}, with {upstream.name} behind it at {url}")
         screen.say(f"page {address(listener)}/")
         return FrontServer(front, listener, ended).serve_forever()

@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,20 @@ def test_an_engine_that_dies_is_one_sentence(
     assert "vLLM ended while it was needed (killed by SIGKILL): torch.OutOfMemoryError: no room left" in said
     Path(said.split("its whole log is in ")[1].strip()).unlink()
     assert not running(os.getpid())
+
+
+def test_the_log_of_an_engine_that_dies_begins_a_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a terminal, where both streams are one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("FAKE_VLLM", "cut=2")
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    assert run([*ARGUMENTS, "the cat sat"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    place = next(place for place, line in enumerate(lines) if line.startswith(" the cat"))
+    assert "vLLM" not in lines[place]
+    assert lines[place + 1].startswith("vLLM: vLLM API server version")
 
 
 @pytest.mark.parametrize("option", [["--compare"], ["--show-drafts"], ["--logprobs", "2", "--json"]])

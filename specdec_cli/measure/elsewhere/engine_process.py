@@ -3,7 +3,7 @@
     with EngineProcess(launch, timeout_s=600, tell=say, stopped=stopped) as url:
         ...                                    # measure it as any server at `url`
 
-What it writes goes into a file, of which an error shows the last useful lines; the file stays if the engine failed.
+What it writes goes into a file, of which an error has the last useful lines; the file stays if the engine failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec_cli.measure.elsewhere.engine_log import last_lines, reason
 from specdec_cli.measure.elsewhere.launch import Launch, free_port, is_in_use
 from specdec_cli.measure.elsewhere.process_group import ProcessGroup
 
-Say = Callable[[str], None]
+Tell = Callable[[str], None]
 
 _POLL_SECONDS = 0.25
 _ANSWER_SECONDS = 2.0
@@ -37,7 +37,7 @@ class EngineError(RunError):
     Args:
         message: the sentence.
         hint: what to do.
-        lines: the last useful ones of its log.
+        lines: the last useful ones of its log, each with the engine's name.
     """
 
     def __init__(self, message: str, hint: str | None, lines: list[str]) -> None:
@@ -52,7 +52,6 @@ class EngineProcess:
         launch: its command line.
         timeout_s: how long it may take until it answers.
         tell: takes words about the start as it goes on, as often as they change.
-        say: takes each of the log's last useful lines when it fails.
         stopped: whether to give up the start.
 
     Attributes:
@@ -65,14 +64,13 @@ class EngineProcess:
         self,
         launch: Launch,
         timeout_s: float = 600.0,
-        tell: Say = lambda _: None,
-        say: Say = lambda _: None,
+        tell: Tell = lambda _: None,
         stopped: Callable[[], bool] = never,
     ) -> None:
         self.launch = launch
         self.url = ""
         self.log: Path | None = None
-        self._timeout_s, self._tell, self._say, self._stopped = timeout_s, tell, say, stopped
+        self._timeout_s, self._tell, self._stopped = timeout_s, tell, stopped
         self._group: ProcessGroup | None = None
         self._text = ""
         self._has_failed = False
@@ -204,11 +202,9 @@ class EngineProcess:
         return self._failed(f"ended {when} ({how})", reason(self.log_text), None)
 
     def _failed(self, what: str, why: str | None, hint: str | None) -> EngineError:
-        """The error in one sentence; the lines that led to it go to `say`, the whole log stays."""
+        """The error in one sentence, with the lines that led to it; the whole log stays."""
         self._has_failed = True
-        lines = last_lines(self.log_text)
-        for line in lines:
-            self._say(f"{self.launch.name}: {line}")
+        lines = [f"{self.launch.name}: {line}" for line in last_lines(self.log_text)]
         told = f": {why}" if why else ""
         hints = [*([hint] if hint else []), f"its whole log is in {self.log}"]
         return EngineError(f"{self.launch.name} {what}{told}", "; ".join(hints), lines)

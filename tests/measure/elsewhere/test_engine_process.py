@@ -74,8 +74,7 @@ def test_it_starts_answers_and_is_gone() -> None:
 
 
 def test_its_reason_is_one_sentence_and_its_lines_are_few(tmp_path: Path) -> None:
-    said: list[str] = []
-    error, group = failing(EngineProcess(launch("die"), say=said.append))
+    error, group = failing(EngineProcess(launch("die")))
     assert error.message == (
         "vLLM ended before it was ready (exit code 1): ValueError: the weights of `model` are torn"
     )
@@ -83,9 +82,9 @@ def test_its_reason_is_one_sentence_and_its_lines_are_few(tmp_path: Path) -> Non
     log = Path(error.hint.removeprefix("its whole log is in "))
     assert "EngineCoreProc" in log.read_text()
     log.unlink()
-    assert said[-1].startswith("vLLM: RuntimeError: Engine core initialization failed")
-    assert len(said) <= 8
-    assert not any("File" in line for line in said)
+    assert error.lines[-1].startswith("vLLM: RuntimeError: Engine core initialization failed")
+    assert len(error.lines) <= 8
+    assert not any("File" in line for line in error.lines)
     assert alive(group) == []
 
 
