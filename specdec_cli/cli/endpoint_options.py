@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _PANEL = "Server"
 _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
+_OF_A_RESULT = ("markdown", "csv", "junit", "plot", "html")
+"""Parameters that name further files of a result."""
 
 
 def url_option(help_text: str) -> Any:
@@ -154,6 +156,7 @@ def refuse_others(
     sections: tuple[str, ...],
     with_what: str = "--endpoint",
     why: str = "only prompts and sampling are sent to a server",
+    hint: str = "leave it out; set it when you start the server",
 ) -> None:
     """Refuse an option of the command line that is never sent to a server: draft, k, dtype, devices.
 
@@ -165,6 +168,7 @@ def refuse_others(
         sections: the same for sections of the recipe, each with its dot.
         with_what: the option that sends the work elsewhere.
         why: the reason, for people.
+        hint: what to do about a key of the recipe.
 
     Raises:
         UsageError: there is such an option.
@@ -173,10 +177,10 @@ def refuse_others(
     for parameter in _given(context):
         path = path_of.get(parameter.name, "")
         if parameter.name not in own and path not in paths and not path.startswith(sections):
-            raise UsageError(
-                f"`{_flag(parameter)}` has no effect with {with_what}: {why}",
-                "leave it out; set it when you start the server",
-            )
+            reason, advice = why, hint if path else "leave it out"
+            if parameter.name in _OF_A_RESULT:
+                reason, advice = "the result is written as JSON alone", "leave it out; --output FILE writes the result"
+            raise UsageError(f"`{_flag(parameter)}` has no effect with {with_what}: {reason}", advice)
 
 
 def _given(context: typer.Context) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.draft_reader import reader_without_models
 from specdec_cli.cli.endpoint_options import key_of, refuse_others
 from specdec_cli.cli.measurement_options import FILES, chosen_prompts, show_plan
 from specdec_cli.cli.options import OPTIONS, WORKLOAD_OPTIONS, Shared
@@ -21,7 +21,6 @@ from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.acceptance import SCHEMA, print_acceptance
 
 if TYPE_CHECKING:
-    from specdec_cli.drafters.contract import Drafter
     from specdec_cli.measure.predict.trace import Trace
     from specdec_cli.recipe import Recipe, Resolved
 
@@ -166,7 +165,7 @@ def _check(recipe: Recipe, wish: ElsewhereWish) -> None:
         if url is not None:
             parse_address(url, flag)
     if wish.draft_endpoint is None:
-        lookup_draft(recipe)
+        reader_without_models(recipe)
 
 
 def _show(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Shared) -> None:
@@ -211,57 +210,27 @@ def _recorded(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Share
 
     assert wish.trace_from is not None
     recipe = resolved.recipe
-    drafter, name = lookup_draft(recipe)
-    target = recipe.target
+    reader, target = reader_without_models(recipe), recipe.target
     loaded = load_tokenizer(target.model, revision=target.revision, load_format=target.load_format)
     tokenizer = chat_tokenizer(loaded, target.chat_template, target.default_chat_template_kwargs)
     trace = recorded_trace(wish.trace_from, tokenizer, target.model, recipe.workload.num_prompts)
     with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
-        trace_lookup(trace, drafter, name, k_max, lambda done, total: tell("tracing the draft", done, total))
-    return _Found(trace, name, {"kind": "recorded", "words": f"from the answers in {wish.trace_from}"})
-
-
-def lookup_draft(recipe: Recipe) -> tuple[Drafter, str]:
-    """A draft that reads no model, and its name.
-
-    Raises:
-        UsageError: it needs one, its own or the target.
-    """
-    from specdec_cli.drafters import from_fields, lookups
-    from specdec_cli.measure.predict.traced import draft_name
-
-    fields = recipe.draft_fields()
-    known = lookups()
-    if fields.get("method") not in known:
-        hint = f"use one without: {', '.join(f'-d {name}' for name in known)}; or name its server with --draft-endpoint"
-        raise UsageError(f"the draft `{draft_name(recipe)}` needs a model, which is not loaded here", hint)
-    return from_fields(fields), draft_name(recipe)
-
-
-def trace_lookup(trace: Trace, drafter: Drafter, name: str, k_max: int, watch: Callable[[int, int], None]) -> None:
-    """Ask a draft that reads no model along a trace's text."""
-    from specdec_cli.drafters.contract import Resources
-    from specdec_cli.measure.predict.tracing import trace_draft
-
-    def no_model(model: str) -> Any:
-        raise AssertionError(f"a draft without a model asks for {model}")
-
-    drafter.load(Resources(no_model, None, trace.num_tokens))
-    trace.drafts[name] = trace_draft(trace, drafter, k_max, watch)
+        reader.read(trace, k_max, lambda done, total: tell("tracing the draft", done, total))
+    return _Found(trace, reader.name, {"kind": "recorded", "words": f"from the answers in {wish.trace_from}"})
 
 
 def _served(resolved: Resolved, wish: ElsewhereWish, k_max: int, chat: bool, shared: Shared) -> _Found:
     """Through one server, or two."""
     import asyncio
 
-    drafter = None if wish.draft_endpoint is not None else lookup_draft(resolved.recipe)
+    reader = None if wish.draft_endpoint is not None else reader_without_models(resolved.recipe)
     rows = chosen_prompts(resolved.recipe.workload, chat).rows
     num = resolved.recipe.workload.num_prompts
     with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
         found = asyncio.run(_ask(resolved, wish, k_max, rows[:num], chat, tell))
-        if drafter is not None:
-            trace_lookup(found.trace, *drafter, k_max, lambda done, total: tell("tracing the draft", done, total))
-            found.draft = drafter[1]
+        if reader is not None:
+            reader.read(found.trace, k_max, lambda done, total: tell("tracing the draft", done, total))
+            found.draft = reader.name
     return found
 
 

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from specdec_cli.cli.draft_reader import DraftReader, draft_reader
 from specdec_cli.cli.endpoint_options import refuse_others
 from specdec_cli.cli.measurement_options import check_named, chosen_prompts, show_plan
 from specdec_cli.cli.options import ENGINE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
-from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.output import deliver_with_report, envelope, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, timed_progress
-from specdec_cli.cli.sweep_elsewhere import lookup_draft, trace_lookup
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.export.draft_kind import DRAFT_MODEL, draft_kind
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.engine_sweep import SCHEMA, engine_sweep_body, print_engine_sweep
 from specdec_cli.report.tuned_recipe import tuned_recipe
 
 if TYPE_CHECKING:
     from specdec_cli.measure.elsewhere.engine_process import EngineProcess
-    from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
+    from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
     from specdec_cli.measure.predict.trace import Trace
+    from specdec_cli.measure.predict.tracing import Tell
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
 
@@ -71,8 +71,9 @@ def sweep_on_engine(
     """
     name = resolved.recipe.engine.name
     known = (*OPTIONS, *WORKLOAD_OPTIONS, *ENGINE_OPTIONS)
-    refuse_others(context, known, _OWN, _PATHS, _SECTIONS, f"--engine {name}", "it sweeps chains on another engine")
-    _check(resolved.recipe)
+    told = (f"--engine {name}", "it sweeps chains on another engine", "leave it out")
+    refuse_others(context, known, _OWN, _PATHS, _SECTIONS, *told)
+    reader = _reader(resolved.recipe, shared.trust_remote_code)
     check_named({"--write-recipe": wish.write_recipe}, shared)
     other = other.without_prefix_caching()
     config = speculative_config(other, wish.k_max)
@@ -82,7 +83,9 @@ def sweep_on_engine(
     screen, begin = open_screen(shared.quiet, streams_text=False), perf_counter()
     for warning in other.server(wish.k_max).warnings:
         screen.say(f"warning: {warning}", "yellow")
-    sweep = _run(resolved, other, wish, config, screen)
+    reader.check()
+    with showing_log(screen):
+        sweep = _EngineSweepRun(resolved.recipe, other, wish, reader, screen).go(_rule(resolved.recipe, config))
     body = engine_sweep_body(sweep, name, other.shown(wish.k_max), config, perf_counter() - begin)
     document = envelope(SCHEMA, resolved.recipe.as_dict(), body)
     if wish.write_recipe is not None:
@@ -97,21 +100,25 @@ def speculative_config(other: OtherEngine, k: int) -> dict[str, Any]:
     return found
 
 
-def _check(recipe: Recipe) -> None:
-    """Refuse what no trace tells, before an engine is started."""
+def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
+    """The reader of the draft as the engine runs it; refuses what no trace tells, before an engine is started."""
     from specdec_cli.measure.predict.remote_trace import check_sampling
 
     check_sampling(recipe.sampling)
     if recipe.speculation.is_synthetic:
         raise UsageError("synthetic acceptance leaves nothing to predict", "leave it out, or run `bench --engine`")
-    if not _is_model(recipe):
-        lookup_draft(recipe)
+    alone = recipe.draft.model_copy(update={"first": None})  # that another engine asks no draft before it, it warns of
+    return draft_reader(recipe.model_copy(update={"draft": alone}), trust_remote_code=trust_remote_code)
 
 
-def _is_model(recipe: Recipe) -> bool:
-    """Whether the draft is a language model of its own, which can read the target's text by itself."""
-    draft = recipe.draft
-    return draft_kind(draft.model, draft.method, draft.options).method == DRAFT_MODEL
+def _rule(recipe: Recipe, config: Mapping[str, Any]) -> str:
+    """The engine's rule above temperature 0, as a trace replays it."""
+    from specdec_cli.measure.predict.engine_rules import engine_rule
+
+    setting = config.get("rejection_sample_method") or config.get("draft_sample_method")
+    rule = engine_rule(recipe.engine.name, needs=setting).rule
+    assert rule is not None, "a default has a rule"
+    return rule
 
 
 def _show(resolved: Resolved, other: OtherEngine, wish: EngineSweepWish, shared: Shared) -> None:
@@ -123,49 +130,81 @@ def _show(resolved: Resolved, other: OtherEngine, wish: EngineSweepWish, shared:
     show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
 
 
-def _run(
-    resolved: Resolved, other: OtherEngine, wish: EngineSweepWish, config: dict[str, Any], screen: Screen
-) -> EngineSweep:
-    from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
-    from specdec_cli.measure.predict.engine_rules import engine_rule
+@dataclass(slots=True)
+class _EngineSweepRun:
+    """One run of the command.
 
-    recipe = resolved.recipe
-    rows = chosen_prompts(recipe.workload, wish.chat).rows[: recipe.workload.num_prompts]
-    setting = config.get("rejection_sample_method") or config.get("draft_sample_method")
-    rule = engine_rule(recipe.engine.name, needs=setting).rule
-    assert rule is not None, "a default has a rule"
-    plan = EngineSweepPlan(rows, recipe.sampling, wish.chat, wish.k_max, wish.batch_sizes, _NUM_MEASURED, rule)
-    running: list[EngineProcess] = []
-    with interruptible() as stopped, timed_progress(screen) as tell:
+    Args:
+        recipe: names the engine.
+        other: the engine.
+        wish: the command's own options.
+        reader: reads the target's text with the draft.
+        screen: shows the progress.
+    """
 
-        @contextmanager
-        def start(k: int) -> Iterator[str]:
-            process = other.process(screen, k, tell, stopped)
-            running[:] = [process]
-            with _watched(process) as url:
+    recipe: Recipe
+    other: OtherEngine
+    wish: EngineSweepWish
+    reader: DraftReader
+    screen: Screen
+    _running: EngineProcess | None = field(init=False, default=None)
+
+    def go(self, rule: str) -> EngineSweep:
+        """Start the engine with one k after the other.
+
+        Args:
+            rule: its rule of verification.
+        """
+        from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
+
+        plan = self._plan(rule)
+        with interruptible() as stopped, timed_progress(self.screen) as tell:
+
+            def start(k: int) -> AbstractContextManager[str]:
+                return self._start(self.other.process(self.screen, k, tell, stopped))
+
+            def read(trace: Trace) -> str:
+                return self._read(trace, tell, stopped)
+
+            sweep = EngineSweep(start, plan, read, tell, stopped, self._check)
+            sweep.run()
+        return sweep
+
+    def _plan(self, rule: str) -> EngineSweepPlan:
+        from specdec_cli.measure.elsewhere.engine_sweep import EngineSweepPlan
+
+        wish, workload = self.wish, self.recipe.workload
+        rows = chosen_prompts(workload, wish.chat).rows[: workload.num_prompts]
+        return EngineSweepPlan(rows, self.recipe.sampling, wish.chat, wish.k_max, wish.batch_sizes, _NUM_MEASURED, rule)
+
+    @contextmanager
+    def _start(self, process: EngineProcess) -> Iterator[str]:
+        """An engine's address; one that ends meanwhile gives its own reason in place of the connection's."""
+        from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
+        from specdec_cli.measure.endpoint.refusal import EndpointError
+
+        self._running = process
+        with process as url:
+            try:
                 yield url
+            except RunError as error:
+                process.check(DYING_SECONDS if isinstance(error, EndpointError) else 0.0)
+                raise
 
-        def check(version: str | None) -> None:
-            is_cpu = _CPU_LOG in running[0].log_text
-            refuse_faulty(recipe, version, is_cpu=is_cpu)
+    def _check(self, version: str | None) -> None:
+        assert self._running is not None, "a version is an engine's that runs"
+        refuse_faulty(self.recipe, version, is_cpu=_CPU_LOG in self._running.log_text)
 
-        sweep = EngineSweep(start, plan, lambda trace: _trace(trace, resolved, wish.k_max), tell, stopped, check)
-        sweep.run()
-    return sweep
+    def _read(self, trace: Trace, tell: Tell, stopped: Callable[[], bool]) -> str:
+        """Read the target's text with the draft, until Ctrl-C."""
 
+        def watch(done: int, total: int) -> None:
+            if stopped():
+                raise KeyboardInterrupt
+            tell("tracing the draft", done, total)
 
-@contextmanager
-def _watched(process: EngineProcess) -> Iterator[str]:
-    """An engine's address; one that ends meanwhile gives its own reason in place of the connection's."""
-    from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
-    from specdec_cli.measure.endpoint.refusal import EndpointError
-
-    with process as url:
-        try:
-            yield url
-        except RunError as error:
-            process.check(DYING_SECONDS if isinstance(error, EndpointError) else 0.0)
-            raise
+        self.reader.read(trace, self.wish.k_max, watch)
+        return self.reader.name
 
 
 def refuse_faulty(recipe: Recipe, version: str | None, *, is_cpu: bool) -> None:
@@ -179,26 +218,3 @@ def refuse_faulty(recipe: Recipe, version: str | None, *, is_cpu: bool) -> None:
     faults = sampled_faults(recipe.engine.name, version) if is_cpu and recipe.sampling.temperature else []
     if faults:
         raise RunError(faults[0], "sweep at --temperature 0, or on a GPU")
-
-
-def _trace(trace: Trace, resolved: Resolved, k_max: int) -> str:
-    """Read the target's text with the draft, which is loaded here."""
-    from specdec_cli.drafters import from_fields
-    from specdec_cli.drafters.contract import Resources
-    from specdec_cli.lm.load import load_lm
-    from specdec_cli.measure.predict.traced import draft_name
-    from specdec_cli.measure.predict.tracing import trace_draft
-
-    recipe = resolved.recipe
-    fields, name, draft = recipe.draft_fields(), draft_name(recipe), recipe.draft
-    if not _is_model(recipe):
-        trace_lookup(trace, *lookup_draft(recipe), k_max, lambda _done, _total: None)
-        return name
-    lm = load_lm(str(draft.model), revision=draft.revision, dtype=draft.dtype, max_num_seqs=1)
-    if lm.vocab_size < trace.num_tokens:
-        said = f"the draft `{name}` has {lm.vocab_size} tokens, and the target's text has token {trace.num_tokens - 1}"
-        raise UsageError(said, "use a draft with the target's tokenizer")
-    drafter = from_fields(fields)
-    drafter.load(Resources(lambda _: lm, None, lm.vocab_size))
-    trace.drafts[name] = trace_draft(trace, drafter, k_max)
-    return name

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
+from specdec_cli.engine.draft_check import checked_drafters, named_fields
 from specdec_cli.engine.draft_tokenizer import by_tokenizer, draft_tokenizer, of_own_length
-from specdec_cli.engine.heads import own_modules, published_draft, published_fields
-from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
+from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings, model_settings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
@@ -20,7 +20,7 @@ from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.files.generation import NONE
-from specdec_cli.lm.load import check_target, load_lm, load_tokenizer
+from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.text.chat_template import chat_tokenizer
@@ -64,17 +64,8 @@ def load_engines(
     given = [_draft_fields(draft) for draft in drafts]
     own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(given)
     say = settings.progress or (lambda _: None)
-    given = [_named(fields, target, its) for fields, its in zip(given, own, strict=True)]
-    made = [drafters.from_fields(fields) for fields in given]
-    check_target(
-        target,
-        settings.max_model_len,
-        [tap for drafter in made for tap in drafter.taps],
-        [draft for drafter in made for draft in drafter.self_drafts],
-        revision=settings.target.revision,
-        trust_remote_code=settings.trust_remote_code,
-        load_format=settings.target.load_format,
-    )
+    given = [named_fields(fields, target, its) for fields, its in zip(given, own, strict=True)]
+    made = checked_drafters(target, given, settings)
     say(f"loading tokenizer of {target}")
     tokenizer = chat_tokenizer(
         load_tokenizer(
@@ -196,7 +187,7 @@ def another_drafter(
     settings = replace(settings or LoadSettings(), progress=say)
     if engine.tokenizer is None:
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
-    fields = _named(fields, engine.target.name, settings)
+    fields = named_fields(fields, engine.target.name, settings)
     fields = by_tokenizer(fields, engine.tokenizer, engine.target.name, settings)
     loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, of_own_length(fields, settings))
     drafter = loader.load(drafters.from_fields(fields))
@@ -243,13 +234,6 @@ def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if draft is None:
         return {"method": "none"}
     return drafters.parse_spec(draft) if isinstance(draft, str) else dict(draft)
-
-
-def _named(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> dict[str, Any]:
-    """The draft by its method: a folder that holds a draft head names the head's. The target has what it needs."""
-    own_modules(fields, target, settings.target, settings.trust_remote_code)
-    config = published_draft(fields, settings.draft, target, settings.target)
-    return dict(fields) if config is None else published_fields(config, fields.get("first"))
 
 
 def _load(
@@ -301,8 +285,3 @@ def engine_options(recipe: Recipe) -> EngineOptions:
 def given_cache_bytes(engine: EngineSection) -> KVCacheBytes:
     """The recipe's KV cache memory. A share can only be computed once the weights are loaded."""
     return engine.kv_cache_bytes() if engine.memory_share() is None else engine.kv_cache_bytes
-
-
-def model_settings(model: Any) -> ModelSettings:
-    """How a recipe's target or draft is loaded."""
-    return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize)

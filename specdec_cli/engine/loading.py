@@ -38,6 +38,11 @@ class ModelSettings:
     quantize: str = "none"
 
 
+def model_settings(model: Any) -> ModelSettings:
+    """How a recipe's target or draft is loaded."""
+    return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     """Everything about loading that is not an engine option.

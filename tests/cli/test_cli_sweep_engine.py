@@ -87,7 +87,8 @@ def test_a_plan_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["--exhaustive"], "`--exhaustive` has no effect with --engine vllm"),
         (["--fail-if", "k < 2"], "`--fail-if` has no effect with --engine vllm"),
         (["--temperature", "0.5"], "predict at --temperature 0 or 1"),
-        (["-d", "mtp"], "needs a model"),
+        (["-d", "none"], "there is no draft to sweep"),
+        (["--csv", "x.csv"], "--output FILE writes the result"),
     ],
 )
 def test_what_has_no_meaning_there_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

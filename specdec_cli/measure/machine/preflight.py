@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli import drafters
 from specdec_cli.drafters import universal
-from specdec_cli.engine.build import model_settings
 from specdec_cli.engine.draft_tokenizer import UNIVERSAL
 from specdec_cli.engine.heads import own_modules, published_draft, published_fields
+from specdec_cli.engine.loading import model_settings
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import decoder_when

@@ -1,0 +1,69 @@
+"""Drafts against their target, by configurations alone: the method of each, and what the target must have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import Drafter
+from specdec_cli.engine.heads import own_modules, published_draft, published_fields
+from specdec_cli.engine.loading import LoadSettings, model_settings
+from specdec_cli.lm.load import check_target
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import Recipe
+
+
+def check_recipe(recipe: Recipe, *, trust_remote_code: bool = False) -> None:
+    """Refuse a recipe's draft that its target cannot have, before their weights are read.
+
+    Raises:
+        UsageError: an unknown method or option, or a draft that does not fit.
+        RunError: a configuration that cannot be read.
+    """
+    settings = LoadSettings(
+        target=model_settings(recipe.target),
+        draft=model_settings(recipe.draft),
+        max_model_len=recipe.engine.max_model_len,
+        trust_remote_code=trust_remote_code,
+    )
+    fields = named_fields(recipe.draft_fields(), recipe.target.model, settings)
+    checked_drafters(recipe.target.model, [fields], settings)
+
+
+def named_fields(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> dict[str, Any]:
+    """A draft by its method: a folder that holds a draft head names the head's. The target has what it needs.
+
+    Args:
+        fields: `model`, or `method` and its options.
+        target: the target's name.
+        settings: how both are loaded.
+
+    Raises:
+        UsageError: the draft cannot be used, or not with these settings.
+        RunError: its folder, or the target's, cannot be read.
+    """
+    own_modules(fields, target, settings.target, settings.trust_remote_code)
+    config = published_draft(fields, settings.draft, target, settings.target)
+    return dict(fields) if config is None else published_fields(config, fields.get("first"))
+
+
+def checked_drafters(target: str, given: Sequence[Mapping[str, Any]], settings: LoadSettings) -> list[Drafter]:
+    """The drafters of these fields, not loaded; the target's configuration has what they need.
+
+    Raises:
+        UsageError: an unknown method or option, or a target without the hidden states or layers that a draft reads.
+        RunError: the target's configuration cannot be read.
+    """
+    made = [drafters.from_fields(fields) for fields in given]
+    check_target(
+        target,
+        settings.max_model_len,
+        [tap for drafter in made for tap in drafter.taps],
+        [draft for drafter in made for draft in drafter.self_drafts],
+        revision=settings.target.revision,
+        trust_remote_code=settings.trust_remote_code,
+        load_format=settings.target.load_format,
+    )
+    return made
