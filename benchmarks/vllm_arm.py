@@ -1,6 +1,7 @@
 """An installed vLLM as an arm: `bench` and `compare-drafts` on the built-in pair, its own log, and several devices.
 
     python benchmarks/vllm_arm.py --engine-command /opt/vllm/bin/vllm --engine-args='--enforce-eager' -- --num-prompts 8
+    python benchmarks/vllm_arm.py --embedded /tmp/embedded --only 'embedded pair, sweep-k'
 
 The counts of `bench` are those of vLLM's `/metrics`; beside them stand the sums of the lines that vLLM logs itself.
 Options behind `--` go to `bench` and `compare-drafts`. A part that fails keeps its sentence.
@@ -14,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -66,12 +68,27 @@ def counted(given: argparse.Namespace) -> dict[str, Any]:
     return {"version": arm.version, "metrics": counts.as_dict(), "log": None if logged is None else logged.counts}
 
 
+def embedded(folder: Path, engine: list[str]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Parts on the embedded pair of 356 M parameters, whose heads two processes can share."""
+    pair = [*engine, "-t", str(folder / "target"), "-d", str(folder / "draft_n0.02")]
+    few = ["--dataset", "builtin:mini", "--num-prompts", "8", "--max-new-tokens", "48", "--ignore-eos"]
+    one = ["generate", *pair, "-n", "16", "--ignore-eos", "Once upon a time"]
+    two = [*one, "--tensor-parallel-size", "2"]
+    return {
+        "embedded pair, bench": lambda: specdec(["bench", *pair, *few]),
+        "embedded pair, sweep-k": lambda: specdec(["sweep-k", *pair, *few, "--k-max", "6"]),
+        "embedded pair, tensor-parallel-size 2": lambda: specdec(two),
+        "embedded pair, draft in one process": lambda: specdec([*two, "--speculative-draft-tensor-parallel-size", "1"]),
+    }
+
+
 def main() -> None:
     """Run the parts and keep what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine-command", default="vllm")
     parser.add_argument("--engine-args", default="")
-    parser.add_argument("--only", nargs="*", default=None, help="parts")
+    parser.add_argument("--embedded", type=Path, help="folder of the pair that embedded_pair.py makes")
+    parser.add_argument("--only", nargs="*", default=None, help="parts; the file keeps the others")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     given, more = parser.parse_args(words[:end]), words[end + 1 :]
@@ -86,7 +103,11 @@ def main() -> None:
         "ray": lambda: specdec([*one, "--distributed-executor-backend", "ray"]),
         "compare-drafts": lambda: specdec(["compare-drafts", *engine, "-d", "builtin:draft", "-d", "ngram", *more]),
     }
-    results: dict[str, Any] = {"command": shlex.join(["python", "benchmarks/vllm_arm.py", *words])}
+    if given.embedded is not None:
+        parts |= embedded(given.embedded, [*engine, "--dtype", "bfloat16"])
+    path = record.RESULTS / "vllm_arm.json"
+    results: dict[str, Any] = json.loads(path.read_text())["results"] if given.only and path.exists() else {}
+    results["command"] = shlex.join(["python", "benchmarks/vllm_arm.py", *words])
     for name, part in parts.items():
         if given.only is None or name in given.only:
             results[name] = part()

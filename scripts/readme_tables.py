@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write the tables of README.md and docs/performance.md from benchmarks/results/*.json. No number is typed by hand.
+"""Write the tables of README.md and of pages in docs/ from benchmarks/results/*.json. No number is typed by hand.
 
     python scripts/readme_tables.py           # rewrite the text between the markers
     python scripts/readme_tables.py --check   # exit 1 if a page is out of date
@@ -14,12 +14,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "engines.md")
 RESULTS = ROOT / "benchmarks" / "results"
 ENOUGH_STARTS = 6  # the range of fewer covers less than 95 %
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
@@ -281,11 +282,64 @@ def trees(document: dict[str, Any]) -> str:
     return f"{said}.\n\n" + markdown(head, rows)
 
 
+_KINDS = ("prose", "prose, adaptive", "edits", "asked again")
+
+
+def drafts(document: dict[str, Any], group: str) -> str:
+    """Speed-ups of one target's drafts by kind of text, greedy and at temperature 1, beside the predicted ones."""
+    results = document["results"]
+    parts = {name: part for name, part in results["parts"].items() if name.startswith(f"{group}, ")}
+    machines = [part["machine"] for part in parts.values()]
+    loads = [machine["load_average_1m"] for machine in machines]
+    said = (
+        f"{results['prompts']} prompts of {results['tokens']} tokens. {machines[0]['cpu']}, load {min(loads):.1f} to "
+    )
+    said += f"{max(loads):.1f} before each part, commit {_each(machines, 'commit')}, "
+    said += f"{_each([{'measured': machine['measured'][:10]} for machine in machines], 'measured')}.\n\n"
+    predicted = parts[f"{group}, greedy, prose, predicted"]["arms"]
+    tables = []
+    for words in ("greedy", "temperature 1"):
+        of_prose = parts[f"{group}, {words}, prose"]["arms"]
+        rows = []
+        for arm, facts in of_prose.items():
+            length = facts["acceptance length"]
+            row = [arm, "" if length is None else f"{length:.2f}"]
+            row += [f"{predicted[arm]:.2f}"] * (words == "greedy")
+            rows.append(row + [_draft_cell(parts[f"{group}, {words}, {kind}"]["arms"].get(arm)) for kind in _KINDS])
+        head = [f"{words}: speed-up [95 % interval]", "acceptance length", *["prose, predicted"] * (words == "greedy")]
+        tables.append(markdown([*head, *_KINDS], rows))
+    return said + "\n".join(tables)
+
+
+def _draft_cell(facts: dict[str, Any] | None) -> str:
+    return "" if facts is None else _interval(facts["speed-up"]["median"], facts["speed-up"]["ci95"])
+
+
+def engine_sweep(document: dict[str, Any]) -> str:
+    """Speed-ups of another engine at every k: predicted from three of its starts, and measured."""
+    results, greedy = document["results"], document["results"]["greedy"]
+    sampled = {row["k"]: row for row in results["sampled"]["rows"]}
+    said = f"vLLM {results['version']} (CPU build), {greedy['trace']['requests']} story prompts, one at a time. "
+    head = ["k", "speed-up predicted", "measured [95 % interval]", "acceptance length predicted", "counted"]
+    head += ["at temperature 1 predicted", "counted", "load"]
+    rows = []
+    for row in greedy["rows"]:
+        speedup, length, other = row["speedup"], row["acceptance_length"], sampled[row["k"]]
+        fitted = " (fitted)" if row["fitted"] else ""
+        cells = [f"{row['k']}{fitted}", f"{speedup['predicted']:.2f}", _interval(speedup["measured"], speedup["ci95"])]
+        cells += [f"{length['predicted']:.3f}", f"{length['counted']:.3f}"]
+        rows.append([*cells, f"{other['predicted']:.2f}", f"{other['counted']:.2f}", f"{row['load']:.1f}"])
+    return f"{said}{measured_on(document)}.\n\n" + markdown(head, rows)
+
+
 def _interval(value: float, ends: Sequence[float]) -> str:
     return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "drafts-builtin": ("compare_drafts_all.json", partial(drafts, group="built-in")),
+    "drafts-shared": ("compare_drafts_all.json", partial(drafts, group="shared")),
+    "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
     "builtin": ("builtin_pair.json", builtin),
     "builtin-amx": ("builtin_pair_amx.json", builtin),
     "builtin-quiet-cache": ("builtin_pair_zen4.json", builtin),
