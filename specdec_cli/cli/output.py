@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,7 +121,9 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
             raise UsageError(f"`{flag} {path}` already exists", "name another file, or overwrite it with --force")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"the folder of `{flag} {path}` does not exist", f"create it first: `mkdir -p {folder}`")
+        raise UsageError(
+            f"the folder of `{flag} {path}` does not exist", f"create it first: `mkdir -p {shlex.quote(str(folder))}`"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder of `{flag} {path}` is not writable", "name a file in another folder")
 

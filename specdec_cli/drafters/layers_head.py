@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.feature_head import HeadDrafter
@@ -47,7 +48,8 @@ class LayersDrafter(HeadDrafter):
         layers = self.published().named_layers
         if layers is None:
             said = f"the draft head `{self.model}` does not say which of the target's layers it reads"
-            raise UsageError(said, f"for example `--draft {self.method}:model={self.model},layers=1-15-28`")
+            example = quote(f"{self.method}:model={self.model},layers=1-15-28")
+            raise UsageError(said, f"for example `--draft {example}`")
         return layers
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
@@ -53,7 +54,7 @@ class Drafter(HeadDrafter):
         """
         if self.layers is None:
             said = f"which of the target's layers the draft `{self.model}` reads depends on the target"
-            raise UsageError(said, f"name them: `--draft pard2:model={self.model},layers=final-28-20-12`")
+            raise UsageError(said, f"name them: `--draft {quote(f'pard2:model={self.model},layers=final-28-20-12')}`")
         return tuple("final" if part == "final" else int(part) for part in self.layers.split("-"))
 
     def load(self, resources: Resources) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from specdec_cli.errors import UsageError
@@ -72,7 +73,7 @@ class SelfDraft:
             raise UsageError(
                 f"`{self.spec}` copies the weights of the built-in decoder, and `{target}` runs in transformers' "
                 "forward pass",
-                f"load it twice: `--draft {target} --draft-quantize int8`",
+                f"load it twice: `--draft {quote(target)} --draft-quantize int8`",
             )
 
     def origin(self, target: Origin) -> Origin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,7 +196,7 @@ def _check_hub_id(path: str, name: str, preset: Source | None) -> None:
         )
     if "://" in path:
         raise UsageError(
-            f"the data set `{name}` is an address, and files are read from this disk", f"`curl -LO {path}`"
+            f"the data set `{name}` is an address, and files are read from this disk", f"`curl -LO {shlex.quote(path)}`"
         )
     if suffix in ROW_SUFFIXES or Path(path).suffix != Path(without_packing(path)).suffix:
         raise UsageError(f"there is no data set `{name}`: no such file", "check the path")

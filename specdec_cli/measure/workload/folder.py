@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
@@ -135,7 +136,9 @@ def _split(
 def _several(name: str, part: str, names: Sequence[str], wanted: str | None, config: str | None = None) -> UsageError:
     what = f"has no {part} `{wanted}`" if wanted else f"has several {part}s"
     chosen = f"config={config}&" if config else ""
-    hint = f"choose one of {', '.join(names)}: --dataset '{name}?{chosen}{part}={names[0]}'" if names else None
+    hint = (
+        f"choose one of {', '.join(names)}: --dataset {quote(f'{name}?{chosen}{part}={names[0]}')}" if names else None
+    )
     return UsageError(f"the data set `{name}` {what}", hint)
 
 
@@ -148,7 +151,7 @@ def _check_one_set(path: Path, name: str, files: Sequence[Path]) -> None:
         names = ", ".join(f"`{folder.name}`" for folder in folders[:6])
         raise UsageError(
             f"the data set `{name}` has files in several folders, {names}, and no README.md that says what they are",
-            f"name one: --dataset {folders[0]}",
+            f"name one: --dataset {quote(str(folders[0]))}",
         )
 
 
