@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
 
 SCHEMA = "specdec.conversion/1"
+_READ = ("target.model", "train.depth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +47,29 @@ def convert(wish: ConversionWish, resolved: Resolved, shared: Shared) -> None:
     """
     if wish.draft is None:
         raise UsageError("there is no draft to convert", f"name its folder: --export {wish.to} DIR")
-    _refuse_training(wish, shared)
+    _refuse_others(wish, resolved, shared)
     from specdec_cli.train.convert import check_conversion, convert_draft
 
     if wish.dry_run:
-        check_conversion(wish.draft, wish.to, wish.output, has_weights=False)
+        check_conversion(wish.draft, wish.to, wish.output, has_weights=False, force=shared.force)
         sys.stdout.write(f"# would write {wish.draft} in the format {wish.to}\n")
         return
     if wish.output is None:
         raise UsageError("there is no folder to write the draft into", "add --output DIR")
     is_named = resolved.origins["target.model"] != "default"
     target = resolved.recipe.target.model if is_named else None
-    found = convert_draft(wish.draft, wish.to, wish.output, target, resolved.recipe.train.depth)
+    found = convert_draft(wish.draft, wish.to, wish.output, target, resolved.recipe.train.depth, shared.force)
     if shared.json:
         body = {"draft": wish.draft, "format": wish.to, "folder": str(wish.output), "holds": str(found)}
         deliver(envelope(SCHEMA, resolved.recipe.as_dict(), body), to_stdout=True)
     open_screen(shared.quiet, streams_text=False).say(f"wrote {wish.output}: {found}")
 
 
-def _refuse_training(wish: ConversionWish, shared: Shared) -> None:
-    """Refuse options that only training reads."""
-    named = [name for path, (_, name) in shared.flags.items() if path.startswith("train.") and path != "train.depth"]
-    given = [*named, *wish.without]
+def _refuse_others(wish: ConversionWish, resolved: Resolved, shared: Shared) -> None:
+    """Refuse options, and keys of the recipe's `train` section, that a conversion has no use for."""
+    flags = [name for path, (_, name) in shared.flags.items() if path not in _READ]
+    origins = {path: origin for path, origin in resolved.origins.items() if path not in (*_READ, *shared.flags)}
+    keys = [path for path, origin in origins.items() if path.startswith("train.") and origin != "default"]
+    given = [*flags, *keys, *wish.without]
     if given:
         raise UsageError(f"`{given[0]}` has no effect with --export, which trains nothing", "leave it out")

@@ -27,7 +27,7 @@ from specdec_cli.lm.heads.head_tensors import stored_tensors
 from specdec_cli.lm.heads.published import PublishedDraft
 from specdec_cli.lm.load import num_layers
 from specdec_cli.train.disk import writing
-from specdec_cli.train.published import layer_content, write_draft
+from specdec_cli.train.published import check_empty, layer_content, write_draft
 
 FORMATS = ("official", "z-lab", "speculators")
 _VERSION = "0.9.0"
@@ -89,16 +89,17 @@ class DraftConversion:
 
 
 def convert_draft(
-    name: str, to: str, output: Path, target: str | None = None, num_tokens: int | None = None
+    name: str, to: str, output: Path, target: str | None = None, num_tokens: int | None = None, force: bool = False
 ) -> PublishedDraft:
     """Write a published draft in another format.
 
     Args:
         name: hub id or folder of the draft.
         to: one of `FORMATS`.
-        output: a new folder.
+        output: a new or empty folder.
         target: hub id or folder of the target; None takes what the draft says.
         num_tokens: tokens to draft in a step, for the formats that say so.
+        force: overwrite a draft that is alone in the folder.
 
     Returns:
         The draft as its new folder has it.
@@ -107,7 +108,7 @@ def convert_draft(
         UsageError: there is no such format, it is not one of this kind of draft, or it cannot say what the draft is.
         RunError: the draft cannot be read, or the folder cannot be written.
     """
-    found = check_conversion(name, to, output)
+    found = check_conversion(name, to, output, force=force)
     target = target or _named_target(read_object(found.folder / "config.json"))
     config = found.given({}, lambda: _num_layers(name, target))
     tensors = stored_tensors(config)
@@ -119,7 +120,9 @@ def convert_draft(
     return read_published(str(output))
 
 
-def check_conversion(name: str, to: str, output: Path | None, has_weights: bool = True) -> PublishedDraft:
+def check_conversion(
+    name: str, to: str, output: Path | None, has_weights: bool = True, force: bool = False
+) -> PublishedDraft:
     """The draft that is to be converted, once its format and the new folder are found to be possible.
 
     Args:
@@ -127,9 +130,10 @@ def check_conversion(name: str, to: str, output: Path | None, has_weights: bool 
         to: one of `FORMATS`.
         output: a new folder; None where none is named yet.
         has_weights: fetch its weights too.
+        force: overwrite a draft that is alone in the folder.
 
     Raises:
-        UsageError: there is no such format, it is not one of this kind of draft, or the new folder is not empty.
+        UsageError: there is no such format, it is not one of this kind of draft, or the folder has other files.
         RunError: the draft cannot be read.
     """
     if to not in FORMATS:
@@ -139,8 +143,8 @@ def check_conversion(name: str, to: str, output: Path | None, has_weights: bool 
         own = [form for method, form in _WRITERS if method == found.method]
         what = " and ".join(own) or "one format alone"
         raise UsageError(f"`{name}` is a draft of the method `{found.method}`, which has {what}", "choose another one")
-    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"`{output}` already exists", "name a new folder")
+    if output is not None:
+        check_empty(output, force, found.folder)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec_cli.errors import UsageError
 from specdec_cli.train.disk import writing
 
 _LAYER_KEYS = (
@@ -31,6 +32,32 @@ def layer_content(layer: Any, num: int) -> dict[str, Any]:
     rope = getattr(layer, "rope_parameters", None) or {}
     content |= {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     return content | {"model_type": layer.model_type, "num_hidden_layers": num, "tie_word_embeddings": False}
+
+
+_FILES = ("config.json", "model.safetensors")
+
+
+def check_empty(folder: Path, force: bool, source: Path) -> None:
+    """Refuse a folder for a draft that has other files.
+
+    Args:
+        folder: to write into.
+        force: overwrite a draft there, if nothing else is in the folder.
+        source: folder of the draft that is read.
+
+    Raises:
+        UsageError: it is not empty, or no folder.
+    """
+    found = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+    if not found and (folder.is_dir() or not folder.exists()):
+        return
+    said, other = f"`{folder}` already exists", next((name for name in found if name not in _FILES), None)
+    if not folder.is_dir() or (force and folder.samefile(source)):
+        raise UsageError(said, "name a new folder")
+    if not force:
+        raise UsageError(said, "name a new folder, or overwrite a draft that is alone in it with --force")
+    if other is not None:
+        raise UsageError(f"{said} and holds `{other}`, which no conversion writes", "name a new folder")
 
 
 def write_draft(
