@@ -11,7 +11,8 @@ from tiny_models import make_tiny
 from specdec_cli.engine.engine import Engine
 from specdec_cli.recipe.schema import Recipe, Target, Train
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.train.session import TrainingData, TrainingFolder, TrainingSession
+from specdec_cli.train.folder import TrainingFolder
+from specdec_cli.train.session import TrainingData, TrainingSession
 
 PROMPTS = [[5 + i, 17, 30 + 2 * i, 44, 9 + i][: 3 + i % 3] for i in range(12)]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +25,9 @@ from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.plot import check_available, check_plot
+from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.held_out import check_held_out
+from specdec_cli.train.words import counted
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from specdec_cli.report.view import Screen
     from specdec_cli.train.features import CachedFeatures, TargetFeatures
     from specdec_cli.train.samples import Sample
-    from specdec_cli.train.session import TrainingData, TrainingFolder, TrainingSession
+    from specdec_cli.train.session import TrainingData, TrainingSession
 
 _ALL = 2**31 - 1
 _WITHOUT = (
@@ -72,9 +75,12 @@ def train_draft(
     shared: Shared,
 ) -> ExitCode | None:
     """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
+    if resume and output is not None:
+        shared.drawn_seed = TrainingFolder(output).seed or shared.drawn_seed
     resolved = shared.resolve()
     if export is not None:
         beside = {"--resume": resume, "--chat": chat, "--plot": plot, "--html": html}
+        beside["--trust-remote-code"] = shared.trust_remote_code
         without = tuple(name for name, value in beside.items() if value)
         convert(ConversionWish(draft, export, output, dry_run, without), resolved, shared)
         return None
@@ -107,8 +113,9 @@ def _checked_data(recipe: Recipe) -> str:
         raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
     if settings.keep_answers and settings.answers_per_prompt > 1:
         raise UsageError("`--keep-answers` has one answer to each prompt", "leave --answers-per-prompt out")
-    if sampling.max_new_tokens < 2 and not settings.keep_answers:
-        raise UsageError("an answer of 1 token is too short to learn from", "raise --max-new-tokens")
+    if sampling.max_new_tokens < 2:
+        what = "to measure acceptance on" if settings.keep_answers else "to learn from"
+        raise UsageError(f"an answer of 1 token is too short {what}", "raise -n (--max-new-tokens) to 2 or more")
     return settings.data
 
 
@@ -122,7 +129,8 @@ def _plan_words(recipe: Recipe) -> str:
     answers = (num - settings.num_held_out) * settings.answers_per_prompt
     steps = settings.max_steps or settings.epochs * -(-answers // settings.batch_size)
     tokens = answers * recipe.sampling.max_new_tokens
-    return f": {answers} answers with at most {tokens} tokens, {steps} steps, {settings.num_held_out} prompts held out"
+    told = f"{counted(answers, 'answer')} with at most {tokens} tokens, {counted(steps, 'step')}"
+    return f": {told}, {counted(settings.num_held_out, 'prompt')} held out"
 
 
 def _check_pictures(plot: Path | None, html: Path | None, force: bool) -> None:
@@ -163,19 +171,21 @@ class _TrainCommand:
 
     def go(self) -> ExitCode | None:
         """Load, answer, train, report."""
-        from specdec_cli.train.session import TrainingFolder, TrainingSession
+        from specdec_cli.train.session import TrainingSession
 
         folder = TrainingFolder(self.output)
+        folder.check(self.resume, self.shared.force)
         with progress(self.screen) as say:
             engine = self._load(say)
             data = self._data(engine)
             trusts = self.shared.trust_remote_code
             session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
+        with folder.locked():
             folder.begin(self._plan(data), self.resume, self.shared.force)
-        for notice in data.notices:
-            self.screen.say(f"note: {notice}", "yellow")
-        with interruptible() as stopped, suppress(KeyboardInterrupt):
-            return self._run(session, folder, stopped)
+            for notice in data.notices:
+                self.screen.say(f"note: {notice}", "yellow")
+            with interruptible() as stopped, suppress(KeyboardInterrupt):
+                return self._run(session, folder, stopped)
         return ExitCode.INTERRUPTED
 
     @property
@@ -237,8 +247,10 @@ class _TrainCommand:
             run = session.start(samples, self.resume, features)
         log = TrainingLog(folder.log, run.progress.step)
         num_tokens = sum(one.num_counted for one in samples)
-        words = f"{len(samples)} samples of {num_tokens} tokens, {run.num_parameters} parameters"
-        self.screen.say(f"training {self._recipe.train.method}: {words}, {run.num_steps} steps")
+        words = f"{counted(len(samples), 'sample')} of {num_tokens} tokens, {run.num_parameters} parameters"
+        if self.resume and run.progress.step == 0:
+            self.screen.say("there is no checkpoint yet: training begins at step 1")
+        self.screen.say(f"training {self._recipe.train.method}: {words}, {counted(run.num_steps, 'step')}")
         with TrainView(self.screen, run.num_steps, run.progress.step) as view:
             for event in run.run(stopped):
                 log.add(event)
@@ -259,11 +271,11 @@ class _TrainCommand:
         features = session.features(samples)
         if isinstance(features, CachedFeatures):
             self.screen.say(f"the target's hidden states take {features.num_bytes / 1e9:.2f} GB in {self.output}")
-            features.prepare(lambda done, total: say(f"hidden states: {done} of {total} samples"), stopped)
+            features.prepare(lambda done, total: say(f"hidden states: {done} of {counted(total, 'sample')}"), stopped)
         return features
 
     def _interrupted(self) -> ExitCode:
-        self.screen.say(f"interrupted; continue with --resume --output {self.output}")
+        self.screen.say_whole(f"interrupted; continue with --resume --output {quote(str(self.output))}")
         return ExitCode.INTERRUPTED
 
     def _describe(
@@ -275,6 +287,7 @@ class _TrainCommand:
         num_tokens, settled = sum(one.num_counted for one in samples), session.method.settled()
         made = TrainedDraft(self._recipe, self.output, rows, settled, len(samples), num_tokens, num_parameters)
         if made.best is not None:
+            session.folder.claim((CARD, RECIPE))
             write_file(self.output / CARD, made.card(), force=True)
             write_file(self.output / RECIPE, made.usage_recipe(), force=True)
 
@@ -299,5 +312,5 @@ class _TrainCommand:
             best = body["best"]
             said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
             self.screen.say(said)
-            self.screen.say_whole(f"try it: specdec bench -r {self.output / 'recipe.yaml'}")
+            self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}")
         return self._interrupted() if is_interrupted else None

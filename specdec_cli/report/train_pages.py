@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_cli.report.table import NOTHING, PageTable, number, percent
+from specdec_cli.train.words import counted
 
 SCHEMA = "specdec.train/1"
 _MOST_POINTS = 400
@@ -54,9 +55,9 @@ def train_findings(document: Document) -> list[str]:
     best = document["best"]
     if best is None:
         return ["acceptance was not measured"]
-    held_out = document["recipe"]["train"]["num_held_out"]
+    held_out = counted(document["recipe"]["train"]["num_held_out"], "held-out prompt")
     length = f"{best['acceptance_length']:.2f}"
-    return [f"Acceptance length {length} at k = {best['k']} on {held_out} held-out prompts, after step {best['step']}."]
+    return [f"Acceptance length {length} at k = {best['k']} on {held_out}, after step {best['step']}."]
 
 
 def train_tables(document: Document) -> Iterator[PageTable]:

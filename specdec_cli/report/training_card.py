@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from specdec_cli import __version__
 from specdec_cli.recipe import Recipe
 from specdec_cli.recipe.present import yaml_value
+from specdec_cli.train.words import counted
 
 CARD, RECIPE = "README.md", "recipe.yaml"
 _WHAT = {
@@ -75,8 +77,8 @@ class TrainedDraft:
                 f"A draft for speculative decoding with `{target}`, trained by `specdec train-draft` "
                 f"{__version__} on {self._answers}. The output of the target does not change.\n",
                 "```console",
-                f'$ specdec generate -r {self.folder / RECIPE} "Hello"',
-                f"$ specdec bench -r {self.folder / RECIPE}",
+                f'$ specdec generate -r {quote(str(self.folder / RECIPE))} "Hello"',
+                f"$ specdec bench -r {quote(str(self.folder / RECIPE))}",
                 "```\n",
                 *self._acceptance(),
                 *self._data(),
@@ -93,7 +95,7 @@ class TrainedDraft:
         if self.best is not None:
             changed["speculation"] = {"num_speculative_tokens": self.best["k"]}
         comment = f"# Decodes with the draft that `specdec train-draft` wrote into {self.folder}.\n"
-        run = f"# Run it: specdec bench -r {self.folder / RECIPE}\n"
+        run = f"# Run it: specdec bench -r {quote(str(self.folder / RECIPE))}\n"
         return comment + run + "\n".join(_sections(changed)) + "\n"
 
     def _acceptance(self) -> list[str]:
@@ -104,13 +106,12 @@ class TrainedDraft:
         lines.append("| ---: " * (3 + len(depths)) + "|")
         lines += [self._row(row, len(depths)) for row in self.evaluations]
         temperature = self.recipe.sampling.temperature
+        held_out = counted(self.recipe.train.num_held_out, "held-out prompt")
         about = (
-            f"On {self.recipe.train.num_held_out} held-out prompts, k = {self.best['k']}, temperature {temperature}. "
+            f"On {held_out}, k = {self.best['k']}, temperature {temperature}. The folder has the draft of step "
+            f"{self.best['step']}. A depth's share counts the steps that accepted the token there and all before it; "
+            "the loss is the mean since the row above.\n"
         )
-        about += (
-            f"The folder has the draft of step {self.best['step']}. A depth's share counts the steps that accepted "
-        )
-        about += "the token there and all before it; the loss is the mean since the row above.\n"
         return ["## Acceptance on held-out prompts\n", *lines, "", about]
 
     def _row(self, row: Mapping[str, Any], depths: int) -> str:
@@ -128,7 +129,7 @@ class TrainedDraft:
         return [
             "## Data\n",
             f"- prompts: `{settings.data}`, {answered}",
-            f"- samples: {self.num_samples}, with {self.num_tokens} tokens of answers",
+            f"- samples: {self.num_samples}, with {counted(self.num_tokens, 'token')} of answers",
             f"- steps: {len(steps)}, {seconds:.0f} s of training",
             f"- trained parameters: {self.num_parameters}\n",
         ]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.train.disk import writing
 from specdec_cli.train.samples import Sample
@@ -60,6 +60,7 @@ class Answers:
 
     Raises:
         UsageError: the file belongs to other prompts or parameters.
+        RunError: the file is damaged, or cannot be read.
     """
 
     def __init__(self, path: Path, prompts: Sequence[TrainingPrompt], params: SamplingParams) -> None:
@@ -83,7 +84,7 @@ class Answers:
         Raises:
             RunError: the file cannot be written.
         """
-        if not self._found:
+        if not self._path.exists():
             self._append([{"format": "specdec.answers/1", "fingerprint": self._identity}])
         while self.num_done < len(self._prompts) and not stopped():
             batch = self._prompts[self.num_done : self.num_done + _TOGETHER]
@@ -106,22 +107,56 @@ class Answers:
         """The answers that are there; an unfinished last line is cut off."""
         if not self._path.exists():
             return []
-        rows = list(_whole_rows(self._path))
-        if not rows:
+        lines = _whole_lines(self._path)
+        if not lines:
             self._path.unlink()
             return []
-        if rows[0].get("fingerprint") != self._identity:
+        self._check_head(lines[0])
+        if len(lines) - 1 > len(self._prompts):
+            raise self._damaged(len(self._prompts) + 2)
+        numbered = enumerate(zip(self._prompts, lines[1:], strict=False), start=2)
+        return [self._answer(prompt, line, number) for number, (prompt, line) in numbered]
+
+    def _check_head(self, line: bytes) -> None:
+        """Refuse answers to other prompts."""
+        head = _row(line)
+        if "fingerprint" not in head:
+            hint = "restore the file, or delete it: with --resume, the target answers all prompts again"
+            raise RunError(f"line 1 of `{self._path}` is damaged", hint)
+        if head["fingerprint"] != self._identity:
             said = f"the answers in `{self._path}` belong to other prompts or sampling options than these"
             raise UsageError(said, "give the data and options that the run began with, or name another --output")
-        return [row["answer"] for row in rows[1:]]
+
+    def _answer(self, prompt: TrainingPrompt, line: bytes, number: int) -> list[int]:
+        """The answer to a prompt in its line of the file."""
+        row = _row(line)
+        answer = row.get("answer")
+        is_answer = isinstance(answer, list) and all(type(one) is int for one in answer)
+        if not is_answer or row.get("index") != prompt.index:
+            raise self._damaged(number)
+        return list(row["answer"])
+
+    def _damaged(self, number: int) -> RunError:
+        said = f"line {number} of `{self._path}` is damaged"
+        hint = f"restore it, or keep its first {number - 1} lines: with --resume, the target answers the rest again"
+        return RunError(said, hint)
 
 
-def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file up to the last whole line; the file is cut there."""
-    content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        with writing(path), path.open("r+b") as file:
-            file.truncate(end)
-    for line in content[:end].splitlines():
-        yield json.loads(line)
+def _row(line: bytes) -> dict[str, Any]:
+    """The object of a line; empty where there is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file up to the last whole one; the file is cut there."""
+    with writing(path):
+        content = path.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            with path.open("r+b") as file:
+                file.truncate(end)
+    return content[:end].split(b"\n")[:-1]

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_cli.train.disk import writing
+from specdec_cli.train.disk import flush, writing
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from specdec_cli.train.folder import TrainingFolder
 
 
 class Checkpoints:
@@ -23,6 +25,11 @@ class Checkpoints:
         self._folder = folder
         self._now, self._new, self._old = (folder / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
 
+    @property
+    def path(self) -> Path:
+        """Folder of the last one."""
+        return self._now
+
     def save(self, accelerator: Accelerator) -> None:
         """Write the state of everything that accelerate has prepared; an error leaves the last checkpoint as it was.
 
@@ -32,6 +39,7 @@ class Checkpoints:
         with writing(self._folder):
             shutil.rmtree(self._new, ignore_errors=True)
             accelerator.save_state(str(self._new))
+            flush(self._new)
             shutil.rmtree(self._old, ignore_errors=True)
             if self._now.exists():
                 self._now.rename(self._old)
@@ -58,14 +66,16 @@ class Checkpoints:
             folder.mkdir()
         return folder
 
-    def publish(self, candidate: Path, folder: Path) -> None:
+    def publish(self, candidate: Path, folder: TrainingFolder) -> None:
         """Copy a draft's files to the output folder, each as a whole.
 
         Raises:
             RunError: the disk is full, or the folder cannot be written.
         """
-        with writing(folder):
-            for path in sorted(candidate.iterdir()):
-                half = folder / f"{path.name}.new"
+        paths = sorted(candidate.iterdir())
+        folder.claim(name for path in paths for name in (path.name, f"{path.name}.new"))
+        with writing(folder.path):
+            for path in paths:
+                half = folder.path / f"{path.name}.new"
                 shutil.copyfile(path, half)
-                half.replace(folder / path.name)
+                half.replace(folder.path / path.name)

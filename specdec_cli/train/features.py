@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class TargetFeatures:
 class CachedFeatures:
     """Batches from hidden states that lie on disk: those that the method reads, and the final ones for the logits.
 
-    The states are rounded to bfloat16. Shards of a stopped run are read again.
+    The states are rounded to bfloat16. Whole shards of a stopped run are used again, damaged ones written again.
 
     Args:
         lm: the target.
@@ -86,7 +86,8 @@ class CachedFeatures:
         self._features = TargetFeatures(lm, (*taps, "final"))
         self._places = {id(one): place for place, one in enumerate(samples)}
         self._shards: dict[int, Any] = {}
-        missing = sum(len(one.tokens) for place, one in enumerate(samples) if not self._path(place).exists())
+        self._written = {begin for begin in range(0, len(samples), _SHARD) if self._is_whole(begin)}
+        missing = sum(len(one.tokens) for i, one in enumerate(samples) if i - i % _SHARD not in self._written)
         self.num_bytes = sum(len(one.tokens) for one in samples) * self._bytes_per_token
         free = shutil.disk_usage(folder.parent).free
         if missing * self._bytes_per_token > free:
@@ -109,7 +110,7 @@ class CachedFeatures:
         for begin in range(0, len(self._samples), _SHARD):
             if stopped():
                 return
-            if not self._path(begin).exists():
+            if begin not in self._written:
                 self._write(begin)
             progress(min(begin + _SHARD, len(self._samples)), len(self._samples))
 
@@ -130,6 +131,16 @@ class CachedFeatures:
 
     def _path(self, place: int) -> Path:
         return self._folder / f"{place // _SHARD:06d}.safetensors"
+
+    def _is_whole(self, begin: int) -> bool:
+        """Whether the shard that begins with a sample is there, readable, and of samples of these lengths."""
+        part = self._samples[begin : begin + _SHARD]
+        try:
+            with safe_open(self._path(begin), framework="pt") as shard:
+                found = [shard.get_slice(str(begin + i)).get_shape()[0] for i in range(len(part))]
+        except (OSError, SafetensorError):
+            return False
+        return found == [len(one.tokens) for one in part]
 
     def _write(self, begin: int) -> None:
         found: dict[str, Tensor] = {}

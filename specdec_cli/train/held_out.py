@@ -12,5 +12,6 @@ def check_held_out(num_held_out: int, num_prompts: int) -> None:
         UsageError: none is left to train on.
     """
     if num_prompts <= num_held_out:
-        said = f"`{num_held_out}` of `{num_prompts}` prompts are to be held out, which leaves none to train on"
+        prompts = "prompt" if num_prompts == 1 else "prompts"
+        said = f"`{num_held_out}` of `{num_prompts}` {prompts} are to be held out, which leaves none to train on"
         raise UsageError(said, "give more prompts, or lower --num-held-out")

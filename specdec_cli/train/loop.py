@@ -18,6 +18,7 @@ import torch
 from specdec_cli.train.acceptance import HeldOutAcceptance
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.events import Evaluated, Saved, Trained, TrainingEvent
+from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.order import SampleOrder
 from specdec_cli.train.samples import Sample, TrainingBatch
@@ -69,7 +70,7 @@ class TrainingRun:
         samples: to train on.
         batch_of: samples with what the target says of them.
         evaluate: the acceptance of the draft in a folder.
-        folder: the draft's.
+        folder: of the draft.
         checkpoints: of the run.
 
     Attributes:
@@ -82,7 +83,7 @@ class TrainingRun:
     samples: Sequence[Sample]
     batch_of: Callable[[Sequence[Sample]], TrainingBatch]
     evaluate: Callable[[Path], HeldOutAcceptance]
-    folder: Path
+    folder: TrainingFolder
     checkpoints: Checkpoints
     progress: TrainingProgress = field(init=False, default_factory=TrainingProgress)
     _accelerator: Accelerator = field(init=False)

@@ -59,6 +59,14 @@ OWN_SETTINGS = frozenset(
 _RATE, _RATE_WIDTH = 3e-3, 160  # found on the built-in target; other widths follow the rule of 1 / width
 
 
+def _check_layers(layers: Sequence[int] | None, num: int) -> None:
+    """Refuse layers that the target does not have."""
+    wrong = next((one for one in layers or () if one >= num), None)
+    if wrong is not None:
+        said = f"there are no hidden states of layer `{wrong}`: the target has {num} layers, counted from 0"
+        raise UsageError(said, f"name layers from 0 to {num - 1} with --layers")
+
+
 class TrainingMethod(ABC):
     """How one kind of draft is trained.
 
@@ -85,7 +93,9 @@ class TrainingMethod(ABC):
         usual = type(settings)()
         for name in sorted(OWN_SETTINGS - self.own_settings):
             if getattr(settings, name) != getattr(usual, name):
-                raise UsageError(f"`train.{name}` has no meaning for the method `{self.name}`", "leave it out")
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"`train.{name}` has no meaning for the method `{self.name}`", f"leave out {flag}")
+        _check_layers(settings.layers, target.num_layers)
         self.settings, self.target = settings, target
 
     @property

@@ -4,84 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
 from specdec_cli.train.answers import Answers, TrainingPrompt, samples_of
 from specdec_cli.train.checkpoints import Checkpoints
-from specdec_cli.train.disk import writing
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
+from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.held_out import check_held_out
+from specdec_cli.train.log import last_saved
 from specdec_cli.train.loop import TrainingRun
 from specdec_cli.train.method import TrainingMethod
 from specdec_cli.train.methods import training_method
 from specdec_cli.train.samples import Sample
 from specdec_cli.train.target import TrainingTarget
+from specdec_cli.train.words import counted
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.recipe.schema import Recipe
     from specdec_cli.sampling.params import SamplingParams
-
-_FORMAT = "specdec.training/1"
-
-
-class TrainingFolder:
-    """The output folder: the draft itself, and below `training/` what a run needs to go on.
-
-    Args:
-        path: of the folder.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.work = path, path / "training"
-        self.answers, self.log, self._plan = (self.work / name for name in ("answers.jsonl", "log.jsonl", "plan.json"))
-
-    def begin(self, plan: dict[str, Any], is_resumed: bool, force: bool) -> None:
-        """Make the folder for a new run, or check that a continued run is the same.
-
-        Args:
-            plan: everything that decides what the run does.
-            is_resumed: go on with what is there.
-            force: forget an earlier run.
-
-        Raises:
-            UsageError: there is a run already, none to go on with, or another one.
-            RunError: the folder cannot be written.
-        """
-        plan = {"format": _FORMAT, **plan}
-        if is_resumed:
-            self._check(plan)
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            if not force or not (self.path.is_dir() and self._plan.exists()):
-                said = f"`--output {self.path}` already exists"
-                hint = "name a new folder, continue its run with --resume, or begin it again with --force"
-                raise UsageError(said, hint)
-            shutil.rmtree(self.work)
-        with writing(self.path):
-            self.work.mkdir(parents=True)
-            self._plan.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-
-    def _check(self, plan: dict[str, Any]) -> None:
-        try:
-            earlier = json.loads(self._plan.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            said = f"there is no training run in `{self.path}` to continue"
-            raise UsageError(said, "leave --resume out to begin one") from None
-        changed = [key for key in plan if earlier.get(key) != plan[key]]
-        if changed == ["data"]:
-            said = f"the data is not what the run in `{self.path}` began with: its prompts have changed"
-            raise UsageError(said, "restore the data, or begin another run in a new folder")
-        if changed:
-            said = f"the run in `{self.path}` began with another `{changed[0]}`"
-            raise UsageError(said, "give the options that it began with, or begin another run in a new folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +84,7 @@ class TrainingData:
     @property
     def notices(self) -> list[str]:
         """Sentences about prompts that were left out."""
-        num = "1 prompt" if self.num_too_long == 1 else f"{self.num_too_long} prompts"
+        num = counted(self.num_too_long, "prompt")
         return [f"{num} left out: no room for an answer in the context"] if self.num_too_long else []
 
     @property
@@ -239,16 +186,29 @@ class TrainingSession:
             samples=samples,
             batch_of=features.batch,
             evaluate=self.acceptance,
-            folder=self.folder.path,
+            folder=self.folder,
             checkpoints=Checkpoints(self.folder.work),
         )
         if is_resumed:
-            try:
-                run.resume()
-            except Exception as error:
-                said = f"the checkpoint in `{self.folder.work}` cannot be read: {type(error).__name__}"
-                raise RunError(said, "begin the run again with --force") from error
+            self._resume(run)
         return run
+
+    def _resume(self, run: TrainingRun) -> None:
+        """Continue from the last checkpoint, or from the first step where none was saved yet.
+
+        Raises:
+            RunError: the checkpoint is missing or cannot be read.
+        """
+        where, log = f"`{run.checkpoints.path}`", f"`{self.folder.log}`"
+        hint = f"restore it, or delete it and {log} to train again from the first step; the answers are kept"
+        try:
+            is_there = run.resume()
+        except Exception as error:
+            raise RunError(f"the checkpoint in {where} cannot be read: {type(error).__name__}", hint) from error
+        saved = last_saved(self.folder.log)
+        if saved and not is_there:
+            hint = f"restore it, or delete {log} to train again from the first step; the answers are kept"
+            raise RunError(f"the checkpoint in {where}, which the run saved after step `{saved}`, is missing", hint)
 
     def acceptance(self, folder: Path) -> HeldOutAcceptance:
         """The acceptance of a draft in a folder on the held-out prompts."""

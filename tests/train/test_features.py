@@ -44,6 +44,18 @@ def test_a_stopped_run_keeps_its_shards(lm: TransformersLM, tmp_path: Path, monk
     assert (folder / "000000.safetensors").stat().st_mtime_ns == written
 
 
+def test_a_damaged_shard_is_written_again(lm: TransformersLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_SHARD", 1)
+    samples, folder = samples_of(), tmp_path / "features"
+    CachedFeatures(lm, (0,), folder, samples).prepare(ignore, never)
+    paths = sorted(folder.iterdir())
+    whole = [path.read_bytes() for path in paths]
+    paths[0].write_bytes(whole[0][:-9])
+    paths[1].write_bytes(whole[0])  # of another sample
+    CachedFeatures(lm, (0,), folder, samples).prepare(ignore, never)
+    assert [path.read_bytes() for path in paths] == whole
+
+
 def test_a_disk_without_room_is_refused_before_anything_is_written(
     lm: TransformersLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

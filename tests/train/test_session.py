@@ -1,6 +1,7 @@
 """What a run refuses, and what it keeps when the disk fills up."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from tiny_training import PROMPTS, ignore, never, session, tiny_target
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.train.answers import Answers, TrainingPrompt
+from specdec_cli.train.answers import Answers, TrainingPrompt, fingerprint
 from specdec_cli.train.events import Saved
+from specdec_cli.train.log import TrainingLog, last_saved
 from specdec_cli.train.session import TrainingData
 
 
@@ -54,6 +56,51 @@ def test_a_half_written_answer_is_asked_for_again(target: str, tmp_path: Path) -
     assert found.folder.answers.read_bytes() == content
 
 
+def test_a_run_stopped_before_its_first_answer_goes_on_twice(target: str, tmp_path: Path) -> None:
+    found = session(target, tmp_path / "head")
+    assert found.answer(ignore, lambda: True) == []
+    whole = found.answer(ignore, never)
+    assert [list(one.tokens) for one in found.answer(ignore, never)] == [list(one.tokens) for one in whole]
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "hint"),
+    [
+        (1, "{", "restore the file, or delete it"),
+        (1, "{}", "restore the file, or delete it"),
+        (3, '{"index": 2, "answer": [1, 2', "keep its first 2 lines"),
+        (3, '{"index": 99, "answer": [1, 2]}', "keep its first 2 lines"),
+        (3, '{"index": 1}', "keep its first 2 lines"),
+        (3, '{"index": 1, "answer": ["a"]}', "keep its first 2 lines"),
+        (4, "\0\0\0", "keep its first 3 lines"),
+    ],
+)
+def test_a_damaged_answer_is_named_and_the_others_are_kept(number: int, line: str, hint: str, tmp_path: Path) -> None:
+    path, prompts = tmp_path / "answers.jsonl", [TrainingPrompt(one, index) for index, one in enumerate(PROMPTS)]
+    rows = [{"fingerprint": fingerprint(prompts, SamplingParams())}]
+    rows += [{"index": index, "answer": [7, 8, index]} for index in range(5)]
+    lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    assert Answers(path, prompts, SamplingParams()).num_done == 5
+    path.write_text("\n".join([*lines[: number - 1], line, *lines[number:]]) + "\n")
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=rf"line {number} of `.*answers\.jsonl` is damaged") as error:
+        Answers(path, prompts, SamplingParams())
+    assert error.value.hint is not None
+    assert hint in error.value.hint
+    assert path.read_bytes() == before
+    path.write_text("\n".join(lines[: number - 1]) + "\n" * (number > 1))
+    assert Answers(path, prompts, SamplingParams()).num_done == max(number - 2, 0)
+
+
+def test_more_answers_than_prompts_are_refused(tmp_path: Path) -> None:
+    path, prompts = tmp_path / "answers.jsonl", [TrainingPrompt(PROMPTS[0], 0)]
+    rows = [{"fingerprint": fingerprint(prompts, SamplingParams())}, *[{"index": 0, "answer": [7]}] * 2]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RunError, match="line 3 of"):
+        Answers(path, prompts, SamplingParams())
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate import Accelerator
 
@@ -84,6 +131,31 @@ def test_an_unreadable_checkpoint_is_named(target: str, tmp_path: Path) -> None:
     again = session(target, tmp_path / "head", is_resumed=True, max_steps=1)
     with pytest.raises(RunError, match=r"the checkpoint in .* cannot be read"):
         again.start(again.answer(ignore, never), True)
+
+
+def test_a_missing_checkpoint_is_refused_and_none_yet_is_not(target: str, tmp_path: Path) -> None:
+    found = session(target, tmp_path / "head", max_steps=2, save_every=1)
+    samples = found.answer(ignore, never)
+    assert found.start(samples, True).progress.step == 0, "the run was stopped before its first checkpoint"
+    log, run = TrainingLog(found.folder.log, 0), found.start(samples, False)
+    for event in run.run(never):
+        log.add(event)
+    shutil.rmtree(found.folder.work / "checkpoint")
+    with pytest.raises(RunError, match=r"checkpoint`, which the run saved after step `2`, is missing") as error:
+        found.start(samples, True)
+    assert error.value.hint is not None
+    assert "the answers are kept" in error.value.hint
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"event": "step", "step": 1}', '{"step": 2}', '{"event": [], "step": 2}'])
+def test_a_damaged_log_is_named_and_left_as_it_is(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"event": "checkpoint", "step": 1}}\n{line}\n{{"event": "checkpoint", "step": 3}}\n')
+    before = path.read_bytes()
+    for reading in (lambda: TrainingLog(path, 9), lambda: last_saved(path)):
+        with pytest.raises(RunError, match=r"line 2 of `.*log\.jsonl` is damaged"):
+            reading()
+    assert path.read_bytes() == before
 
 
 def test_patience_ends_a_run_without_gain(target: str, tmp_path: Path) -> None:
