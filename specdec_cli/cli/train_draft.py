@@ -20,6 +20,7 @@ from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
+from specdec_cli.cli.training_data import training_data
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows
@@ -177,7 +178,7 @@ class _TrainCommand:
         folder.check(self.resume, self.shared.force)
         with progress(self.screen) as say:
             engine = self._load(say)
-            data = self._data(engine)
+            data = training_data(engine, self.rows, self.chat, self._recipe.train)
             trusts = self.shared.trust_remote_code
             session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
         with folder.locked():
@@ -208,23 +209,6 @@ class _TrainCommand:
         changes = {"draft": Draft(method="none"), "engine": settings.model_copy(update={"max_num_seqs": size})}
         recipe = self._recipe.model_copy(update=changes)
         return Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
-
-    def _data(self, engine: Engine) -> TrainingData:
-        from specdec_cli.train.session import TrainingData
-
-        tokens = [engine.encode(row.chat() if self.chat else row.prompt) for row in self.rows]
-        settings = self._recipe.train
-        limit = engine.target.max_context
-        given = self._given_answers(engine) if settings.keep_answers else None
-        return TrainingData.of(tokens, limit, settings.num_held_out, settings.answers_per_prompt, given)
-
-    def _given_answers(self, engine: Engine) -> list[list[int]]:
-        """Tokens of the answers in the data, each with the target's first end token."""
-        from specdec_cli.measure.workload.given_answers import given_answer
-
-        assert engine.tokenizer is not None, "a target that is loaded by name has a tokenizer"
-        end, encode = list(engine.eos_token_ids[:1]), engine.tokenizer.encode
-        return [[*encode(given_answer(row, self.chat), add_special_tokens=False), *end] for row in self.rows]
 
     def _plan(self, data: TrainingData) -> dict[str, Any]:
         """Everything that decides what the run does; a run that goes on has the same."""

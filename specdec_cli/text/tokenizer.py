@@ -37,7 +37,7 @@ class Tokenizer:
         chat_variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.hf = hf_tokenizer
-        self._chat_variables = dict(chat_variables or {})
+        self.chat_variables = dict(chat_variables or {})
         if chat_template is not None:
             self.hf.chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
@@ -150,7 +150,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **self._chat_variables | dict(variables or {}),
+                **self.chat_variables | dict(variables or {}),
             )
         except jinja2.TemplateSyntaxError as error:
             raise self._broken_template(error) from error

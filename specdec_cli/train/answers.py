@@ -30,12 +30,12 @@ class TrainingPrompt:
     Args:
         tokens: of the prompt, chat template included.
         index: its place in the data, which keys its noise.
-        answer: tokens of the answer that the data has; None lets the target answer.
+        given: samples with the answers that the data has; None lets the target answer.
     """
 
     tokens: Sequence[int]
     index: int
-    answer: Sequence[int] | None = None
+    given: Sequence[Sample] | None = None
 
 
 def fingerprint(prompts: Sequence[TrainingPrompt], params: SamplingParams) -> str:
@@ -44,10 +44,9 @@ def fingerprint(prompts: Sequence[TrainingPrompt], params: SamplingParams) -> st
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def samples_of(pairs: Iterable[tuple[TrainingPrompt, Sequence[int]]], max_context: int) -> list[Sample]:
-    """Prompts with their answers, cut at the context; those with fewer than two tokens of answer are left out."""
-    whole = [Sample([*one.tokens, *answer][:max_context], len(one.tokens)) for one, answer in pairs]
-    return [one for one in whole if one.num_counted >= 2]
+def usable(samples: Iterable[Sample], max_context: int) -> list[Sample]:
+    """Samples cut at the context; those with fewer than two tokens of answers are left out."""
+    return [cut for one in samples if (cut := one.cut(max_context)).num_counted >= 2]
 
 
 class Answers:
@@ -96,8 +95,9 @@ class Answers:
             progress(self.num_done, len(self._prompts))
 
     def samples(self, max_context: int) -> list[Sample]:
-        """The samples of what is answered, as `samples_of` makes them."""
-        return samples_of(zip(self._prompts, self._found, strict=False), max_context)
+        """The usable samples of what is answered."""
+        pairs = zip(self._prompts, self._found, strict=False)
+        return usable((Sample([*one.tokens, *answer], len(one.tokens)) for one, answer in pairs), max_context)
 
     def _append(self, rows: Sequence[dict[str, Any]]) -> None:
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,17 +16,39 @@ class Sample:
     """One text of the target.
 
     Args:
-        tokens: the prompt and the answer.
+        tokens: the prompt and the answer; of a conversation, every turn.
         num_prompt_tokens: tokens of the prompt, which the loss leaves out.
+        skipped: begin and end of later stretches that it leaves out, such as what the user says between two answers.
     """
 
     tokens: Sequence[int]
     num_prompt_tokens: int
+    skipped: Sequence[tuple[int, int]] = ()
+
+    @classmethod
+    def masked(cls, tokens: Sequence[int], is_answer: Sequence[bool]) -> Sample:
+        """The sample of a text, from which of its tokens count."""
+        begin = list(is_answer).index(True) if any(is_answer) else len(tokens)
+        groups = groupby(range(begin, len(tokens)), key=lambda place: is_answer[place])
+        skipped = [list(places) for is_own, places in groups if not is_own]
+        return cls(tokens, begin, tuple((its[0], its[-1] + 1) for its in skipped))
+
+    @property
+    def is_counted(self) -> list[bool]:
+        """Of each token, whether it counts in the loss: those of answers."""
+        found = [place >= self.num_prompt_tokens for place in range(len(self.tokens))]
+        for begin, end in self.skipped:
+            found[begin:end] = [False] * len(found[begin:end])
+        return found
 
     @property
     def num_counted(self) -> int:
-        """Tokens that count in the loss: those of the answer."""
-        return len(self.tokens) - self.num_prompt_tokens
+        """Tokens that count in the loss."""
+        return sum(self.is_counted)
+
+    def cut(self, length: int) -> Sample:
+        """Its first tokens."""
+        return replace(self, tokens=self.tokens[:length])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +75,12 @@ class TrainingBatch:
         """Tokens that count."""
         return int(self.is_counted.sum())
 
+    @property
+    def answers(self) -> Tensor:
+        """[B, N] int64, the number of the answer within its sample that each token belongs to, from 1; 0 for others."""
+        before = functional.pad(self.is_counted[:, :-1], (1, 0))
+        return (self.is_counted & ~before).cumsum(1) * self.is_counted
+
 
 def padded(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens [B, N] int64 and which of them count [B, N] bool, N the longest sample's length."""
@@ -59,5 +89,5 @@ def padded(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Ten
     is_counted = torch.zeros(len(samples), longest, dtype=torch.bool)
     for row, one in enumerate(samples):
         tokens[row, : len(one.tokens)] = torch.tensor(one.tokens)
-        is_counted[row, one.num_prompt_tokens : len(one.tokens)] = True
+        is_counted[row, : len(one.tokens)] = torch.tensor(one.is_counted)
     return tokens.to(device), is_counted.to(device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
-from specdec_cli.train.answers import Answers, TrainingPrompt, samples_of
+from specdec_cli.train.answers import Answers, TrainingPrompt, usable
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
 from specdec_cli.train.folder import TrainingFolder
@@ -52,34 +52,35 @@ class TrainingData:
         max_context: int,
         num_held_out: int,
         num_answers: int,
-        given: Sequence[Sequence[int]] | None = None,
+        given: Sequence[Sequence[Sample]] | None = None,
     ) -> TrainingData:
-        """Split prompts, the held-out ones spread evenly over all.
+        """Split prompts, the held-out ones spread evenly over all that leave room for an answer.
 
         Args:
             prompts: token ids of each.
             max_context: of the target.
             num_held_out: prompts to leave out of training.
             num_answers: answers to each of the others.
-            given: the answer to each prompt, instead of the target's own; None lets the target answer.
+            given: the samples of each prompt's row, instead of the target's own answers; None lets the target answer.
 
         Raises:
             UsageError: no prompt fits, or too few are left to train on.
         """
-        fitting = [(index, one) for index, one in enumerate(prompts) if len(one) + 2 <= max_context]
+        fitting = [index for index, one in enumerate(prompts) if len(one) + 2 <= max_context]
         if not fitting:
             said = f"no prompt leaves room for an answer in the context of `{max_context}` tokens"
             raise UsageError(said, "choose data with shorter prompts")
         check_held_out(num_held_out, len(fitting))
-        chosen = {(2 * i + 1) * len(fitting) // (2 * num_held_out) for i in range(num_held_out)}
-        held_out = [TrainingPrompt(one, index) for i, (index, one) in enumerate(fitting) if i in chosen]
-        rest = [one for i, one in enumerate(fitting) if i not in chosen]
+        chosen = {fitting[(2 * i + 1) * len(fitting) // (2 * num_held_out)] for i in range(num_held_out)}
+        held_out = [TrainingPrompt(prompts[index], index) for index in sorted(chosen)]
+        learnt = fitting if given is None else [i for i, its in enumerate(given) if usable(its, max_context)]
         train = [
-            TrainingPrompt(one, index + answer * len(prompts), None if given is None else given[index])
+            TrainingPrompt(prompts[index], index + answer * len(prompts), None if given is None else given[index])
             for answer in range(num_answers)
-            for index, one in rest
+            for index in learnt
+            if index not in chosen
         ]
-        return cls(train, held_out, len(prompts) - len(fitting))
+        return cls(train, held_out, len(set(range(len(prompts))).difference(fitting, learnt)))
 
     @property
     def notices(self) -> list[str]:
@@ -90,7 +91,7 @@ class TrainingData:
     @property
     def identity(self) -> str:
         """SHA-256 of all prompts, in hexadecimal."""
-        whole = [[[*one.tokens, -1, *(one.answer or ())] for one in its] for its in (self.train, self.held_out)]
+        whole = [[[*one.tokens, -1, *_given(one)] for one in its] for its in (self.train, self.held_out)]
         content = json.dumps(whole)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -216,8 +217,19 @@ class TrainingSession:
 
     def _kept(self) -> list[Sample] | None:
         """The samples of the answers in the data; None where the target answers."""
-        given = [(one, one.answer) for one in self.data.train if one.answer is not None]
-        return _not_empty(samples_of(given, self.engine.target.max_context)) if given else None
+        if not self.recipe.train.keep_answers:
+            return None
+        given = [sample for one in self.data.train for sample in one.given or ()]
+        return _not_empty(usable(given, self.engine.target.max_context))
+
+
+def _given(prompt: TrainingPrompt) -> list[int]:
+    """Tokens of the samples that a prompt brings, each behind the place of its first one that counts."""
+    return [
+        number
+        for one in prompt.given or ()
+        for number in (one.num_prompt_tokens, *one.tokens, *(-place for pair in one.skipped for place in pair))
+    ]
 
 
 def _not_empty(samples: list[Sample]) -> list[Sample]:

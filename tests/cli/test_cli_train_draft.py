@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_engine import letter_tokenizer
 from tiny_training import tiny_target
 
 from specdec_cli.cli import main
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.workload.given_answers import given_answer
+from specdec_cli.measure.workload.given_answers import given_chat
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +153,31 @@ def test_answers_in_the_data_are_kept(target: str, tmp_path: Path, capsys: pytes
     assert "row 5 has no answer to keep" in capsys.readouterr().err
 
 
-def test_the_last_message_of_a_chat_is_its_answer() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    row = PromptRow(0, "a", messages=(ChatMessage("user", "a"),), values={"messages": messages})
-    assert given_answer(row, chat=True) == "b"
-    with pytest.raises(UsageError, match="row 1 has no answer"):
-        given_answer(replace(row, values={"messages": messages[:1]}), chat=True)
+def row_of(*texts: str, **values: str) -> PromptRow:
+    """A conversation that begins with the user."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    num = len(texts) - 1 + len(texts) % 2
+    kept = tuple(ChatMessage(one["role"], one["content"]) for one in messages[:num])
+    return PromptRow(0, texts[0], messages=kept, values={"conversations": messages, **values})
+
+
+def test_a_conversation_ends_with_its_last_answer() -> None:
+    def texts(row: PromptRow) -> list[str]:
+        return [one["content"] for one in given_chat(row)]
+
+    assert texts(row_of("a", "b")) == ["a", "b"]
+    assert texts(row_of("a", "b", "c", "d")) == ["a", "b", "c", "d"]
+    assert texts(row_of("a", "b", "c")) == ["a", "b"], "nothing answers the last message"
+    assert texts(row_of("a", "b", "c", answer="d")) == ["a", "b", "c", "d"]
+    assert texts(row_of("a", "b", answer="d")) == ["a", "b"]
+    assert texts(PromptRow(0, "a", values={"answer": "b"})) == ["a", "b"]
+    row = row_of("a", "b")
+    assert texts(replace(row, messages=(ChatMessage("system", "s"), *row.messages))) == ["s", "a", "b"]
+    written = json.dumps(row.values["conversations"])
+    assert texts(replace(row, values={"conversations": written})) == ["a", "b"]
+    for empty in (row_of("a"), row_of("a", ""), PromptRow(0, "a", values={"answer": ""})):
+        with pytest.raises(UsageError, match="row 1 has no answer"):
+            given_chat(empty)
 
 
 def test_several_processes_are_refused(
@@ -176,3 +196,21 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
         in capsys.readouterr().out
     )
     assert not folder.exists()
+
+
+def test_every_answer_of_a_conversation_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tiny_target(tmp_path / "target")
+    tokenizer = letter_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role[0] + ' ' + m.content + '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'a ' }}{% endif %}"
+    )
+    tokenizer.save_pretrained(target)
+    says = ("user", "assistant") * 3
+    lengths = [(i % 3 + 1, 4, 2, i + 1, 3, 5)[: 6 - i % 3] for i in range(6)]  # every third ends with the user
+    rows = [[{"role": role, "content": "x" * num} for role, num in zip(says, its, strict=False)] for its in lengths]
+    data, folder = tmp_path / "chats.jsonl", tmp_path / "head"
+    data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    assert train(target, data, folder, "--max-steps", "1", "--keep-answers", "--chat") == 0
+    num_tokens = sum(num + 1 for i in (0, 2, 3, 5) for num in lengths[i][1::2])  # each with its end token
+    assert f"training eagle3: 4 samples of {num_tokens} tokens" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_a_run_stopped_before_its_first_answer_goes_on_twice(target: str, tmp_pa
 )
 def test_a_damaged_answer_is_named_and_the_others_are_kept(number: int, line: str, hint: str, tmp_path: Path) -> None:
     path, prompts = tmp_path / "answers.jsonl", [TrainingPrompt(one, index) for index, one in enumerate(PROMPTS)]
-    rows = [{"fingerprint": fingerprint(prompts, SamplingParams())}]
+    rows: list[object] = [{"fingerprint": fingerprint(prompts, SamplingParams())}]
     rows += [{"index": index, "answer": [7, 8, index]} for index in range(5)]
     lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")

@@ -86,10 +86,25 @@ def whole_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatM
     Raises:
         UsageError: no user message, or a message that is not text.
     """
-    roles = [_role(message, f"{where}: message {place}") for place, message in enumerate(messages, start=1)]
-    if "user" not in roles:
+    found = _chat_until("user", messages, where)
+    if not found:
         raise _no_user(where)
-    end = len(roles) - roles[::-1].index("user")
+    return found
+
+
+def answered_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatMessage, ...]:
+    """A conversation up to its last answer; empty without any.
+
+    Raises:
+        UsageError: a message that is not text.
+    """
+    return _chat_until("assistant", messages, where)
+
+
+def _chat_until(last: str, messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatMessage, ...]:
+    """A conversation up to the last message of a role; empty without one."""
+    roles = [_role(message, f"{where}: message {place}") for place, message in enumerate(messages, start=1)]
+    end = len(roles) - roles[::-1].index(last) if last in roles else 0
     found = []
     for place, (role, message) in enumerate(zip(roles[:end], messages[:end], strict=True), start=1):
         if role not in ("user", "assistant", "system"):

@@ -182,13 +182,14 @@ class DFlashModule(NamedModule):
         return anchors, (drawn.values >= 0).gather(1, order)
 
     def _rows(self, batch: TrainingBatch, anchors: Tensor, is_real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples, blocks and rows [n] whose tokens count."""
+        """Samples, blocks and rows [n] whose tokens count: those of the anchor's answer."""
         rows = torch.arange(self._first, self._size, device=anchors.device)
         places = anchors[..., None] + rows + 1 - self._first  # of the predicted tokens
-        padded = functional.pad(batch.is_counted, (0, self._size))
-        counts = padded[torch.arange(len(anchors), device=anchors.device)[:, None, None], places] & is_real[..., None]
-        samples, blocks, found = counts.nonzero(as_tuple=True)
-        return samples, blocks, found + self._first
+        padded = functional.pad(batch.answers, (0, self._size))
+        found = padded[torch.arange(len(anchors), device=anchors.device)[:, None, None], places]
+        counts = (found == batch.answers.gather(1, anchors)[..., None]) & is_real[..., None]
+        samples, blocks, rows = counts.nonzero(as_tuple=True)
+        return samples, blocks, rows + self._first
 
     def _states(self, batch: TrainingBatch, anchors: Tensor) -> Tensor:
         """States [B, A, rows, hidden] of all blocks, behind the final norm."""

@@ -94,9 +94,9 @@ class MedusaModule(NamedModule):
 
     def _rows(self, batch: TrainingBatch, head: int) -> tuple[Tensor, Tensor]:
         """Samples and positions t [n] with an answer's tokens at t + 1, where a draft begins, and at t + 2 + head."""
-        shift = head + 1
-        counts = batch.is_counted[:, 1 : batch.is_counted.shape[1] - shift] & batch.is_counted[:, 1 + shift :]
-        samples, places = counts.nonzero(as_tuple=True)
+        answers, shift = batch.answers[:, 1:], head + 1
+        begins = answers[:, : max(answers.shape[1] - shift, 0)]
+        samples, places = ((begins > 0) & (begins == answers[:, shift:])).nonzero(as_tuple=True)
         return samples, places
 
     def _logits(self, states: Tensor, head: int) -> Tensor:

@@ -140,8 +140,8 @@ def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows
         mask_token: that masks read.
     """
     each = [
-        _sample_rows(tokens, is_counted, depth, mask_token)
-        for tokens, is_counted in zip(batch.tokens, batch.is_counted, strict=True)
+        _sample_rows(tokens, answers, depth, mask_token)
+        for tokens, answers in zip(batch.tokens, batch.answers, strict=True)
     ]
     longest = max(len(one[0]) for one in each)
     tokens, positions, groups, counts = (_padded([one[i] for one in each], longest) for i in range(4))
@@ -156,16 +156,16 @@ def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows
     return MaskedRows(tokens.clamp(min=0), positions.clamp(min=0), groups, visible, counts > 0)
 
 
-def _sample_rows(tokens: Tensor, is_counted: Tensor, depth: int, mask_token: int) -> list[Tensor]:
+def _sample_rows(tokens: Tensor, answers: Tensor, depth: int, mask_token: int) -> list[Tensor]:
     """Tokens, positions, groups and whether they count of one sample's rows, each [rows] int64."""
     places = torch.arange(len(tokens), device=tokens.device)
-    follows = torch.zeros_like(is_counted)
-    follows[:-1] = is_counted[1:]
+    follows = torch.zeros_like(answers, dtype=torch.bool)
+    follows[:-1] = answers[1:] > 0
     found = [(tokens, places, torch.zeros_like(places), follows.long())]
     starts, num = places[follows], int(follows.sum())
     for group in range(1, depth):
         starts = starts[starts + group + 1 < len(tokens)]
-        starts = starts[is_counted[starts + group + 1]]
+        starts = starts[answers[starts + group + 1] == answers[starts + 1]]
         most = int(num * max(_KEPT**group, _KEPT_AT_LEAST))
         drawn = torch.randperm(len(starts))[:most].sort().values
         starts = starts[drawn.to(starts.device)]
