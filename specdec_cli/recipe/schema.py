@@ -575,7 +575,7 @@ class Train(Section):
     start_from: str | None = Field(None, min_length=1)
     """Model with the target's tokenizer to begin with (pard, distill). null prunes the target itself (distill)."""
     keep_answers: bool = False
-    """Train on the data's answers, not the target's own: all of a chat's assistant, or the column answer, output, ..."""
+    """Train on the data's answers, not the target's own: a chat's assistant's, or the column answer, output, ..."""
     cache_features: bool = False
     """Keep the target's hidden states of all samples on disk (bfloat16), so that it reads each sample once."""
     evaluate_every: int | None = Field(None, ge=1, le=2**31 - 1)

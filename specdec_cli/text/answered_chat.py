@@ -76,7 +76,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], place
     if not whole.startswith(head):
         said = f"the chat template of `{tokenizer.name}` writes an answer otherwise than it asks for one"
         hint = "set target.chat_template to a template with {% generation %} around what the assistant writes"
-        raise UsageError(f"{said}, so its tokens cannot be told from the others", hint)
+        raise UsageError(f"{said}, so which tokens are its own is unknown", hint)
     return head, whole
 
 
