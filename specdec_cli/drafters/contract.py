@@ -98,8 +98,8 @@ class Resources:
         num_tokens: V, the size of the real vocabulary; guesses and q never go beyond it.
         target: the loaded target, whose `embed` and `head` a drafter with taps may call; None without one.
         revision: branch, tag or commit of a hub id that the draft is named by.
-        plan_cache: takes a cache that the drafter holds itself. It is given its blocks with the models' once all are
-            loaded, and what it held before is lost.
+        plan_cache: takes a cache that the drafter holds itself, or a loaded draft model as it is to be planned. It is
+            given its blocks with the models' once all are loaded, and what it held before is lost.
         trust_remote_code: run Python code that comes with a model.
         tokenizer: the target's; None where there is none.
         load_tokenizer: loads the tokenizer of a draft model; None where there is no tokenizer to compare it with.

@@ -7,10 +7,10 @@ the draft's own tokens, so q is a function of the context, the same in drafting 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from specdec_cli.lm.door import Row
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from specdec_cli.lm.cache.cache_plan import CacheNeed
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.traffic import Traffic
+    from specdec_cli.lm.transformers_lm import TransformersLM
     from specdec_cli.text.translation import Translation, Translator
 
 
@@ -35,6 +37,36 @@ class _DraftText:
 
     row: Row
     wanted: list[int]
+
+
+class CacheOfOtherTokens:
+    """A draft model's cache, which is planned for its own tokens; what is not described here is the model's own.
+
+    Args:
+        own: the draft model.
+        tokens_per_token: its tokens for one of the target's.
+    """
+
+    device: torch.device
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    weight_bytes: int
+    promised_bytes: int
+    hold: Callable[..., None]
+
+    def __init__(self, own: LM, tokens_per_token: float) -> None:
+        self.own, self._ratio = cast("TransformersLM", own), tokens_per_token
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything else of the draft model."""
+        if name == "own":
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
+        """With room for the target's texts, which are more or fewer tokens here."""
+        return self.own.draft_cache_need(num_seqs, num_drafted, target_context, self._ratio)
 
 
 class TranslatedLM:

@@ -17,6 +17,7 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.drafters.language_model import LMDrafter
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.cache_plan import SPARE_TOKENS
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.translated_lm import TranslatedLM
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 AUTO, TEXT, INTERSECTION = "auto", "text", "intersection"
 _MOST_DRAFTED = 8  # of the draft's tokens for one of the target's
 _RATIO_WEIGHT = 16  # tokens of context that the sample text's ratio counts as
-_SPARE_TOKENS = 16  # of cache, for what is cut into more tokens as the text grows
 
 
 class _OverVocabulary(LMDrafter):
@@ -109,7 +109,7 @@ class Drafter(WithoutFeatures):
         Raises:
             UsageError: a model without a tokenizer, or too few tokens in common.
         """
-        from specdec_cli.drafters.translated_lm import TranslatedLM
+        from specdec_cli.drafters.translated_lm import CacheOfOtherTokens, TranslatedLM
         from specdec_cli.text.shared_vocabulary import shared_vocabulary
         from specdec_cli.text.translation import Translator
 
@@ -120,6 +120,7 @@ class Drafter(WithoutFeatures):
         self._ways = ways_of(self.model, self.match, shared)
         self._num_tokens = resources.num_tokens
         translated = self._translated = TranslatedLM(own, Translator(target, draft, shared), resources.num_tokens)
+        resources.plan_cache(CacheOfOtherTokens(own, shared.draft_tokens_per_token))
         self._by_text.load(replace(resources, load_lm=lambda _: own, num_tokens=num_draft))
         self._by_intersection.load(replace(resources, load_lm=lambda _: translated))
 
@@ -155,7 +156,7 @@ class Drafter(WithoutFeatures):
         found = []
         for row in rows:
             num = len(self.lm.translation(row.handle, row.context).translated)
-            most = num + max(self._num_drafted(row, num), row.most_nodes) + _SPARE_TOKENS
+            most = num + max(self._num_drafted(row, num), row.most_nodes) + SPARE_TOKENS
             blocks = -(-most // size) - -(-self._num_held.get(row.handle, 0) // size)
             found.append(0 < num <= self.lm.own.max_context and blocks <= free)
             if found[-1]:

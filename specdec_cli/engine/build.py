@@ -142,7 +142,7 @@ class _DraftLoader:
                 num_tokens,
                 self.target,
                 self.settings.draft.revision,
-                plan_cache=self.models.append,
+                plan_cache=self._plan,
                 trust_remote_code=self.settings.trust_remote_code,
                 tokenizer=self.tokenizer,
                 load_tokenizer=partial(draft_tokenizer, settings=self.settings),
@@ -158,6 +158,10 @@ class _DraftLoader:
             for name in self.settings.others
             if name != own.get("method")
         }
+
+    def _plan(self, cache: DraftCache) -> None:
+        """Plan a cache, in the place of that of the model behind it."""
+        self.models = [one for one in self.models if one is not getattr(cache, "own", None)] + [cache]
 
     def _load_model(self, name: str) -> LM:
         say = self.settings.progress or (lambda _: None)

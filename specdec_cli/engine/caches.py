@@ -57,8 +57,9 @@ def share_out(
         for lm, plan in zip(group, plan_caches(needs, room, num_seqs, kv_cache_bytes), strict=True):
             lm.hold(plan.num_blocks, num_seqs, k, plan.num_prefix_states)
     for draft in drafts:
-        wanted = draft.draft_cache_need(num_seqs, k, target.max_context).num_blocks
-        check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))
+        need = draft.draft_cache_need(num_seqs, k, target.max_context)
+        rooms = need.least_beside(target.num_blocks), draft.num_blocks, need.num_blocks
+        check_draft_room(*(num * draft.block_size for num in rooms))
 
 
 def hold_beside(draft: DraftCache, max_context: int, options: EngineOptions) -> None:

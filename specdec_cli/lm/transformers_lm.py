@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -209,10 +210,13 @@ class TransformersLM:
         num_blocks = blocks_wanted(num_seqs, self.max_context, extra_tokens, self.block_size)
         return self._need(num_blocks, num_seqs, extra_tokens)
 
-    def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
-        """The same of a draft beside a target of some context limit."""
+    def draft_cache_need(
+        self, num_seqs: int, num_drafted: int, target_context: int, tokens_per_token: float = 1.0
+    ) -> CacheNeed:
+        """The same of a draft beside a target of some context limit, with so many tokens for one of the target's."""
         sizes = num_seqs, self.max_context, target_context, num_drafted, self.block_size
-        return self._need(draft_blocks_wanted(*sizes), num_seqs, num_drafted)
+        need = self._need(draft_blocks_wanted(*sizes, tokens_per_token), num_seqs, num_drafted)
+        return replace(need, tokens_per_token=tokens_per_token)
 
     def _need(self, num_blocks: int, num_seqs: int, extra_tokens: int) -> CacheNeed:
         states, each = num_seqs * num_snapshots(extra_tokens) * self.state_bytes, self._forward.shape.prefix_state_bytes

@@ -1,16 +1,20 @@
 """The engine plans its caches by what is left, and doctor says the same without loading a weight."""
 
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from many_tokenizers import hf_tokenizer, tokenizer
 from tiny_engine import letter_tokenizer
 from tiny_heads import publish, random_weights
 from tiny_hybrids import save_hybrid
 from tiny_models import make_tiny
 from typed import not_none, stand_in
 
+from specdec_cli.drafters.contract import DraftRow
+from specdec_cli.drafters.universal import Drafter as Universal
 from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings
@@ -24,6 +28,7 @@ from specdec_cli.measure.machine import machine
 from specdec_cli.measure.machine.doctor import examine
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.text.shared_vocabulary import SAMPLE
 
 MB = 1_000_000
 
@@ -124,6 +129,57 @@ def test_doctor_says_what_the_engine_plans(pair, memory, decoder: str, draft: st
     found = examine(recipe).pair
     assert found is not None
     assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == planned
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory):
+    """Models of long contexts, each with a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("others")
+    for kind in ("byte-level", "characters"):
+        shape = {"max_position_embeddings": 65_536, "vocab_size": tokenizer(kind).num_tokens}
+        make_tiny("llama", folder / kind, seed=2, num_hidden_layers=2, **shape)
+        hf_tokenizer(kind).save_pretrained(folder / kind)
+    return folder
+
+
+@pytest.mark.parametrize(("target", "draft"), [("byte-level", "characters"), ("characters", "byte-level")])
+@pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
+def test_a_draft_of_other_tokens_has_room_for_as_much_text(others, memory, target: str, draft: str, cache: str) -> None:
+    """One character is a token of the one, about three are one of the other."""
+    memory(40 * MB)
+    sets = [f"target.model={others / target}", f"draft.model={others / draft}", f"engine.kv_cache_memory={cache}"]
+    recipe = resolve(sets=[*sets, "engine.max_num_seqs=2"]).recipe
+    engine = Engine.from_recipe(recipe)
+    ratio = not_none(engine.drafter.shared_vocabulary).draft_tokens_per_token
+    assert max(ratio, 1 / ratio) > 1.5
+    first, second = engine.target, stand_in(engine.drafter.lm).own
+    if cache != "3MB":  # which is for each
+        assert second.num_blocks == int(first.num_blocks * ratio)
+        assert taken(first, second) <= 0.6 * 40 * MB
+    for lm in (first, second):
+        budget._LOADED.discard(stand_in(lm))
+    found = not_none(examine(recipe).pair).memory
+    planned = {"target": first.num_blocks * first.block_size, "draft": second.num_blocks * second.block_size}
+    assert {role: one.kv_planned_tokens for role, one in found.items()} == planned
+
+
+def test_every_text_that_the_target_has_room_for_is_drafted(others, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its cache is taken, and the draft's text is nearly twice as many tokens."""
+    models = str(others / "byte-level"), str(others / "characters")
+    engine = Engine.load(*models, max_model_len=192, block_size=4, max_num_seqs=3)
+    prompt = not_none(engine.tokenizer).encode(SAMPLE, False)[-150:]
+    rooms, before = list[list[bool]](), Universal._have_room
+
+    def noted(self: Universal, rows: Sequence[DraftRow]) -> list[bool]:
+        rooms.append(before(self, rows))
+        return rooms[-1]
+
+    monkeypatch.setattr(Universal, "_have_room", noted)
+    engine.generate([prompt] * 3, SamplingParams(max_new_tokens=24, ignore_eos=True))
+    assert rooms
+    assert all(all(one) for one in rooms)
+    lm = stand_in(engine.drafter.lm).own
+    assert lm.num_free_blocks == lm.num_blocks
 
 
 @pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import RunError
 
 MOST_BLOCKS_APART = 64
 """A prefix that misses the next snapshot is read again from the one before: at most so many blocks."""
+SPARE_TOKENS = 16
+"""Room of a draft with another tokenizer for what it cuts into more tokens as the text grows."""
 KVCacheBytes = int | None | Callable[[int, int], int | None]
 _FLOAT32_BYTES = 4
 
@@ -29,6 +32,7 @@ class CacheNeed:
         num_blocks: with which every sequence has room for its whole context.
         state_bytes: of the states that recurrent layers keep of all sequences, beside the blocks.
         prefix_state_bytes: of a snapshot of them at the end of a cached prefix; 0 where prefixes are not shared.
+        tokens_per_token: of this model's, for one of the target's: 1 unless their tokenizers differ.
     """
 
     name: str
@@ -36,11 +40,23 @@ class CacheNeed:
     num_blocks: int
     state_bytes: int = 0
     prefix_state_bytes: int = 0
+    tokens_per_token: float = 1.0
 
     @property
     def planned_block_bytes(self) -> int:
         """Bytes to plan for a block: with its share of the fewest snapshots, but no more of them than of the block."""
         return self.block_bytes + min(self.block_bytes, -(-self.prefix_state_bytes // MOST_BLOCKS_APART))
+
+    def beside(self, num_blocks: int) -> int:
+        """Blocks for as much text as so many of the target's are for."""
+        return int(num_blocks * self.tokens_per_token)
+
+    def least_beside(self, num_blocks: int) -> int:
+        """The fewest blocks beside so many of the target's.
+
+        A draft with another tokenizer guesses nothing for texts that its cache has no room for.
+        """
+        return min(self.beside(num_blocks), num_blocks)
 
     def num_within(self, num_bytes: int) -> int:
         """Most blocks that so many bytes hold beside the states; blocks of a model without attention take none."""
@@ -100,7 +116,14 @@ def blocks_wanted(num_seqs: int, context: int, num_drafted: int, block_size: int
     return num_seqs * -(-(context + num_drafted) // block_size)
 
 
-def draft_blocks_wanted(num_seqs: int, context: int, target_context: int, num_drafted: int, block_size: int) -> int:
+def draft_blocks_wanted(
+    num_seqs: int,
+    context: int,
+    target_context: int,
+    num_drafted: int,
+    block_size: int,
+    tokens_per_token: float = 1.0,
+) -> int:
     """Blocks with which a draft has room for whatever the target has room for.
 
     The scheduler counts the target's blocks, and a request may bring a larger tree than the engine's. So a draft has as
@@ -112,9 +135,13 @@ def draft_blocks_wanted(num_seqs: int, context: int, target_context: int, num_dr
         target_context: the target's.
         num_drafted: most drafted tokens of a sequence by the engine's options.
         block_size: tokens in a block.
+        tokens_per_token: the draft's for one of the target's.
     """
-    of_target = blocks_wanted(num_seqs, target_context, num_drafted, block_size)
     most_drafted = max(num_drafted, MOST_NODES)
+    if tokens_per_token != 1.0:
+        target_context = ceil(target_context * tokens_per_token)
+        num_drafted, most_drafted = (ceil(num * tokens_per_token) + SPARE_TOKENS for num in (num_drafted, most_drafted))
+    of_target = blocks_wanted(num_seqs, target_context, num_drafted, block_size)
     return min(of_target, blocks_wanted(num_seqs, min(context, target_context), most_drafted, block_size))
 
 
@@ -141,7 +168,7 @@ def plan_caches(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KV
         planned = [_with_snapshots(need, need.num_within(given), given) for need in needs]
     else:
         most = _blocks_within(budget - sum(need.state_bytes for need in needs), needs)
-        planned = _share_rest(needs, [min(need.num_blocks, most) for need in needs], budget)
+        planned = _share_rest(needs, [min(need.num_blocks, need.beside(most)) for need in needs], budget)
     taken = sum(plan.num_bytes(need) for plan, need in zip(planned, needs, strict=True))
     if taken > left:
         raise RunError(
@@ -182,7 +209,7 @@ def check_draft_room(target_tokens: int, draft_tokens: int, wanted_tokens: int) 
     """Refuse a draft whose cache cannot follow the target's.
 
     Args:
-        target_tokens: room of the target's cache.
+        target_tokens: room that the draft must have beside the target's cache (`CacheNeed.least_beside`).
         draft_tokens: room of the draft's.
         wanted_tokens: with which the draft's has room for everything.
 
@@ -197,11 +224,11 @@ def check_draft_room(target_tokens: int, draft_tokens: int, wanted_tokens: int) 
 
 
 def _blocks_within(budget: int, needs: Sequence[CacheNeed]) -> int:
-    """The largest number of blocks that every cache can have that wants so many."""
-    rest = sorted(needs, key=lambda need: need.num_blocks)
+    """The largest number of the target's blocks that every cache can have room beside that wants so much."""
+    rest = sorted(needs, key=lambda need: need.num_blocks / need.tokens_per_token)
     while rest:
-        most = max(budget, 0) // max(sum(need.planned_block_bytes for need in rest), 1)
-        if most < rest[0].num_blocks or len(rest) == 1:
+        most = int(max(budget, 0) // max(sum(need.planned_block_bytes * need.tokens_per_token for need in rest), 1))
+        if rest[0].beside(most) < rest[0].num_blocks or len(rest) == 1:
             return most
         budget -= rest[0].num_blocks * rest[0].planned_block_bytes
         rest = rest[1:]

@@ -98,6 +98,7 @@ def pair_memory(
     recipe: Recipe,
     max_context: int,
     taps: Sequence[Tap] = (),
+    tokens_per_token: float = 1.0,
 ) -> dict[str, Memory]:
     """Memory of each model, without a plan for its cache.
 
@@ -107,6 +108,7 @@ def pair_memory(
         recipe: resolved.
         max_context: the longest context that the engine decodes.
         taps: the target's hidden states that the draft reads.
+        tokens_per_token: the draft's for one of the target's.
     """
     options = engine_options(recipe)
     num_seqs, k = options.max_num_seqs, options.most_nodes
@@ -117,7 +119,8 @@ def pair_memory(
         states = len(taps) * (facts.hidden_size or 0) * DTYPES[facts.dtype].itemsize if role == "target" else 0
         num_blocks = blocks_wanted(num_seqs, max_context, k, block_size)
         if role == "draft":
-            num_blocks = draft_blocks_wanted(num_seqs, facts.max_context, max_context, k, block_size)
+            sizes = num_seqs, facts.max_context, max_context, k, block_size
+            num_blocks = draft_blocks_wanted(*sizes, tokens_per_token)
         num_tokens = num_blocks * block_size
         found[role] = Memory(
             device=places[role].name,
@@ -134,13 +137,14 @@ def pair_memory(
     return found
 
 
-def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> None:
+def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, tokens_per_token: float = 1.0) -> None:
     """Fill in what the engine would give the caches on a device.
 
     Args:
         memory: by role; where bytes per token are not known, nothing is planned.
         device: this one.
         recipe: resolved.
+        tokens_per_token: as for `pair_memory`.
 
     Raises:
         RunError: weights and logits do not fit, or no cache beside them.
@@ -154,6 +158,8 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> No
             "choose a smaller model, a smaller dtype or another device",
         )
     needs = {role: _need(role, one, recipe) for role, one in parts.items() if one.kv_per_token is not None}
+    if "draft" in needs:
+        needs["draft"] = replace(needs["draft"], tokens_per_token=tokens_per_token)
     if len(needs) < len(parts):
         return
     whole = free if device.name == "cpu" else device.memory_bytes
@@ -170,8 +176,13 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> No
         )
 
 
-def check_rooms(memory: Mapping[str, Memory]) -> None:
+def check_rooms(memory: Mapping[str, Memory], recipe: Recipe, tokens_per_token: float = 1.0) -> None:
     """Refuse a draft whose planned cache holds less than the target's.
+
+    Args:
+        memory: by role, planned.
+        recipe: resolved.
+        tokens_per_token: as for `pair_memory`.
 
     Raises:
         RunError: it does.
@@ -179,7 +190,10 @@ def check_rooms(memory: Mapping[str, Memory]) -> None:
     target, draft = memory.get("target"), memory.get("draft")
     if target is None or draft is None or target.kv_planned_tokens is None or draft.kv_planned_tokens is None:
         return
-    check_draft_room(target.kv_planned_tokens, draft.kv_planned_tokens, draft.tokens_wanted)
+    size = recipe.engine.kv_block_size
+    need = replace(_need("draft", draft, recipe), tokens_per_token=tokens_per_token)
+    least = need.least_beside(target.kv_planned_tokens // size) * size
+    check_draft_room(least, draft.kv_planned_tokens, draft.tokens_wanted)
 
 
 def _need(role: str, memory: Memory, recipe: Recipe) -> CacheNeed:

@@ -419,12 +419,13 @@ def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None
         if device.dtypes[facts.dtype] == "emulated":
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
             found.problems.append(Finding("warning", message, "try --dtype float32"))
-    found.memory = pair_memory(models, places, recipe, found.max_context or 0, found.taps)
+    ratio = 1.0 if found.shared is None else found.shared.draft_tokens_per_token
+    found.memory = pair_memory(models, places, recipe, found.max_context or 0, found.taps, ratio)
     try:
         for device in {place.name: place for place in places.values()}.values():
-            plan_memory(found.memory, device, recipe)
+            plan_memory(found.memory, device, recipe, ratio)
             _warn_of_little_room(found, device.name)
-        check_rooms(found.memory)
+        check_rooms(found.memory, recipe, ratio)
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
 

@@ -9,6 +9,7 @@ from specdec_cli.lm.cache.cache_plan import (
     KVCacheBytes,
     Room,
     check_draft_room,
+    draft_blocks_wanted,
     logits_bytes,
     plan_caches,
 )
@@ -83,6 +84,30 @@ def test_a_draft_s_room_follows_the_target_s() -> None:
     check_draft_room(100, 64, 64)
     with pytest.raises(RunError, match="room for `64` tokens, fewer than the target's `100`"):
         check_draft_room(100, 64, 65)
+
+
+@pytest.mark.parametrize(
+    ("left", "ratio", "planned"),
+    [
+        (20_000, 3.0, [100, 300]),  # all that is wanted
+        (1_000, 3.0, [31, 93]),
+        (1_000, 0.5, [45, 22]),
+        (1_000, 1.0, [41, 41]),
+    ],
+)
+def test_a_draft_of_other_tokens_has_room_for_the_same_texts(left: int, ratio: float, planned: list[int]) -> None:
+    draft = CacheNeed("other", 2, int(100 * ratio), tokens_per_token=ratio)
+    assert plan_blocks([need(10, 100), draft], room(left), 1) == planned
+    assert plan_blocks([draft, need(10, 100)], room(left), 1) == planned[::-1]
+    assert 10 * planned[0] + 2 * planned[1] <= left // 2 or planned[0] == 100
+    assert planned[1] >= draft.least_beside(planned[0])
+
+
+def test_a_draft_wants_room_for_the_targets_texts_in_its_own_tokens() -> None:
+    assert draft_blocks_wanted(4, 4_000, 1_000, 4, 16) == 4 * 63
+    assert draft_blocks_wanted(4, 4_000, 1_000, 4, 16, 3.0) == 4 * 190  # 3,000 tokens, 12 guessed and 16 spare
+    assert draft_blocks_wanted(4, 4_000, 1_000, 4, 16, 0.5) == 4 * 33
+    assert draft_blocks_wanted(4, 1_500, 1_000, 4, 16, 3.0) < 4 * 120, "it reads no more"
 
 
 def test_logits_are_float32() -> None:
