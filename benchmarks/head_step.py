@@ -1,151 +1,142 @@
-"""k steps of an EAGLE-3 head on a CPU, beside what reading its weights costs at that time.
+"""k drafted tokens of draft heads on a CPU, beside what reading their weights costs at that time.
 
     python benchmarks/head_step.py
-    python benchmarks/head_step.py --hidden 4096 --inner 14336 --heads 32 --name 8b --dtype bfloat16
+    python benchmarks/head_step.py --kinds dflash --hidden 4096 --inner 14336 --heads 32 --name 8b
 
-The head has random weights in the shape of one for a published target (hidden size, MLP, heads, drafted tokens). One
-sequence; each proposal brings the hidden states of `--new` tokens and drafts k more. Its floor is the bytes that it
-reads (the joining matrix once, layer and output layer k times) over the bandwidth of reading a buffer of that size,
-measured in turn. Medians and the best of all turns, with the load of the machine. Kept as results/head_step_NAME.json.
+The heads (EAGLE-3, P-EAGLE with four layers, DFlash with five, MTP) have random weights in the shape of those for a
+published target. One sequence; each proposal brings the hidden states of `--new` tokens and drafts k. Each head runs in
+compiled code (A) and in torch's operators (B), as it did before, in the order A B B A. Its floor is the bytes that a
+proposal has to read over the bandwidth of reading huge pages, measured beside each. All of it is this process's
+processor time on one thread, so that a busy machine slows it by its caches alone. Kept as results/head_step_NAME.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import record
 import torch
-from safetensors.torch import save_file
+from shaped_heads import KINDS, HiddenStates, Published, Target, drafter_of
 from torch import Tensor
 
-from specdec_cli.drafters.contract import DraftRow, Resources
-from specdec_cli.drafters.eagle3 import Drafter
-from specdec_cli.lm.door import Row
+from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
+from specdec_cli.lm.cache.memory import Arena
+from specdec_cli.lm.heads import stacks
 from specdec_cli.lm.load import DTYPES
-from specdec_cli.lm.machine.threads import allot_threads
-from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
 
-TAPS = 3
+ARMS = ("compiled", "torch", "torch", "compiled")
+READ_BYTES = 256 << 20
 
 
-class HiddenStates(LMWithoutWeights):
-    """Stands for a target: it has a dtype, a width and a vocabulary, and the head borrows nothing of it."""
+@dataclass
+class Arm:
+    """A drafter of one sequence.
 
-    name, max_context, block_size = "hidden states", 4096, 16
+    Args:
+        drafter: loaded.
+        states: of a text, as the drafter reads them.
+        new: states that a proposal brings.
+    """
 
-    def __init__(self, vocab_size: int, hidden: int, dtype: torch.dtype) -> None:
-        self.vocab_size, self.dtype, self._hidden = vocab_size, dtype, hidden
-        self.num_blocks = self.num_free_blocks = 512
+    drafter: Drafter
+    states: Tensor
+    new: int
+    context: list[int] = field(default_factory=list)
 
-    def score(self, rows: Sequence[Row]) -> Tensor:
-        """Nothing is scored."""
-        raise NotImplementedError
+    def begin(self) -> None:
+        """Feed the text."""
+        self.drafter.release(0)
+        self.context = [3 + i % 1000 for i in range(len(self.states) + 1)]
+        self._propose(self.states, 1, 0.0)
 
-    def release(self, handle: int) -> None:
-        """Nothing is held."""
+    def seconds(self, k: int, temperature: float) -> float:
+        """Processor seconds of one proposal of k tokens, with the states that it brings."""
+        if len(self.context) > 3500:
+            self.begin()
+        self.context += range(5, 5 + self.new)
+        begin = process_time()
+        self._propose(self.states[: self.new], k, temperature)
+        return process_time() - begin
 
-    def embed(self, tokens: Any) -> Tensor:
-        """Of the right width."""
-        return torch.zeros(len(tokens), self._hidden, dtype=self.dtype)
+    def _propose(self, states: Tensor, k: int, temperature: float) -> None:
+        params, needs_q = SamplingParams(temperature=temperature, seed=1), temperature > 0
+        row = DraftRow(0, self.context, 1, k, params, frozenset(), needs_q, False, 0.0, features=states)
+        assert len(self.drafter.propose([row])[0].drafted) == k
 
 
-def publish(folder: Path, shape: argparse.Namespace) -> int:
-    """Write a head; returns how many numbers a draft step reads, and those of the joining matrix beside them."""
-    hidden, size = shape.hidden, shape.hidden // shape.heads
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": hidden,
-        "intermediate_size": shape.inner, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "num_hidden_layers": 1, "vocab_size": shape.vocab, "draft_vocab_size": shape.drafted, "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0, "max_position_embeddings": 4096, "hidden_act": "silu",
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 8, 13]},
-    }  # fmt: skip
-    shapes = {
-        "midlayer.self_attn.q_proj.weight": (hidden, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (shape.kv_heads * size, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": (shape.kv_heads * size, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, hidden),
-        "midlayer.mlp.gate_proj.weight": (shape.inner, hidden),
-        "midlayer.mlp.up_proj.weight": (shape.inner, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, shape.inner),
-        "lm_head.weight": (shape.drafted, hidden),
-    }
-    others = {"fc.weight": (hidden, TAPS * hidden), "embed_tokens.weight": (shape.vocab, hidden)}
-    dtype = DTYPES[shape.dtype]
-    weights = {name: (torch.randn(one) * one[-1] ** -0.5).to(dtype) for name, one in (shapes | others).items()}
-    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
-    weights |= {f"{name}.weight": torch.ones(hidden, dtype=dtype) for name in norms}
-    weights["d2t"] = torch.arange(shape.drafted) * (shape.vocab // shape.drafted - 1)
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return sum(a * b for a, b in shapes.values())
+@contextmanager
+def torchs_operators() -> Iterator[None]:
+    """Heads that are loaded meanwhile have layers of torch's operators, and the products that they had then."""
+    before = stacks.compiles, stacks.compiled_family
+    stacks.compiles, stacks.compiled_family = lambda *_: False, lambda *_: None
+    try:
+        yield
+    finally:
+        stacks.compiles, stacks.compiled_family = before
 
 
 def bytes_per_second(buffer: Tensor) -> float:
     """Bandwidth of reading a buffer once."""
-    begin = perf_counter()
+    begin = process_time()
     buffer.sum()
-    return buffer.nbytes / (perf_counter() - begin)
+    return buffer.nbytes / (process_time() - begin)
 
 
-def proposal_seconds(drafter: Drafter, context: list[int], states: Tensor, k: int, temperature: float) -> float:
-    """Seconds of one proposal of k tokens, with the states that it brings."""
-    params = SamplingParams(temperature=temperature, seed=1)
-    needs_q = temperature > 0
-    row = DraftRow(0, context, 1, k, params, frozenset(), needs_q, False, 0.0, features=states)
-    begin = perf_counter()
-    guesses = drafter.propose([row])[0]
-    seconds = perf_counter() - begin
-    assert len(guesses.drafted) == k
-    return seconds
+def measure(arms: dict[str, Arm], published: Published, options: argparse.Namespace) -> dict[str, Any]:
+    """Every k and temperature, the arms in turn, with the bandwidth before each."""
+    itemsize = DTYPES[options.dtype].itemsize
+    buffer = Arena().keep(torch.ones(READ_BYTES // 8, dtype=torch.int64))
+    found = {}
+    for arm in arms.values():
+        arm.begin()
+    for k in options.k:
+        for temperature in (0.0, 1.0):
+            seconds: dict[str, list[float]] = {name: [] for name in arms}
+            floors: list[float] = []
+            for _ in range(options.turns):
+                for name in ARMS:
+                    floors.append(published.numbers(k) * itemsize / bytes_per_second(buffer))
+                    seconds[name].append(arms[name].seconds(k, temperature))
+            floor = median(floors)
+            each = {f"{name}_ms": median(its) * 1e3 for name, its in seconds.items()}
+            ratios = {f"{name}_ratio": median(its) / floor for name, its in seconds.items()}
+            found[f"k={k} T={temperature:g}"] = each | {"floor_ms": floor * 1e3} | ratios
+    return found
 
 
-def measure(drafter: Drafter, options: argparse.Namespace, num_numbers: int) -> dict[str, Any]:
-    """Every k and temperature in turn, with the bandwidth before each."""
-    dtype, hidden = DTYPES[options.dtype], options.hidden
-    kinds = [(k, temperature) for k in options.k for temperature in (0.0, 1.0)]
-    seconds: dict[tuple[int, float], list[float]] = {kind: [] for kind in kinds}
-    floors: dict[tuple[int, float], list[float]] = {kind: [] for kind in kinds}
-    buffer = torch.ones(num_numbers * dtype.itemsize // 4)
-    states = torch.randn(options.context, TAPS, hidden).to(dtype)
-    context = [3 + i % 1000 for i in range(options.context + 1)]
-    proposal_seconds(drafter, context, states, 1, 0.0)
-    for _ in range(options.turns):
-        for kind in kinds:
-            k, temperature = kind
-            if len(context) > 3500:
-                drafter.release(0)
-                context = context[: options.context + 1]
-                proposal_seconds(drafter, context, states, 1, 0.0)
-            context = [*context, *range(5, 5 + options.new)]
-            speed = bytes_per_second(buffer)
-            seconds[kind].append(proposal_seconds(drafter, context, states[: options.new], k, temperature))
-            num_bytes = (k * num_numbers + TAPS * hidden * hidden) * dtype.itemsize
-            floors[kind].append(num_bytes / speed)
-    return {
-        f"k={k} T={temperature:g}": {
-            "ms": median(seconds[k, temperature]) * 1e3,
-            "best_ms": min(seconds[k, temperature]) * 1e3,
-            "floor_ms": median(floors[k, temperature]) * 1e3,
-            "best_floor_ms": min(floors[k, temperature]) * 1e3,
-            "ratio": median(seconds[k, temperature]) / median(floors[k, temperature]),
-            "best_ratio": min(seconds[k, temperature]) / min(floors[k, temperature]),
-        }
-        for k, temperature in kinds
-    }
+def run(kind: str, target: Target, options: argparse.Namespace) -> dict[str, Any]:
+    """One kind of head."""
+    dtype = DTYPES[options.dtype]
+    with tempfile.TemporaryDirectory() as folder:
+        published = KINDS[kind](Path(folder) / "head", target)
+        stand_in, arms = HiddenStates(Path(folder) / "head", target, dtype), {}
+        states = torch.randn(options.context, published.num_taps, options.hidden).to(dtype)
+        for name in ("compiled", "torch"):
+            drafter = drafter_of(published)
+            resources = Resources(lambda _: stand_in, None, options.vocab, stand_in)
+            if name == "compiled":
+                drafter.load(resources)
+            else:
+                with torchs_operators():
+                    drafter.load(resources)
+            arms[name] = Arm(drafter, states, options.new)
+    return measure(arms, published, options)
 
 
 def main() -> None:
     """Measure and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="1b")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--inner", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=32)
@@ -156,20 +147,17 @@ def main() -> None:
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--new", type=int, default=3, help="states that each proposal brings")
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=4)
     options = parser.parse_args()
     before = record.machine()
-    allot_threads()
-    with tempfile.TemporaryDirectory() as folder:
-        num_numbers = publish(Path(folder), options)
-        target = HiddenStates(options.vocab, options.hidden, DTYPES[options.dtype])
-        drafter = Drafter(folder)
-        drafter.load(Resources(lambda _: target, None, options.vocab, target))
-    found = measure(drafter, options, num_numbers)
-    for name, one in found.items():
-        print(name, {key: round(value, 2) for key, value in one.items()})
-    shape = vars(options) | {"numbers_per_step": num_numbers}
-    print(record.save(f"head_step_{options.name}", before, {"shape": shape, "by_kind": found}))
+    torch.set_num_threads(1)
+    names = ("hidden", "inner", "heads", "kv_heads", "vocab", "drafted")
+    target, found = Target(**{name: getattr(options, name) for name in names}), {}
+    for kind in options.kinds:
+        found[kind] = run(kind, target, options)
+        for name, one in found[kind].items():
+            print(kind, name, {key: round(value, 2) for key, value in one.items()}, flush=True)
+    print(record.save(f"head_step_{options.name}", before, {"shape": vars(options), "by_kind": found}))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from typed import stand_in
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.outputs import Output
-from specdec_cli.events import Event, Stepped
+from specdec_cli.engine.outputs import Output, Outputs
+from specdec_cli.events import Event, Noticed, Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
@@ -124,6 +125,25 @@ def decode(
     return tiny_engine(target, draft, k, **options).generate(
         [list(prompt) for prompt in prompts], params or SamplingParams(max_new_tokens=24)
     )
+
+
+def preempted(
+    engine: Engine,
+    params: SamplingParams | Sequence[SamplingParams],
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    **wishes: Any,
+) -> tuple[list[Output], int]:
+    """The outputs of prompts that run together, and how often one was preempted; no draft fails meanwhile."""
+    driver, outputs, num_preemptions = Driver(engine), Outputs(), 0
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    for prompt, one in zip(prompts, each, strict=True):
+        outputs.add(driver, list(prompt), params=one, **wishes)
+    for event in (event for events in driver.steps() for event in events):
+        outputs.observe(event)
+        assert not isinstance(event, Noticed), "a draft that ran out of blocks would say so"
+        num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
+    check_books(engine)
+    return outputs.finished(), num_preemptions
 
 
 def tokens(outputs: Sequence[Output]) -> list[list[int]]:

@@ -7,9 +7,9 @@ from tiny_engine import letter_tokenizer
 from tiny_heads import HEADS, INNER, KV_HEADS, SIZE, publish, random_weights
 from tiny_models import make_tiny
 
-from specdec_cli.lm.heads import eagle
-from specdec_cli.lm.heads.compiled_layer import CompiledLayer, CompiledProduct, compiles
-from specdec_cli.lm.heads.head_layer import HeadLayer
+from specdec_cli.lm.heads import stacks
+from specdec_cli.lm.heads.compiled_stack import CompiledStack
+from specdec_cli.lm.heads.layer_stack import TorchStack
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -27,10 +27,11 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 def pair(lm, folder, monkeypatch: pytest.MonkeyPatch):
     """A drafter with a compiled layer, and one with torch's."""
     compiled = loaded(lm, folder)
-    monkeypatch.setattr(eagle, "compiles", lambda *_: False)
+    monkeypatch.setattr(stacks, "compiles", lambda *_: False)
+    monkeypatch.setattr(stacks, "multiplies", lambda *_: False)
     plain = loaded(lm, folder)
-    layers = [type(one._sequences.modules[0].head.layer) for one in (compiled, plain)]
-    assert layers == [CompiledLayer, HeadLayer]
+    layers = [type(one._sequences.modules[0].head.layers) for one in (compiled, plain)]
+    assert layers == [CompiledStack, TorchStack]
     assert compiled.sizes == plain.sizes
     return compiled, plain
 
@@ -83,20 +84,3 @@ def test_it_drafts_what_torchs_layer_drafts(lm, form, variant, is_scattered, tmp
             assert plain.q is None or torch.allclose(compiled.q[0], plain.q[0], atol=0.1)
     held = drafters[0]._sequences.cache.of(0)
     assert isinstance(held.slots, torch.Tensor) == is_scattered
-
-
-@pytest.mark.parametrize("num_rows", [1, 7, 40])
-def test_a_product_is_torchs(num_rows: int) -> None:
-    x, weight, bias = torch.randn(num_rows, 50), torch.randn(37, 50), torch.randn(37)
-    assert torch.allclose(CompiledProduct(weight, bias)(x), torch.nn.functional.linear(x, weight, bias), atol=1e-4)
-
-
-def test_what_it_does_not_know_is_torchs(lm) -> None:
-    config = lm.config
-    assert compiles(config, torch.float32, torch.device("cpu"))
-    assert not compiles(config, torch.float16, torch.device("cpu"))
-    assert not compiles(config, torch.float32, torch.device("meta"))
-    for rope in ({"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "default", "partial_rotary_factor": 0.5}):
-        other = type(config)(**config.to_dict() | {"rope_parameters": {"rope_theta": 1e4, **rope}})
-        assert not compiles(other, torch.float32, torch.device("cpu"))
-    assert not compiles(type(config)(**config.to_dict() | {"hidden_act": "relu"}), torch.float32, torch.device("cpu"))

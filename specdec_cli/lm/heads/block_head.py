@@ -15,13 +15,14 @@ from torch.nn import functional
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.reading import first_line
-from specdec_cli.lm.heads.dflash_files import MASK_EMBEDDING, BlockLayer, DFlashConfig
+from specdec_cli.lm.heads.dflash_files import MASK_EMBEDDING, DFlashConfig
 from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
-from specdec_cli.lm.heads.layer_stack import LayerStack, positions_of
+from specdec_cli.lm.heads.layer_stack import positions_of
+from specdec_cli.lm.heads.stacks import product_of, stack_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -46,9 +47,11 @@ class BlockHead(Head):
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
         weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self._stack = LayerStack(config.layer, weights)
+        self._stack = stack_of(config.layer, weights, target, config.block_layers)
         super().__init__(target, weights, self._stack.key_shape, self._stack.key_shape)
-        self.config = config
+        self.config, self._join = config, product_of(weights, "fc")
+        names = ("lm_head", "markov_head.markov_w2")
+        self._products = {name: product_of(weights, name) for name in names if f"{name}.weight" in weights}
         reduced = weights.get("d2t") if config.draft_vocab_size != config.layer.vocab_size else None
         self._ids = target_ids(config.name, reduced, target)
         mask = _mask_embedding(config)
@@ -63,7 +66,7 @@ class BlockHead(Head):
 
     def mix(self, features: Tensor) -> Tensor:
         """One vector [n, hidden] of the target's states, normalized."""
-        return self._norm(functional.linear(features.flatten(1), self.weights["fc.weight"]), "hidden_norm.weight")
+        return self._norm(self._join(features.flatten(1)).to(features.dtype), "hidden_norm.weight")
 
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """File the keys and values of further context in every layer; the vectors themselves come back."""
@@ -83,16 +86,13 @@ class BlockHead(Head):
         """
         masks = self._mask.expand(self.config.block_size - 1, -1)
         hidden = torch.cat([torch.cat([one[None], masks]) for one in self.embed(anchors)]) * self.config.embedding_scale
-        hows = self.config.block_layers
-        states = self._stack.run(
-            hidden, positions_of(feeds, hidden.device), feeds, lambda i, feed: _visible(hows[i], feed, hidden.device)
-        )
+        states = self._stack.run(hidden, positions_of(feeds, hidden.device), feeds)
         return self._norm(states, "norm.weight").view(len(anchors), self.config.block_size, -1)
 
     def logits(self, output: Tensor) -> Tensor:
         """Logits [n, drafted vocabulary] float32 of rows' states [n, hidden], before DSpark's Markov head."""
-        head = self.weights.get("lm_head.weight")
-        found = self._target.head(output) if head is None else functional.linear(output, head).float()
+        head = self._products.get("lm_head", self._target.head)
+        found = head(output).float()
         found = found * self.config.logit_scale if self.config.logit_scale != 1 else found
         cap = self.config.softcap
         return found if cap is None else torch.tanh(found / cap) * cap
@@ -109,7 +109,7 @@ class BlockHead(Head):
             latent = self._before(tokens)
             if self.config.dspark.is_gated:
                 latent = latent * self._linear(torch.cat([states, latent], -1), "markov_head.gate_proj").sigmoid()
-            logits = logits + self._linear(latent, "markov_head.markov_w2").float()
+            logits = logits + self._products["markov_head.markov_w2"](latent).float()
         return self.spread(logits)
 
     def spread(self, logits: Tensor) -> Tensor:
@@ -131,18 +131,6 @@ class BlockHead(Head):
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         return self._stack.norm(hidden, self.weights[name])
-
-
-def _visible(how: BlockLayer, feed: LayerFeed, device: torch.device) -> Tensor:
-    """The places [B, end] that each of a block's rows attends to."""
-    every = torch.arange(feed.end, device=device)
-    behind = every[feed.places[0] :, None] - every
-    visible = torch.ones_like(behind, dtype=torch.bool)
-    if how.is_causal:
-        visible &= behind >= 0
-    if how.window is not None:
-        visible &= behind.abs() < how.window
-    return visible
 
 
 def has_mask_embedding(config: DFlashConfig) -> bool:

@@ -33,6 +33,11 @@ class BlockSequences(HeadSequences):
         super().__init__([head], target, name)
         self.head = head
 
+    @property
+    def most_tokens(self) -> int:
+        """As many as a block gives."""
+        return self.head.config.most_tokens
+
     def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
         """With room for a whole block of each sequence."""
         return super().draft_cache_need(num_seqs, max(num_drafted, self.head.config.block_size), target_context)

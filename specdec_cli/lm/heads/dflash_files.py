@@ -20,25 +20,13 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.heads.head_layer import head_size, layer_shapes
+from specdec_cli.lm.heads.layer_stack import BlockLayer
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
 MASK_EMBEDDING = "mask_embedding.pt"
 _HINT = "choose another draft, or `--draft ngram`"
 _AGAIN = "copy or download the draft again"
 _MARKOV = ("vanilla", "gated")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockLayer:
-    """How one layer's rows attend to each other and to the context.
-
-    Args:
-        window: places before, itself included, that a row sees; None sees all.
-        is_causal: rows see those before them alone.
-    """
-
-    window: int | None
-    is_causal: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,20 @@ first drafted token follows from the target's own states; each further one from 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.lm.heads.compiled_layer import CompiledLayer, CompiledProduct, compiles
 from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.eagle_files import HeadConfig
 from specdec_cli.lm.heads.head import Head
-from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
+from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
-from specdec_cli.lm.kernels.linear import PlainLinear
+from specdec_cli.lm.heads.stacks import product_of, stack_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -45,25 +44,9 @@ class _LayerHead(Head):
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
         weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self._is_compiled = compiles(config.layer, target.dtype, target.device)
-        its = [_of_layer(weights, i) for i in range(config.num_layers)]
-        if self._is_compiled and config.num_layers == 1:
-            layers: list[HeadLayer] = [CompiledLayer(config.layer, its[0], target.block_size)]
-        else:
-            layers = [HeadLayer(config.layer, one) for one in its]
-        self.layer, *self._more = layers
-        weights |= {f"layers.{i}.{name}": value for i, one in enumerate(its) for name, value in one.items()}
-        shape = (config.num_layers * self.layer.num_kv_heads, self.layer.head_size)
-        super().__init__(target, weights, shape, shape)
-        self._config, self._join = config, self.product("fc")
-
-    def product(self, name: str) -> Callable[[Tensor], Tensor]:
-        """The product with one of the weights, which leaves its shape where compiled code takes it."""
-        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        if not self._is_compiled:
-            return PlainLinear(weight, bias)
-        self.weights[f"{name}.weight"] = weight.to("meta")
-        return CompiledProduct(weight, bias)
+        self.layers = stack_of(config.layer, weights, target)
+        super().__init__(target, weights, self.layers.key_shape, self.layers.key_shape)
+        self._config, self._join = config, product_of(weights, "fc")
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Input embeddings [n, hidden] by its own table, or the target's where it has none."""
@@ -75,14 +58,7 @@ class _LayerHead(Head):
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The last layer's output, before any norm."""
         residual, inputs = self.combine(embedded, feature)
-        if not self._more:
-            return self.layer.run(residual, inputs, positions, feeds)
-        num = 1 + len(self._more)
-        output = self.layer.run(residual, inputs, positions, [feed.of_layer(0, num) for feed in feeds])
-        for i, layer in enumerate(self._more, 1):
-            inputs = layer.norm(output, self.weights[f"layers.{i}.input_layernorm.weight"])
-            output = layer.run(output, inputs, positions, [feed.of_layer(i, num) for feed in feeds])
-        return output
+        return self.layers.run(residual, positions, feeds, inputs)
 
     @abstractmethod
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,22 +90,22 @@ class Eagle3Head(_LayerHead):
         super().__init__(config, target)
         is_reduced = config.draft_vocab_size != config.vocab_size
         self._ids = target_ids(config.name, self.weights.get("d2t") if is_reduced else None, target)
-        self._head = self.product("lm_head") if "lm_head.weight" in self.weights else None
+        self._head = product_of(self.weights, "lm_head") if "lm_head.weight" in self.weights else None
 
     def mix(self, features: Tensor) -> Tensor:
         """fc of the joined states."""
         if self._config.fc_norm:
             norms = [self.weights[f"fc_norm.{i}.weight"] for i in range(features.shape[1])]
-            features = torch.stack([self.layer.norm(features[:, i], norm) for i, norm in enumerate(norms)], 1)
+            features = torch.stack([self.layers.norm(features[:, i], norm) for i, norm in enumerate(norms)], 1)
         joined = features.flatten(1)
         if self._config.norm_before_fc:
-            joined = self.layer.norm(joined, self.weights["input_norm.weight"])
+            joined = self.layers.norm(joined, self.weights["input_norm.weight"])
         return self._join(joined).to(joined.dtype)
 
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The feature, normalized or not, and both normalized side by side."""
-        normalized = self.layer.norm(feature, self.weights["layers.0.hidden_norm.weight"])
-        token = self.layer.norm(embedded, self.weights["layers.0.input_layernorm.weight"])
+        normalized = self.layers.norm(feature, self.weights["layers.0.hidden_norm.weight"])
+        token = self.layers.norm(embedded, self.weights["layers.0.input_layernorm.weight"])
         residual = normalized if self._config.norm_before_residual else feature
         return residual, torch.cat([token, normalized], -1)
 
@@ -145,9 +121,4 @@ class Eagle3Head(_LayerHead):
         return spread(self._head(normalized).float(), self._ids, self.vocab_size)
 
     def _norm(self, output: Tensor) -> Tensor:
-        return self.layer.norm(output, self.weights["norm.weight"])
-
-
-def _of_layer(weights: dict[str, Tensor], index: int) -> dict[str, Tensor]:
-    start = f"layers.{index}."
-    return {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}
+        return self.layers.norm(output, self.weights["norm.weight"])

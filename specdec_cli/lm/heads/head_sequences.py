@@ -70,6 +70,11 @@ class HeadSequences:
         count_in(self)
 
     @property
+    def most_tokens(self) -> int | None:
+        """Tokens that it drafts one after another: as many as are wanted."""
+        return None
+
+    @property
     def sizes(self) -> tuple[int, int]:
         """Parameters of the head, and bytes of these and of the keys and values."""
         return sum(one.numel() for one in self._weights), self.weight_bytes + self._cache_bytes

@@ -1,63 +1,109 @@
-"""The decoder layers of drafts that have several, and their keys and values side by side in one cache."""
+"""The decoder layers of a draft head, and their keys and values side by side in one cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
+from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, rms_norm
 
 
-class LayerStack:
-    """Layers, each of which normalizes what its attention reads.
+@dataclass(frozen=True, slots=True)
+class BlockLayer:
+    """How one layer's rows attend to each other and to the context.
 
     Args:
-        config: a transformers configuration of a Llama or a Qwen 3 model; it says how many layers there are.
-        weights: named as in published folders: `layers.0.…`, `layers.1.…`.
-
-    Attributes:
-        key_shape: key heads of all layers, and numbers in each; the same of values.
+        window: places before, itself included, that a row sees; None sees all.
+        is_causal: rows see those before them alone.
     """
 
-    def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
-        self._layers = [HeadLayer(config, _of_layer(weights, i)) for i in range(int(config.num_hidden_layers))]
-        self._norms = [weights[f"layers.{i}.input_layernorm.weight"] for i in range(len(self._layers))]
-        first = self._layers[0]
-        self.key_shape = (len(self._layers) * first.num_kv_heads, first.head_size)
+    window: int | None
+    is_causal: bool
+
+    def visible(self, feed: LayerFeed, device: torch.device) -> Tensor:
+        """The places [new, end] bool that each of a sequence's new rows, neighbours, attends to."""
+        every = torch.arange(feed.end, device=device)
+        behind = every[feed.places[0] :, None] - every
+        visible = torch.ones_like(behind, dtype=torch.bool)
+        if self.is_causal:
+            visible &= behind >= 0
+        if self.window is not None:
+            visible &= behind.abs() < self.window
+        return visible
+
+
+class LayerStack(ABC):
+    """Decoder layers, each of which normalizes what its attention reads.
+
+    Args:
+        key_shape: key heads of all layers, and numbers in each.
+        epsilon: of the norms.
+
+    Attributes:
+        key_shape: key heads of all layers, and numbers in each.
+        value_shape: the same of values.
+    """
+
+    def __init__(self, key_shape: tuple[int, int], epsilon: float) -> None:
+        self.key_shape, self.value_shape, self._epsilon = key_shape, key_shape, epsilon
 
     def norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, computed in float32."""
-        return self._layers[0].norm(hidden, weight)
+        return rms_norm(hidden, weight, self._epsilon)
 
-    def run(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        feeds: list[LayerFeed],
-        visible: Callable[[int, LayerFeed], Tensor | None] | None = None,
-    ) -> Tensor:
+    @abstractmethod
+    def run(self, hidden: Tensor, positions: Tensor, feeds: list[LayerFeed], inputs: Tensor | None = None) -> Tensor:
         """The last layer's output [n, hidden] of new slots, sequence after sequence.
 
         Args:
-            hidden: what the first layer reads [n, hidden].
+            hidden: what the first layer's attention adds to [n, hidden].
             positions: [n] int64, for the rotary embedding.
             feeds: the sequences, with the keys and values of all layers.
-            visible: of a layer's number and a sequence, the places that its new slots attend to; None has each attend
-                to those before it.
+            inputs: what the first layer's attention reads [n, width]; None has it read `hidden` through its norm.
         """
-        for i, layer in enumerate(self._layers):
+
+    @abstractmethod
+    def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
+        """File keys and values of the same inputs [n, hidden] in every layer; they are not normalized."""
+
+
+class TorchStack(LayerStack):
+    """Decoder layers in torch's operators.
+
+    Args:
+        config: a transformers configuration of a Llama or a Qwen 3 model.
+        weights: those of the layers named as in published folders: `layers.0.…`, `layers.1.…`.
+        block_layers: how each layer attends; None has each slot see what its feed says.
+    """
+
+    def __init__(
+        self, config: Any, weights: Mapping[str, Tensor], block_layers: Sequence[BlockLayer] | None = None
+    ) -> None:
+        its = each_layer(weights)
+        self._layers = [HeadLayer(config, one) for one in its]
+        self._norms = [one.get("input_layernorm.weight") for one in its]
+        self._block_layers, first = block_layers, self._layers[0]
+        super().__init__((len(its) * first.num_kv_heads, first.head_size), first.epsilon)
+
+    def run(self, hidden: Tensor, positions: Tensor, feeds: list[LayerFeed], inputs: Tensor | None = None) -> Tensor:
+        """As `LayerStack.run`."""
+        for i, (layer, norm) in enumerate(zip(self._layers, self._norms, strict=True)):
             its = [feed.of_layer(i, len(self._layers)) for feed in feeds]
-            if visible is not None:
-                its = [replace(feed, visible=visible(i, feed)) for feed in its]
-            hidden = layer.run(hidden, layer.norm(hidden, self._norms[i]), positions, its)
+            if self._block_layers is not None:
+                its = [replace(feed, visible=self._block_layers[i].visible(feed, hidden.device)) for feed in its]
+            if i or inputs is None:
+                assert norm is not None, "a layer that reads the one before it has a norm"
+                inputs = self.norm(hidden, norm)
+            hidden = layer.run(hidden, inputs, positions, its)
         return hidden
 
     def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
-        """File keys and values of the same inputs [n, hidden] in every layer; they are not normalized."""
+        """As `LayerStack.remember`."""
         for i, layer in enumerate(self._layers):
             layer.remember(inputs, positions, [feed.of_layer(i, len(self._layers)) for feed in feeds])
 
@@ -67,6 +113,12 @@ def positions_of(feeds: list[LayerFeed], device: torch.device) -> Tensor:
     return torch.cat([torch.arange(feed.places[0], feed.places[0] + len(feed.places), device=device) for feed in feeds])
 
 
-def _of_layer(weights: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
-    start = f"layers.{i}."
-    return {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}
+def each_layer(weights: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The tensors of each layer in order, named without `layers.i.`."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, value in weights.items():
+        start, _, rest = name.partition(".")
+        if start == "layers":
+            index, _, its = rest.partition(".")
+            found.setdefault(int(index), {})[its] = value
+    return [found[i] for i in sorted(found)]

@@ -19,6 +19,7 @@ from specdec_cli.lm.heads.draft_vocabulary import spread
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
 from specdec_cli.lm.heads.medusa_files import MedusaConfig
+from specdec_cli.lm.heads.stacks import product_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -44,6 +45,9 @@ class MedusaHeads:
         self.weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in self.weights.items()})
         self.config, self._target = config, target
+        blocks = [f"blocks.{i}.layers.{j}" for i in range(config.num_heads) for j in range(config.num_layers)]
+        outputs = {self._output_name(i) for i in range(config.num_heads)}
+        self._products = {name: product_of(self.weights, name) for name in (*blocks, *outputs) if name is not None}
         self._ids = self.weights.get("token_map") if config.draft_vocab_size != config.vocab_size else None
         _check_ids(config.name, self._ids, target)
 
@@ -66,18 +70,21 @@ class MedusaHeads:
         """
         hidden = states
         for layer in range(self.config.num_layers):
-            name = f"blocks.{head}.layers.{layer}"
-            weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-            hidden = hidden + functional.silu(functional.linear(hidden, weight, bias))
+            found = self._products[f"blocks.{head}.layers.{layer}"](hidden)
+            hidden = hidden + functional.silu(found.to(hidden.dtype))
         return spread(self._output(hidden, head), self._ids, self._target.vocab_size)
 
     def _output(self, hidden: Tensor, head: int) -> Tensor:
         """Logits [n, drafted tokens] float32 of the output layer, its own or all heads' one."""
-        names = ("lm_head.weight", "lm_heads.0.weight") if self.config.shares_output else (f"lm_heads.{head}.weight",)
-        weight = next((self.weights[name] for name in names if name in self.weights), None)
-        logits = self._target.head(hidden) if weight is None else functional.linear(hidden, weight).float()
+        name = self._output_name(head)
+        logits = (self._target.head if name is None else self._products[name])(hidden).float()
         is_cut = self._ids is not None and logits.shape[-1] > len(self._ids)
         return logits[:, self._ids] if is_cut else logits
+
+    def _output_name(self, head: int) -> str | None:
+        """The output layer of a head, its own or all heads'; None for the target's."""
+        names = ("lm_head", "lm_heads.0") if self.config.shares_output else (f"lm_heads.{head}",)
+        return next((name for name in names if f"{name}.weight" in self.weights), None)
 
 
 def _check_ids(name: str, ids: Tensor | None, target: LM) -> None:
@@ -99,6 +106,11 @@ class MedusaSequences:
     def __init__(self, heads: MedusaHeads) -> None:
         self.heads = heads
         self._states: dict[int, Tensor] = {}
+
+    @property
+    def most_tokens(self) -> int:
+        """As many as there are heads."""
+        return self.heads.config.num_heads
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.paper import on_paper
 from specdec_cli.lm.heads.head import Head
-from specdec_cli.lm.heads.transformers_layer import TransformersLayer
-from specdec_cli.lm.kernels.kinds import kind_for, pack
+from specdec_cli.lm.heads.stacks import layer_of, product_of
+from specdec_cli.lm.heads.transformers_layer import TransformersLayer, decoder_of_one_layer
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -41,27 +41,31 @@ class MtpHead(Head):
     def __init__(self, modules: MtpModules, module: int, target: LM, recycles_normed: bool) -> None:
         tensors = modules.read(module, target.dtype)
         own = {name: tensors.pop(f"{name}.weight") for name in ("enorm", "hnorm", "eh_proj")}
-        where = target.dtype, target.device
-        self._layer = TransformersLayer(modules.name, modules.config, tensors, *where, modules.trusts_code)
+        decoder = decoder_of_one_layer(modules.name, modules.config, tensors, target.dtype, modules.trusts_code)
+        decoder = decoder.to(target.device)
+        self._norm: nn.Module = decoder.norm
+        state = decoder.state_dict()
+        weights = {name: one.to("meta") for name, one in state.items() if name.startswith("layers.")}
+        del state
+        self._layer = layer_of(modules.name, decoder, target)
         hidden = target.embed([0]).shape[-1]
         for name, wanted in (("enorm", (hidden,)), ("hnorm", (hidden,)), ("eh_proj", (hidden, 2 * hidden))):
             if own[name].shape != wanted:
                 said = f"the tensor `{modules.published(module, name + '.weight')}` of `{modules.name}` has the shape "
                 said += f"{list(own[name].shape)}, where {list(wanted)} is expected"
                 raise UsageError(said, "copy or download the model again")
-        self._norms = [_alike(self._layer.norm, own[name]) for name in ("enorm", "hnorm")]
-        projection = own["eh_proj"].to(target.device, target.dtype)
-        self._projection = pack(projection, None, kind_for(target.dtype, target.device))
+        self._norms = [_alike(self._norm, own[name]) for name in ("enorm", "hnorm")]
         self._hidden_first, self._recycles_normed = modules.naming.hidden_first, recycles_normed
-        weights = self._layer.weights | {"eh_proj.weight": projection.to("meta")}
-        norms = zip(("enorm", "hnorm", "norm"), (*self._norms, self._layer.norm), strict=True)
+        weights["eh_proj.weight"] = own["eh_proj"].to(target.device, target.dtype)
+        self._projection = product_of(weights, "eh_proj")
+        norms = zip(("enorm", "hnorm", "norm"), (*self._norms, self._norm), strict=True)
         weights |= {f"{name}.weight": next(norm.parameters()).data for name, norm in norms}
         super().__init__(target, weights, self._layer.key_shape, self._layer.value_shape)
 
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The layer's output, before the module's norm."""
         token, state = (norm(given) for norm, given in zip(self._norms, (embedded, feature), strict=True))
-        return self._layer.run(self._projection(self._joined(token, state)), positions, feeds)
+        return self._layer.run(self._projection(self._joined(token, state)).to(token.dtype), positions, feeds)
 
     def _joined(self, token: Tensor, state: Tensor) -> Tensor:
         """The input of the projection [n, 2 * hidden], in the family's order."""
@@ -76,7 +80,7 @@ class MtpHead(Head):
         return self._target.head(self._normed(output))
 
     def _normed(self, output: Tensor) -> Tensor:
-        found: Tensor = self._layer.norm(output)
+        found: Tensor = self._norm(output)
         return found
 
 
@@ -91,13 +95,14 @@ def kv_bytes_per_token(modules: MtpModules, dtype: torch.dtype) -> int:
         UsageError: their layers are not those of the configuration, or do not run here.
         RunError: files that cannot be read.
     """
-    numbers, cpu = 0, torch.device("cpu")
+    numbers = 0
     with on_paper():
         for tensors in modules.headers(dtype):
             its = {name: one for name, one in tensors.items() if name.startswith(("layers.", "norm."))}
-            layer = TransformersLayer(
-                modules.name, modules.config, its, dtype, cpu, modules.trusts_code, is_on_paper=True
+            decoder = decoder_of_one_layer(
+                modules.name, modules.config, its, dtype, modules.trusts_code, is_on_paper=True
             )
+            layer = TransformersLayer(modules.name, decoder, "plain")
             numbers += sum(heads * size for heads, size in (layer.key_shape, layer.value_shape))
     return numbers * dtype.itemsize
 

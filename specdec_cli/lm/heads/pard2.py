@@ -19,8 +19,9 @@ from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
-from specdec_cli.lm.heads.layer_stack import LayerStack, positions_of
+from specdec_cli.lm.heads.layer_stack import positions_of
 from specdec_cli.lm.heads.pard2_files import Pard2Config
+from specdec_cli.lm.heads.stacks import product_of, stack_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -42,10 +43,11 @@ class Pard2Head(Head):
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
         weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self._stack = LayerStack(config.layer, weights)
+        self._stack = stack_of(config.layer, weights, target)
         super().__init__(target, weights, self._stack.key_shape, self._stack.key_shape)
         self.vocab_size = int(config.layer.vocab_size)
-        self.config = config
+        self.config, self._project = config, product_of(weights, "target_proj")
+        self._head = product_of(weights, "lm_head") if "lm_head.weight" in weights else None
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Input embeddings [n, hidden] by its own table."""
@@ -54,8 +56,7 @@ class Pard2Head(Head):
 
     def mix(self, features: Tensor) -> Tensor:
         """The projected states [n, hidden], scaled."""
-        weight, bias = self.weights["target_proj.weight"], self.weights.get("target_proj.bias")
-        return functional.linear(features.flatten(1), weight, bias) * self.config.scale
+        return self._project(features.flatten(1)).to(features.dtype) * self.config.scale
 
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The last layer's output of rows."""
@@ -67,8 +68,10 @@ class Pard2Head(Head):
 
     def logits(self, output: Tensor) -> Tensor:
         """Logits [n, V of the draft] float32 of the last layer's output."""
-        weight = self.weights.get("lm_head.weight", self.weights["embed_tokens.weight"])
-        return functional.linear(self._stack.norm(output, self.weights["norm.weight"]), weight).float()
+        normalized = self._stack.norm(output, self.weights["norm.weight"])
+        if self._head is None:
+            return functional.linear(normalized, self.weights["embed_tokens.weight"]).float()
+        return self._head(normalized).float()
 
 
 class Pard2Sequences(HeadSequences):

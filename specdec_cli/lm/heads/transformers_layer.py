@@ -8,7 +8,7 @@ sequences keep theirs (`LayerFeed`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,67 +24,40 @@ from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.from_files import ON_PAPER
 from specdec_cli.lm.heads.head_layer import LayerFeed
-from specdec_cli.lm.kernels.kinds import Kind, kind_for
+from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import pack_model
 
 _HINT = "choose another draft"
 
 
 class TransformersLayer:
-    """One decoder layer of transformers.
+    """The layer of a decoder of transformers that has one.
 
     Args:
         name: of the target, for messages.
-        config: of the target.
-        tensors: of the layer, named from `layers.0.` on, and `norm.weight` of the norm behind it.
-        dtype: of its weights.
-        device: where it runs.
-        trust_remote_code: the target's class may be code of its own.
-        is_on_paper: the tensors are on paper, and so is the layer: it has sizes alone.
+        decoder: as `decoder_of_one_layer` makes it; the norm behind its layer is taken out.
+        kind: of its products, which are packed as a model's are.
 
     Attributes:
-        weights: its tensors by name; of those that were packed for this machine's kernels, shapes without memory.
-        norm: the norm behind the layer, which `run` leaves out.
         key_shape: key heads and numbers in each, as they are kept.
         value_shape: the same of values.
 
     Raises:
-        UsageError: the tensors are not those of such a layer, or it does not run on these keys and values.
+        UsageError: it does not run on these keys and values.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: Any,
-        tensors: Mapping[str, Tensor],
-        dtype: torch.dtype,
-        device: torch.device,
-        trust_remote_code: bool = False,
-        is_on_paper: bool = False,
-    ) -> None:
-        how = {"experts_implementation": ON_PAPER} if is_on_paper else {}
-        decoder = _decoder(name, config, tensors, dtype, trust_remote_code, how).eval()
-        if not is_on_paper:
-            decoder = decoder.to(device)
+    def __init__(self, name: str, decoder: Any, kind: Kind) -> None:
         keep_latents(decoder)
-        self.norm: nn.Module = decoder.norm
         decoder.norm = nn.Identity()
         self._decoder = decoder
-        self.weights = self._packed("plain" if is_on_paper else kind_for(dtype, device))
+        pack_model(decoder, kind)
         self.key_shape, self.value_shape = self._probe(name)
 
-    def _packed(self, kind: Kind) -> dict[str, Tensor]:
-        """Pack the layer's products as a model's are; its tensors by name, of packed ones the shape alone."""
-        before = {name: one for name, one in self._decoder.state_dict().items() if name.startswith("layers.")}
-        pack_model(self._decoder, kind)
-        left = {name for name, one in self._decoder.state_dict().items() if one.numel()}
-        return {name: one if name in left else one.to("meta") for name, one in before.items()}
-
-    def run(self, inputs: Tensor, positions: Tensor, feeds: Sequence[LayerFeed]) -> Tensor:
+    def run(self, hidden: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The layer's output [n, hidden], before the norm.
 
         Args:
-            inputs: [n, hidden] of all new slots, sequence after sequence.
+            hidden: what it reads [n, hidden] of all new slots, sequence after sequence.
             positions: [n] int64 in their texts.
             feeds: the sequences.
         """
@@ -94,7 +67,7 @@ class TransformersLayer:
             for span in _spans(feed, spans[-1].stop if spans else 0):
                 spans.append(span)
                 owners[span.start] = feed
-        return self._forward(inputs, _FeedCache(owners), _layout(positions.tolist(), spans, inputs.device))
+        return self._forward(hidden, _FeedCache(owners), _layout(positions.tolist(), spans, hidden.device))
 
     def _forward(self, inputs: Tensor, cache: BlockCache, layout: Layout) -> Tensor:
         with torch.inference_mode(), cache.running(layout):
@@ -179,16 +152,33 @@ class _FeedCache(BlockCache):
         return self._store
 
 
-def _decoder(
-    name: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, trust: bool, how: Mapping[str, str]
+def decoder_of_one_layer(
+    name: str,
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    is_on_paper: bool = False,
 ) -> Any:
-    """A decoder of the target's class with the layer alone, fed embeddings; its own table has one row."""
+    """A decoder of the target's class with one layer, fed embeddings; its own table has one row.
+
+    Args:
+        name: of the target, for messages.
+        config: of the target.
+        tensors: of the layer, named from `layers.0.` on, and `norm.weight` of the norm behind it.
+        dtype: of its weights.
+        trust_remote_code: the target's class may be code of its own.
+        is_on_paper: the tensors are on paper, and so is the layer: it has sizes alone.
+
+    Raises:
+        UsageError: the tensors are not those of such a layer, or it cannot run on keys and values that are kept here.
+    """
     if attention_of(config) != NAME:
         raise _not_run(name, f"the attention of `{config.model_type}` is fixed, or reads keys itself")
     whole = copy.deepcopy(config)
     text = whole.get_text_config()
     _keep_one_layer(text, has_experts=any(".mlp.experts." in key or ".mlp.gate." in key for key in tensors))
-    made = type(dummy.on_paper(whole, dtype, trust).get_decoder())
+    made = type(dummy.on_paper(whole, dtype, trust_remote_code).get_decoder())
     text._attn_implementation = NAME
     state = dict(tensors) | {"embed_tokens.weight": torch.zeros(1, text.hidden_size, dtype=dtype)}
     decoder, report = made.from_pretrained(
@@ -199,7 +189,7 @@ def _decoder(
         attn_implementation=NAME,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
-        **how,
+        **({"experts_implementation": ON_PAPER} if is_on_paper else {}),
     )
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
     wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
@@ -207,7 +197,7 @@ def _decoder(
     if wrong:
         said = f"an MTP module of `{name}` does not match its `config.json`: of its layer, {wrong[0]}"
         raise UsageError(said, "copy or download the model again")
-    return decoder
+    return decoder.eval()
 
 
 def _keep_one_layer(text: Any, has_experts: bool) -> None:

@@ -85,6 +85,12 @@ def family_of(model: Any) -> Family:
     return FAMILIES[type(model).__name__]
 
 
+def family_of_layer(layer: nn.Module) -> Family | None:
+    """The family that a decoder layer of transformers is of; None for one that is not known."""
+    name = type(layer).__name__.replace("DecoderLayer", "ForCausalLM")
+    return FAMILIES.get(name) if _is_transformers(layer) else None
+
+
 def obstacle(model: Any, device: torch.device | None = None) -> str | None:
     """The part of a transformers model that this decoder does not support; None if it can run the model.
 
@@ -94,12 +100,26 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
     """
     config = model.config
     name = type(model).__name__
-    if name not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
+    if name not in FAMILIES or not _is_transformers(model):
         return f"architecture `{name}`"
     quantized = stays_quantized(config)
     if quantized is not None:
         return f"weights quantized by `{quantized}`"
-    family, ropes, layer_types = FAMILIES[name], _ropes(config), set(getattr(config, "layer_types", None) or ())
+    of_config = config_obstacle(config, FAMILIES[name], model.dtype, device or model.device)
+    of_head = "the output layer" if model.lm_head.bias is not None else None
+    return of_config or unknown_module(model, model.dtype) or of_head or native.missing()
+
+
+def config_obstacle(config: Any, family: Family, dtype: torch.dtype, device: torch.device) -> str | None:
+    """The part of a configuration that this decoder does not support; None if it can run such layers.
+
+    Args:
+        config: of a model or of a draft head.
+        family: of its layers.
+        dtype: of the weights.
+        device: where they would run.
+    """
+    ropes, layer_types = _ropes(config), set(getattr(config, "layer_types", None) or ())
     unknown_types = layer_types - {"full_attention", "sliding_attention"}
     rope_types = [rope.get("rope_type") for rope in ropes if rope.get("rope_type") not in ROPE_TYPES]
     facts = {
@@ -109,10 +129,10 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
         f"layers of `{', '.join(sorted(unknown_types))}`": bool(unknown_types),
         "clipped queries, keys and values": getattr(config, "clip_qkv", None) is not None,
         "attention in both directions": bool(getattr(config, "use_bidirectional_attention", None)),
-        f"device `{(device or model.device).type}`": (device or model.device).type != "cpu",
-        f"dtype `{str(model.dtype).removeprefix('torch.')}`": model.dtype not in (torch.float32, torch.bfloat16),
+        f"device `{device.type}`": device.type != "cpu",
+        f"dtype `{str(dtype).removeprefix('torch.')}`": dtype not in (torch.float32, torch.bfloat16),
     }
-    return next((fact for fact, stands in facts.items() if stands), None) or _unknown_module(model) or native.missing()
+    return next((fact for fact, stands in facts.items() if stands), None)
 
 
 def kept_as(kind: Kind, obstacle: str | None) -> Kind:
@@ -146,14 +166,18 @@ def windows_of(config: Any, family: Family) -> Iterator[int]:
         yield window if is_sliding else 0
 
 
-def _unknown_module(model: Any) -> str | None:
+def unknown_module(model: nn.Module, dtype: torch.dtype) -> str | None:
     """A part that computes something else than this decoder, or keeps its numbers in another way."""
     for name, module in model.named_modules():
         if not _is_known(module, type(model).__module__):
             return f"`{name}`, a `{type(module).__name__}` that was changed or is of another kind"
-        if any(p.dim() > 1 and p.dtype != model.dtype for p in module.parameters(recurse=False)):
+        if any(p.dim() > 1 and p.dtype != dtype for p in module.parameters(recurse=False)):
             return f"`{name}` in another dtype than the model"
-    return "the output layer" if model.lm_head.bias is not None else None
+    return None
+
+
+def _is_transformers(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.models.")
 
 
 def _is_known(module: nn.Module, family: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import math
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -26,21 +25,19 @@ from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats
-from specdec_cli.lm.llama.families import ACTIVATIONS, LIMITED_SILU, activation_of, family_of, turned_share, windows_of
-from specdec_cli.lm.llama.llama_weights import Matrix, Shape, Taking, empty, half_of, norm_weight, panels
+from specdec_cli.lm.llama.families import family_of, windows_of
+from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, half_of, norm_weight, panels
+from specdec_cli.lm.llama.model_fields import INT8_WEIGHTS, layers_fields, model_fields, shape_of
 from specdec_cli.lm.llama.rotations import Rotations
 from specdec_cli.lm.llama.structures import (
     ChanceFields,
-    LayerFields,
     ModelFields,
     address,
     chance_fields,
-    layer_fields,
     matrix_fields,
     rows_of,
 )
 
-_FLOAT32, _BFLOAT16, _INT8 = range(3)
 _SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
 
 
@@ -57,15 +54,7 @@ class LlamaDecoder:
 
     def __init__(self, model: Any, kind: Kind = "plain") -> None:
         config, inner, family = model.config, model.model, family_of(model)
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        share = turned_share(config.rope_parameters) if family.is_partly_turned else 1.0
-        self._shape = Shape(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            head_size,
-            int(head_size * share),
-            config.hidden_size,
-        )
+        self._shape = shape_of(config, family)
         self._dtype: torch.dtype = model.dtype
         self._caller = Caller()
         self._library, self._step = self._caller.library, self._caller.step
@@ -79,10 +68,10 @@ class LlamaDecoder:
             half = half_of(len(embedding))
             self._embedding = arena.keep(panels(embedding, half))
             by = config.residual_multiplier if family.has_multipliers else 1.0
-            take = Taking(self._shape, family, kind, arena, by).layer
+            taking = Taking(self._shape, family, kind, arena, by)
             types = getattr(config, "layer_types", None) or [None] * len(inner.layers)
             parts = zip(inner.layers, windows_of(config, family), types, strict=False)
-            self._layers = [take(layer, window, self._rotations.of_layer(one)) for layer, window, one in parts]
+            self._layers = [taking.layer(layer, window, self._rotations.of_layer(one)) for layer, window, one in parts]
             self._norm = norm_weight(inner.norm, family)
             head, by = model.lm_head.weight, 1.0 / config.logits_scaling if family.has_multipliers else 1.0
             if head is inner.embed_tokens.weight and kind != "int8":
@@ -91,7 +80,7 @@ class LlamaDecoder:
                 self._head = Matrix.of(head, None, kind, arena, by=by)
         empty(model.lm_head, inner.embed_tokens)
         self.vocab_size = self._head.num_outputs
-        self._caller.model = self._model = self._model_fields(model, kind)
+        self._caller.model = self._model = self._model_fields(model, taking)
         self.allocate(0, 1)
 
     @property
@@ -115,48 +104,21 @@ class LlamaDecoder:
         if is_int8:
             arena = Arena()
             made._layers = [layer.in_int8(arena) for layer in made._layers]
-            made._head, made._model.kind = self._head.in_int8(arena), _INT8
+            made._head, made._model.kind = self._head.in_int8(arena), INT8_WEIGHTS
         made._model.head = matrix_fields(made._head)
-        made._layer_fields = (LayerFields * len(made._layers))(*map(layer_fields, made._layers))
-        made._model.layers, made._model.num_layers = made._layer_fields, len(made._layers)
+        made._model.layers, made._model.num_layers = layers_fields(made._layers), len(made._layers)
         made.allocate(0, 1)
         return made
 
-    def _model_fields(self, model: Any, kind: Kind) -> ModelFields:
-        config, family, shape, norm = model.config, family_of(model), self._shape, model.model.norm
-        self._layer_fields = (LayerFields * len(self._layers))(*(layer_fields(layer) for layer in self._layers))
-        is_half = self._dtype == torch.bfloat16
-        routers = [layer.mlp for layer, its in zip(model.model.layers, self._layers, strict=True) if its.router]
-        router = getattr(routers[0], family.router) if routers else None
-        limited = routers[0].experts if family.has_limited_experts else None
-        activation = LIMITED_SILU if limited is not None else ACTIVATIONS[str(activation_of(config))]
-        return ModelFields(
-            layers=self._layer_fields,
-            embedding=self._embedding.data_ptr(),
-            norm=self._norm.data_ptr(),
-            head=matrix_fields(self._head),
-            num_layers=len(self._layers),
-            hidden=shape.hidden_size,
-            num_heads=shape.num_heads,
-            num_key_heads=shape.num_key_heads,
-            head_size=shape.head_size,
-            num_turned=shape.num_turned,
-            mlp=max(mlp.gate.num_outputs for layer in self._layers for mlp in layer.mlps),
-            num_experts=0 if router is None else router.num_experts,
-            num_taken=1 if router is None else router.top_k,
-            kind=_INT8 if kind == "int8" else _BFLOAT16 if is_half else _FLOAT32,
-            is_half=is_half,
-            activation=activation,
-            norms_whole_width=family.norms_whole_width,
-            norms_outputs=bool(family.norms[1] or family.norms[3]),
-            shares_sum_to_one=getattr(router, "norm_topk_prob", True),
-            epsilon=getattr(norm, "variance_epsilon", None) or norm.eps,
-            embedding_scale=self._embedding_scale * (config.embedding_multiplier if family.has_multipliers else 1.0),
-            score_cap=(config.attn_logit_softcapping or 0.0) if family.caps_scores else 0.0,
-            logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
-            steepness=limited.alpha if limited is not None else 1.0,
-            limit=limited.limit if limited is not None else math.inf,
-        )
+    def _model_fields(self, model: Any, taking: Taking) -> ModelFields:
+        config, norm = model.config, model.model.norm
+        epsilon = getattr(norm, "variance_epsilon", None) or norm.eps
+        made = model_fields(config, taking, self._layers, model.model.layers, self._dtype, epsilon)
+        made.embedding, made.norm = self._embedding.data_ptr(), self._norm.data_ptr()
+        made.head = matrix_fields(self._head)
+        by = config.embedding_multiplier if taking.family.has_multipliers else 1.0
+        made.embedding_scale = self._embedding_scale * by
+        return made
 
     def allocate(self, num_slots: int, block_size: int) -> None:
         """Make the cache, all layers in one tensor [layers, 2K, slots, D].

@@ -253,6 +253,7 @@ struct Layer {
     const float* down_norm;      // of what the MLP adds
     const float* sinks;          // [H] scores that take probability and give nothing, or none
     int64_t window;              // keys that a row sees at most, its own included; 0 all
+    int64_t ahead;               // keys behind its own that a row sees, as far as the step's `ends` say that there are any
     int64_t rotation;            // which of the step's tables turns queries and keys; -1 none
     float scale;                 // of scores
 };
@@ -299,7 +300,10 @@ struct Step {
     int64_t num_taps;
     float* states;         // [num_rows, num_taps, hidden]: these outputs
     const float* residual;  // [num_rows, hidden] and
-    const float* inputs;    // [num_rows, in]: of a draft head's layer, in place of embeddings and of what attention reads
+    const float* inputs;    // [num_rows, in]: of a draft head, in place of embeddings and, or none, of what the first
+                            // layer's attention reads
+    const int64_t* ends;    // [num_rows] keys of each row's sequence, where layers look ahead; or none
+    int64_t only_files;     // keys and values of the inputs go to the cache, the same inputs in every layer, and that is all
 };
 
 struct Chance {            // how a sequence's continuation is drawn
@@ -898,6 +902,8 @@ struct Attention {
     long num_rows, groups, size, slots;
     const Number *keys, *values;
     long window;         // 0 without one
+    long ahead;
+    const int64_t* ends;  // of the rows, or none
     const float* sinks;  // of the G queries of each row, or none
     long sink_pitch;
     float scale, cap;
@@ -907,6 +913,12 @@ struct Attention {
     // The first key that a row sees.
     long begin_of(long row) const { return window ? std::max(0l, long(rows[row].position) + 1 - window) : 0; }
 
+    // The first key that it does not see any more.
+    long end_of(long row) const {
+        const long own = rows[row].position + 1;
+        return ends ? std::min(own + ahead, long(ends[row])) : own;
+    }
+
     long slot(long t) const { return rows->slots ? rows->slots[t] : rows->first_slot + t; }
     long run(long t) const {  // how many follow in one piece
         if (!rows->slots) return WIDTH;
@@ -915,7 +927,7 @@ struct Attention {
 
     // Queries [rows, G, D] with a pitch for each; as many keys as the last row sees.
     void score(const float* queries, long row_pitch, long group_pitch) const {
-        const long count = rows[num_rows - 1].position + 1;
+        const long count = end_of(num_rows - 1);
         const auto at_query = [=](long q) { return queries + q / groups * row_pitch + q % groups * group_pitch; };
         for (long t = begin_of(0); t < count;) {
             const Number* panels[TOGETHER];
@@ -952,7 +964,7 @@ struct Attention {
     }
 
     // What the queries find, [rows, G, D] with a pitch for each; a row sees what is at or before its position, as far
-    // back as its window goes.
+    // back as its window goes, and what its layer lets it see ahead.
     void find(float* out, long row_pitch, long group_pitch) const {
         const auto to = [=](long q) { return out + q / groups * row_pitch + q % groups * group_pitch; };
         long q = 0;
@@ -970,7 +982,7 @@ struct Attention {
         for (int q = 0; q < Q; q++) {
             float* const each = scores + (first + q) * pitch;
             const long begin = begin_of((first + q) / groups);
-            const long count = rows[(first + q) / groups].position + 1;
+            const long count = end_of((first + q) / groups);
             if (cap > 0.0f) cap_all(each + begin, count - begin, cap);
             soften(each + begin, count - begin, sinks ? sinks[(first + q) % groups * sink_pitch] : -INFINITY);
             std::fill(each + from, each + begin, 0.0f);
@@ -1232,7 +1244,10 @@ public:
         if (x != shared) std::copy_n(shared, n * hidden, x);
         for (long l = 0; l < m.num_layers; l++) {
             const Layer& layer = m.layers[l];
-            attend(layer, (Number*)s.cache + l * 2 * K * s.num_slots * D);
+            Number *const keys = (Number*)s.cache + l * 2 * K * s.num_slots * D, *const values = keys + K * s.num_slots * D;
+            project(layer, l == 0, keys, values);
+            if (s.only_files) continue;
+            attend(layer, keys, values);
             if (layer.router.weight) take_experts(layer);
             else feed(layer);
             tap(m, s, l, x, member, [this](const float* from, float* to) { std::copy(from, from + hidden, to); });
@@ -1257,12 +1272,13 @@ private:
         if (count >= Some::TILES_FROM) tiles.shape(group_size(count));
     }
 
-    void attend(const Layer& layer, Number* keys) {
-        Number* const values = keys + K * s.num_slots * D;
+    // Queries of all rows, and their keys and values, which go to the cache.
+    void project(const Layer& layer, bool is_first, Number* keys, Number* values) {
         shape<Kind>(n);
-        if (s.inputs) inputs.normed(s.inputs, nullptr, n, layer.qkv.in, m.epsilon);
+        if (s.inputs && (is_first || s.only_files)) inputs.normed(s.inputs, nullptr, n, layer.qkv.in, m.epsilon);
         else inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
-        const Part own = part_of(layer.qkv, thread, threads, std::lcm(PANEL, D));
+        Part own = part_of(layer.qkv, thread, threads, std::lcm(PANEL, D));
+        if (s.only_files) own.begin = std::clamp(Panel(layer.qkv, width).begin, own.begin, own.end);  // some queries, too
         inputs.times(layer.qkv, n).into(own, qkv, heads * D);
         if (m.norms_whole_width) {
             member.meet();
@@ -1282,6 +1298,9 @@ private:
             }
         }
         member.meet();
+    }
+
+    void attend(const Layer& layer, const Number* keys, const Number* values) {
         const long num_blocks = long(blocks.size()), G = H / K;
         const Part tasks = part_of(num_blocks * K, thread, threads);
         for (long i = tasks.begin; i < tasks.end; i++) {
@@ -1290,7 +1309,7 @@ private:
             const Attention<Number> attention{
                 s.rows + block.begin, block.end - block.begin, G, D, s.block,
                 keys + k * s.num_slots * D, values + k * s.num_slots * D,
-                layer.window, layer.sinks ? layer.sinks + k : nullptr, K, layer.scale, m.score_cap,
+                layer.window, layer.ahead, s.ends ? s.ends + block.begin : nullptr, layer.sinks ? layer.sinks + k : nullptr, K, layer.scale, m.score_cap,
                 scores, room.score_pitch};
             attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
             attention.find(attended + block.begin * width + k * D, width, K * D);

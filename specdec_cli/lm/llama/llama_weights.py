@@ -125,6 +125,7 @@ class Layer:
         window: how many keys a row sees at most; 0 for all.
         rotation: the table of rotations; -1 for none.
         scale: of attention scores.
+        ahead: how many keys behind its own a row of a draft's block sees.
     """
 
     input_norm: Tensor | None
@@ -140,6 +141,7 @@ class Layer:
     window: int
     rotation: int
     scale: float
+    ahead: int = 0
 
     def in_int8(self, arena: Arena) -> Layer:
         """The same layer in int8, as `Taking` would take it: experts and their router stay plain."""

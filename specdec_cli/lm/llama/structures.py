@@ -49,6 +49,7 @@ class LayerFields(ctypes.Structure):
         ("down_norm", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
         ("window", ctypes.c_int64),
+        ("ahead", ctypes.c_int64),
         ("rotation", ctypes.c_int64),
         ("scale", ctypes.c_float),
     )
@@ -108,6 +109,8 @@ class StepFields(ctypes.Structure):
         ("states", ctypes.c_void_p),
         ("residual", ctypes.c_void_p),
         ("inputs", ctypes.c_void_p),
+        ("ends", ctypes.POINTER(ctypes.c_int64)),
+        ("only_files", ctypes.c_int64),
     )
 
 
@@ -151,6 +154,7 @@ def layer_fields(layer: Layer) -> LayerFields:
         address(layer.down_norm),
         address(layer.sinks),
         layer.window,
+        layer.ahead,
         layer.rotation,
         layer.scale,
     )
