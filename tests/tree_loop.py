@@ -14,12 +14,13 @@ from table_loop import PROMPT, numbered, reference_probs
 from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
-from specdec_cli.drafters.contract import Guesses
+from specdec_cli.drafters.contract import Drafter, Guesses
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.fit import fit
 from specdec_cli.engine.group import VerifyRow
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
@@ -165,6 +166,16 @@ def masked_probs(table, params, context, allowed_after=None) -> np.ndarray:
 def measured_tree(loop: TreeLoop, params, length=3, allowed_after=None) -> ChiSquare:
     joint = enumerate_joint(lambda text: masked_probs(loop.table, params, text, allowed_after), PROMPT, length)
     return chi_square(Counter(loop.run(length)), joint)
+
+
+def sampled_p_value(
+    table: Any, drafter: Drafter, params: SamplingParams, num: int, verify: str, tree: str | None
+) -> tuple[float, float]:
+    """How likely so many sampled texts are by the target's table, and tokens per step; drafts are two deep."""
+    options = EngineOptions(num_speculative_tokens=2, tree=tree, verify=verify, max_num_seqs=256)
+    counts, length = drawn(Engine(table_lm(table.p), drafter, options=options), params, num)
+    joint = enumerate_joint(lambda text: masked_probs(table, params, text), PROMPT, LENGTH)
+    return chi_square(counts, joint).p_value, length
 
 
 def drawn(one: Engine, params: SamplingParams, num: int, **wishes: Any) -> tuple[Counter[tuple[int, ...]], float]:

@@ -22,7 +22,17 @@ __all__ = [
 ]
 
 _NOT_METHODS = {
-    *("__init__", "contract", "feature_head", "growth", "language_model", "layers_head", "one_pass", "rounds"),
+    *(
+        "__init__",
+        "contract",
+        "feature_head",
+        "growth",
+        "language_model",
+        "layers_head",
+        "marginals",
+        "one_pass",
+        "rounds",
+    ),
     *("self_drafter", "suffix_index", "translated_lm"),
     "either",  # its form is `A+B`
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.drafters.growth import Growth
 from specdec_cli.drafters.layers_head import LayersDrafter
 from specdec_cli.drafters.one_pass import grow_marginals, grow_whole, rows_at
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Drafter(LayersDrafter):
+class Drafter(LayersDrafter["BlockSequences"]):
     """Guesses with a DFlash draft, or with DSpark's, whose Markov head knows the token before each.
 
     Args:
@@ -29,23 +29,8 @@ class Drafter(LayersDrafter):
 
     one_pass = True
 
-    def __post_init__(self) -> None:
-        """Refuse an empty name, and layers that are no numbers."""
-        super().__post_init__()
-        self._blocks: BlockSequences | None = None
-
-    @property
-    def most_depth(self) -> int:
-        """As many as a block gives."""
-        return self._held.head.config.most_tokens
-
-    @property
-    def _held(self) -> BlockSequences:
-        assert self._blocks is not None, "a drafter is loaded before it drafts"
-        return self._blocks
-
-    def load(self, resources: Resources) -> None:
-        """Load the draft.
+    def load_sequences(self, resources: Resources) -> BlockSequences:
+        """The sequences of the draft.
 
         Raises:
             RunError: its files are missing, broken, or of other shapes.
@@ -62,26 +47,11 @@ class Drafter(LayersDrafter):
         config = self.published(resources.revision)
         assert isinstance(config, DFlashConfig), "the format that has the method has its configuration"
         head = BlockHead(replace(config, layers=self.layer_taps), target)
-        self._blocks = self._sequences = BlockSequences(head, target, self.model)
-        resources.plan_cache(self._blocks)
-        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
-
-    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row, or a tree of that depth, as many as a block gives; all from one pass."""
-        most = self._max_context
-        assert most is not None, "a drafter is loaded before it drafts"
-        self._feed(rows)
-        drafts = [Growth(row, place) for place, row in enumerate(rows) if self._held.can_draft(row.handle)]
-        depths = {draft.place: min(draft.most_depth(most), self.most_depth) for draft in drafts}
-        drafting = [draft for draft in drafts if depths[draft.place] > 0]
-        if drafting:
-            self._grow(drafting, depths)
-        found = {draft.place: draft.guesses() for draft in drafts}
-        return [found.get(place, Guesses()) for place in range(len(rows))]
+        return BlockSequences(head, target, self.model)
 
     def _grow(self, drafting: Sequence[Growth], depths: Mapping[int, int]) -> None:
         """Grow guesses by a block; DSpark's heads look at the token before each, and nothing else does."""
-        block, dspark = _Block(self._held, drafting, depths), self._held.head.config.dspark
+        block, dspark = _Block(self.held, drafting, depths), self.held.head.config.dspark
         if dspark.rank or dspark.has_confidence:
             confidence = block.confidence if dspark.has_confidence else None
             grow_whole(drafting, depths, block.logits, self._num_tokens, self._name, confidence)
@@ -90,17 +60,14 @@ class Drafter(LayersDrafter):
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Each depth's logits; with a Markov head, behind the path's token before it."""
-        self._feed(rows)
-        head = self._held.head
-        states = self._held.blocks([(row.handle, row.context[-1]) for row in rows])
+        self._feed(rows, [len(path) for path in paths])
+        head = self.held.head
+        states = self.held.blocks([(row.handle, row.context[-1]) for row in rows])
         found = []
         for row, path, own in zip(rows, paths, states, strict=True):
             its = own[: len(path)]
             found.append(head.behind(head.logits(its), its, [row.context[-1], *path[:-1]]))
         return found
-
-    def _feed(self, rows: Sequence[DraftRow]) -> None:
-        self._held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
 
 
 class _Block:

@@ -11,10 +11,11 @@ from specdec_cli.drafters.feature_head import HeadDrafter
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 
 @dataclass
-class Drafter(HeadDrafter):
+class Drafter(HeadDrafter["HeadSequences"]):
     """Guesses with a published EAGLE head, chains or trees (EAGLE-2's are `--tree dynamic:N`).
 
     Args:

@@ -11,10 +11,11 @@ from specdec_cli.drafters.layers_head import LayersDrafter
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 
 @dataclass
-class Drafter(LayersDrafter):
+class Drafter(LayersDrafter["HeadSequences"]):
     """Guesses with a published EAGLE-3 head.
 
     Args:

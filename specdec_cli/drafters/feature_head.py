@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from specdec_cli.lm.self_draft import SelfDraft
 
 
-class _KeptStates(Protocol):
+class KeptStates(Protocol):
     """A draft's sequences, by handle."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that it drafts one after another at most; None has no limit."""
+        ...
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -34,12 +39,20 @@ class _KeptStates(Protocol):
         """Begin a sequence; how many first positions need no features."""
         ...
 
+    def can_draft(self, handle: int) -> bool:
+        """Whether there is what a first guess follows from."""
+        ...
+
     def release(self, handle: int) -> None:
         """Forget a sequence; unknown ones are fine."""
         ...
 
 
-class FeatureDrafter:
+S = TypeVar("S", bound=KeptStates)
+H = TypeVar("H", bound="HeadSequences")
+
+
+class FeatureDrafter(Generic[S]):
     """Base of drafters with a published draft on hidden states: its folder, and the sequences that it holds.
 
     Args:
@@ -57,9 +70,21 @@ class FeatureDrafter:
             raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a draft head")
         self._name = model
         self._published: PublishedDraft | None = None
-        self._sequences: _KeptStates | None = None
+        self._sequences: S | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
+
+    @property
+    def held(self) -> S:
+        """The sequences of the loaded draft."""
+        assert self._sequences is not None, "a drafter is loaded before it drafts"
+        return self._sequences
+
+    def hold(self, sequences: S, resources: Resources) -> None:
+        """Keep the sequences of a draft that was loaded."""
+        assert resources.target is not None, "it is loaded for a target"
+        self._sequences = sequences
+        self._num_tokens, self._max_context = resources.num_tokens, resources.target.max_context
 
     def forced_lm(self, temperature: float) -> LM | None:
         """None: it reads the target's features, so it has to be asked."""
@@ -101,8 +126,29 @@ class FeatureDrafter:
 
     @property
     def most_depth(self) -> int | None:
-        """As many as are wanted."""
-        return None
+        """As many as the draft gives, whatever is wanted; None has no limit."""
+        return None if self._sequences is None else self._sequences.most_tokens
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Up to k tokens per row, or a tree of that depth; fewer where the draft gives fewer."""
+        self._feed(rows, [row.k for row in rows])
+        longest, most = self._max_context, self.most_depth
+        assert longest is not None, "a drafter is loaded before it drafts"
+        drafts = [Growth(row, place) for place, row in enumerate(rows) if self.held.can_draft(row.handle)]
+        drafting = [draft for draft in drafts if draft.wants_more(longest)]
+        depths = {draft.place: draft.most_depth(longest) for draft in drafting}
+        if drafting:
+            self._grow(drafting, {place: min(depth, most or depth) for place, depth in depths.items()})
+        found = {draft.place: draft.guesses() for draft in drafts}
+        return [found.get(place, Guesses()) for place in range(len(rows))]
+
+    def _feed(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> None:
+        """Take the features that rows bring; `depths` tokens are wanted behind each."""
+        raise NotImplementedError
+
+    def _grow(self, drafting: Sequence[Growth], depths: Mapping[int, int]) -> None:
+        """Grow guesses, each by its place to a depth of at least 1."""
+        raise NotImplementedError
 
     @property
     def origin(self) -> Origin | None:
@@ -122,16 +168,12 @@ class FeatureDrafter:
             self._sequences.release(handle)
 
 
-class HeadDrafter(FeatureDrafter):
+class HeadDrafter(FeatureDrafter[H]):
     """Guesses round by round, each depth of all rows in one call of the head.
 
     Args:
         model: hub id or folder of the head.
     """
-
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
-        self._sequences: HeadSequences | None = None
 
     def load(self, resources: Resources) -> None:
         """Load the head.
@@ -140,13 +182,15 @@ class HeadDrafter(FeatureDrafter):
             RunError: its files are missing, broken, or of other shapes.
             UsageError: it was made for another target.
         """
+        self.hold(self.load_sequences(resources), resources)
+        resources.plan_cache(self.held)
+
+    def load_sequences(self, resources: Resources) -> H:
+        """The sequences of the head; see `load`."""
         from specdec_cli.lm.heads.head_sequences import HeadSequences
 
-        target = resources.target
-        assert target is not None, "a head is loaded for a target"
-        self._sequences = HeadSequences(self.load_heads(resources), target, self._name)
-        resources.plan_cache(self._sequences)
-        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
+        assert resources.target is not None, "a head is loaded for a target"
+        return cast("H", HeadSequences(self.load_heads(resources), resources.target, self._name))
 
     def load_heads(self, resources: Resources) -> Sequence[Head]:
         """The modules of this method's head; see `load`."""
@@ -158,32 +202,21 @@ class HeadDrafter(FeatureDrafter):
 
         from specdec_cli.lm.heads.head_sequences import HeadRow
 
-        held, _ = self.loaded
-        held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
+        self._feed(rows, [len(path) for path in paths])
         found: list[list[Tensor]] = [[] for _ in rows]
         for depth in range(max(map(len, paths))):
             going = [i for i, path in enumerate(paths) if len(path) > depth]
             asked = [HeadRow(rows[i].handle, Drafted.chain(paths[i][:depth]), [depth - 1]) for i in going]
-            for i, its in zip(going, held.logits(asked), strict=True):
+            for i, its in zip(going, self.held.logits(asked), strict=True):
                 found[i].append(its)
         return [torch.stack(its) for its in found]
 
-    @property
-    def loaded(self) -> tuple[HeadSequences, int]:
-        """The sequences of its head, and the longest context."""
-        assert self._sequences is not None, "a drafter is loaded before it drafts"
-        assert self._max_context is not None, "a drafter is loaded before it drafts"
-        return self._sequences, self._max_context
+    def _feed(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> None:
+        self.held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row, or a tree of that depth, one depth each round."""
+    def _grow(self, drafting: Sequence[Growth], depths: Mapping[int, int]) -> None:
         from specdec_cli.lm.heads.head_sequences import HeadRow
 
-        held, most = self.loaded
-        held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
-        drafts = [Growth(row, place) for place, row in enumerate(rows) if held.can_draft(row.handle)]
-        while growing := [draft for draft in drafts if draft.wants_more(most)]:
-            logits = held.logits([HeadRow(one.row.handle, one.drafted, one.ends, one.is_dynamic) for one in growing])
-            grow_deeper(growing, logits, self._num_tokens, self._name)
-        found = {draft.place: draft.guesses() for draft in drafts}
-        return [found.get(place, Guesses()) for place in range(len(rows))]
+        while growing := [draft for draft in drafting if not draft.is_done and draft.depth < depths[draft.place]]:
+            rows = [HeadRow(one.row.handle, one.drafted, one.ends, one.is_dynamic) for one in growing]
+            grow_deeper(growing, self.held.logits(rows), self._num_tokens, self._name)

@@ -8,7 +8,7 @@ from functools import cached_property
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.feature_head import HeadDrafter
+from specdec_cli.drafters.feature_head import H, HeadDrafter
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class LayersDrafter(HeadDrafter):
+class LayersDrafter(HeadDrafter[H]):
     """Reads the outputs of target layers that its option or its head's configuration names.
 
     Args:

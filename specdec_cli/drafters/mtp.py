@@ -12,12 +12,13 @@ from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 _READINGS = ("post-norm", "pre-norm")
 
 
 @dataclass
-class Drafter(HeadDrafter):
+class Drafter(HeadDrafter["HeadSequences"]):
     """Guesses with the target's MTP modules, each for one further token; the last one goes on for all others.
 
     Args:

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
-from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.drafters.layers_head import LayersDrafter
-from specdec_cli.drafters.one_pass import grow_marginals
+from specdec_cli.drafters.marginals import MarginalsDrafter
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.heads.head import Head
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 
 @dataclass
-class Drafter(LayersDrafter):
+class Drafter(MarginalsDrafter["HeadSequences"], LayersDrafter["HeadSequences"]):
     """Guesses with a published P-EAGLE head: k tokens cost one pass of it.
 
     Args:
@@ -31,8 +31,6 @@ class Drafter(LayersDrafter):
             those that its configuration names.
     """
 
-    one_pass = True
-
     def load_heads(self, resources: Resources) -> Sequence[Head]:
         """The P-EAGLE head."""
         from specdec_cli.lm.heads.p_eagle import PEagleHead
@@ -40,25 +38,12 @@ class Drafter(LayersDrafter):
         assert resources.target is not None, "a head is loaded for a target"
         return [PEagleHead(self.config(resources.revision), resources.target)]
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row, or a tree of that depth, all of them from one pass."""
-        self._feed(rows, [row.k for row in rows])
-        held, most = self.loaded
-        drafts = [Growth(row, place) for place, row in enumerate(rows) if held.can_draft(row.handle)]
-        growing = [draft for draft in drafts if draft.wants_more(most)]
-        depths = {draft.place: draft.most_depth(most) for draft in growing}
-        if growing:
-            logits = self._logits([draft.row for draft in growing], list(depths.values()))
-            each = dict(zip(depths, logits, strict=True))
-            grow_marginals(growing, each, self._num_tokens, self._name)
-        found = {draft.place: draft.guesses() for draft in drafts}
-        return [found.get(place, Guesses()) for place in range(len(rows))]
+    def depth_logits(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        """Logits of the last kept position and of the masks behind it."""
+        import torch
 
-    def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Each depth's logits, which are the same whatever the path."""
-        depths = [len(path) for path in paths]
-        self._feed(rows, depths)
-        return self._logits(rows, depths)
+        logits = self.held.depth_logits([row.handle for row in rows], depths)
+        return list(torch.split(logits, list(depths)))
 
     def _feed(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> None:
         news = [
@@ -66,11 +51,4 @@ class Drafter(LayersDrafter):
             for row, depth in zip(rows, depths, strict=True)
             if row.features is not None
         ]
-        self.loaded[0].feed([new[:3] for new in news], [new[3] for new in news])
-
-    def _logits(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
-        """Logits [depth, V] float32 of each row's next tokens."""
-        import torch
-
-        logits = self.loaded[0].depth_logits([row.handle for row in rows], depths)
-        return list(torch.split(logits, list(depths)))
+        self.held.feed([new[:3] for new in news], [new[3] for new in news])

@@ -8,10 +8,9 @@ from functools import cached_property
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.drafters.feature_head import HeadDrafter
-from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.one_pass import grow_marginals
+from specdec_cli.drafters.marginals import MarginalsDrafter
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Drafter(HeadDrafter):
+class Drafter(MarginalsDrafter["Pard2Sequences"], HeadDrafter["Pard2Sequences"]):
     """Guesses with a PARD-2 draft.
 
     Args:
@@ -33,9 +32,7 @@ class Drafter(HeadDrafter):
 
     model: str
     layers: str | None = None
-    one_pass = True
     has_tokenizer = True
-    most_depth = None
 
     def __post_init__(self) -> None:
         """Refuse an empty name, and layers that are none."""
@@ -43,7 +40,6 @@ class Drafter(HeadDrafter):
         parts = [] if self.layers is None else self.layers.split("-")
         if not all(part.isdecimal() or part == "final" for part in parts):
             raise UsageError(f"`layers` must be joined by dashes, such as final-28-20-12, not `{self.layers}`")
-        self._rows: Pard2Sequences | None = None
 
     @cached_property
     def taps(self) -> Sequence[Tap]:
@@ -57,8 +53,8 @@ class Drafter(HeadDrafter):
             raise UsageError(said, f"name them: `--draft {quote(f'pard2:model={self.model},layers=final-28-20-12')}`")
         return tuple("final" if part == "final" else int(part) for part in self.layers.split("-"))
 
-    def load(self, resources: Resources) -> None:
-        """Load the draft.
+    def load_sequences(self, resources: Resources) -> Pard2Sequences:
+        """The sequences of the draft.
 
         Raises:
             RunError: its files are missing, broken, or of other shapes.
@@ -78,34 +74,9 @@ class Drafter(HeadDrafter):
         if head.vocab_size < resources.num_tokens:
             said = f"the draft `{self.model}` scores {head.vocab_size} tokens, the target has {resources.num_tokens}"
             raise UsageError(said, "choose a draft with the target's tokenizer")
-        self._rows = self._sequences = Pard2Sequences(head, target, self.model)
-        resources.plan_cache(self._rows)
-        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
+        return Pard2Sequences(head, target, self.model)
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row, or a tree of that depth; all from one pass."""
-        held, most = self._feed(rows), self._max_context
-        assert most is not None, "a drafter is loaded before it drafts"
-        drafts = [Growth(row, place) for place, row in enumerate(rows) if held.can_draft(row.handle)]
-        drafting = [draft for draft in drafts if draft.wants_more(most)]
-        depths = {draft.place: draft.most_depth(most) for draft in drafting}
-        logits = self._logits([draft.row for draft in drafting], list(depths.values()))
-        by_place = dict(zip(depths, logits, strict=True))
-        grow_marginals(drafting, by_place, self._num_tokens, self._name)
-        found = {draft.place: draft.guesses() for draft in drafts}
-        return [found.get(place, Guesses()) for place in range(len(rows))]
-
-    def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Each depth's logits, which are the same whatever the path."""
-        self._feed(rows)
-        return self._logits(rows, [len(path) for path in paths])
-
-    def _feed(self, rows: Sequence[DraftRow]) -> Pard2Sequences:
-        assert self._rows is not None, "a drafter is loaded before it drafts"
-        self._rows.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
-        return self._rows
-
-    def _logits(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
-        assert self._rows is not None, "a drafter is loaded before it drafts"
+    def depth_logits(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        """Logits of the last token and of the masks behind it."""
         ends = [(row.handle, row.context[-1], depth) for row, depth in zip(rows, depths, strict=True)]
-        return self._rows.logits_behind(ends) if ends else []
+        return self.held.logits_behind(ends) if ends else []

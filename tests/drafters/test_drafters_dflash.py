@@ -13,13 +13,13 @@ import pytest
 import torch
 from head_drafts import check_depth_trace
 from safetensors.torch import save_file
-from table_loop import PROMPT, Table
+from table_loop import Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
-from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, tokens
+from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
 from tiny_heads import HIDDEN, features_of
 from tiny_models import VOCAB, make_tiny
 from torch import Tensor
-from tree_loop import LENGTH, drawn, masked_probs, table_lm
+from tree_loop import sampled_p_value
 from typed import not_none, stand_in
 
 from specdec_cli import drafters
@@ -30,10 +30,8 @@ from specdec_cli.engine.heads import published_draft, published_fields
 from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
 from specdec_cli.lm.heads.dflash_files import default_layers
 from specdec_cli.lm.load import load_lm
-from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.recipe import resolve
@@ -266,18 +264,12 @@ def test_preempted_sequences_go_on_as_before(lm, fitted) -> None:
     expected = tokens(decode(lm, None, 0, params=GREEDY))
     for prefix_caching in (False, True):
         drafter = loaded(tight, fitted[0])
-        drafter._held.hold(60)
+        drafter.held.hold(60)
         engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
-        found, num = {engine.add(prompt, GREEDY): list[int]() for prompt in PROMPTS}, 0
-        while engine.has_work:
-            for event in engine.step():
-                if isinstance(event, Stepped):
-                    num += event.num_preemptions
-                    for emitted in event.emitted:
-                        found[emitted.sequence_id] += emitted.tokens
+        found, num = preempted(engine, GREEDY)
         assert num > 0
-        assert list(found.values()) == expected
-        drafter._held.cache.check()
+        assert tokens(found) == expected
+        drafter.held.cache.check()
 
 
 def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
@@ -289,7 +281,7 @@ def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
     )
     assert first.token_ids == again.token_ids
     assert first.speculative.histogram == again.speculative.histogram
-    assert drafter._held.adopt(99, prompt, "") % lm.block_size == 0
+    assert drafter.held.adopt(99, prompt, "") % lm.block_size == 0
     drafter.release(99)
 
 
@@ -317,7 +309,7 @@ class TableBlocks:
     def __init__(self, table: Any, is_wrong: bool) -> None:
         self.table, self.is_wrong = torch.tensor(table, dtype=torch.float32), is_wrong
         dspark = SimpleNamespace(rank=1, has_confidence=False)
-        self.head, self.config = self, SimpleNamespace(most_tokens=2, dspark=dspark)
+        self.head, self.config, self.most_tokens = self, SimpleNamespace(dspark=dspark), 2
 
     def feed(self, new: object) -> None:
         pass
@@ -343,9 +335,9 @@ class TableDrafter(dflash.Drafter):
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         found = super().propose(rows)
-        if self._held.is_wrong:  # type: ignore[attr-defined]  # q without the Markov head
+        if self.held.is_wrong:  # type: ignore[attr-defined]  # q without the Markov head
             for one, guess in zip(rows, found, strict=True):
-                states = self._held.blocks([(0, one.context[-1])])[0]
+                states = self.held.blocks([(0, one.context[-1])])[0]
                 depths = [guess.drafted.depth(node) - 1 for node in range(len(guess.drafted))]
                 guess.q = states[depths].softmax(-1)
         return found
@@ -356,14 +348,12 @@ class TableDrafter(dflash.Drafter):
 def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong: bool) -> None:
     table = Table.random(num_tokens=4, seed=1, sharpness=2.0)
     drafter = TableDrafter("table", "0")
-    drafter._blocks = stand_in(TableBlocks(table.q, is_wrong))
+    drafter._sequences = stand_in(TableBlocks(table.q, is_wrong))
     drafter._num_tokens, drafter._max_context = 4, 1 << 20
-    options = EngineOptions(num_speculative_tokens=2, tree=tree, verify=verify, max_num_seqs=256)
     params = SamplingParams(temperature=1.0, ignore_eos=True)
-    counts, length = drawn(Engine(table_lm(table.p), drafter, options=options), params, 1_500)
+    p_value, length = sampled_p_value(table, drafter, params, 1_500, verify, tree)
     assert 1.2 < length < 2.9
-    joint = enumerate_joint(lambda text: masked_probs(table, params, text), PROMPT, LENGTH)
-    assert (chi_square(counts, joint).p_value > 1e-6) is not is_wrong
+    assert (p_value > 1e-6) is not is_wrong
 
 
 @pytest.mark.parametrize("rule", ["greedy", "gumbel"])

@@ -12,13 +12,13 @@ import pytest
 import torch
 from head_drafts import GREEDY, TEXT, check_depth_trace, features_of, loaded, row
 from safetensors.torch import save_file
-from table_loop import PROMPT, Table
-from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, tokens
+from table_loop import Table
+from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
 from tiny_heads import HIDDEN
 from tiny_medusa import NUM_HEADS, converted, medusa_logits, publish_medusa, random_medusa_weights
 from tiny_models import VOCAB, make_tiny
 from torch import Tensor
-from tree_loop import LENGTH, drawn, masked_probs, table_lm
+from tree_loop import sampled_p_value
 from typed import stand_in
 
 from specdec_cli.drafters import medusa
@@ -26,9 +26,7 @@ from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.events import Stepped
 from specdec_cli.lm.load import load_lm
-from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.recipe import resolve
@@ -204,16 +202,10 @@ def test_preempted_sequences_go_on_as_before(lm, fitted, prefix_caching: bool) -
     expected = tokens(decode(lm, None, 0, params=GREEDY))
     drafter = loaded(tight, fitted[0])
     engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
-    found, num = {engine.add(prompt, GREEDY): list[int]() for prompt in PROMPTS}, 0
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, Stepped):
-                num += event.num_preemptions
-                for emitted in event.emitted:
-                    found[emitted.sequence_id] += emitted.tokens
+    found, num = preempted(engine, GREEDY)
     assert num > 0
-    assert list(found.values()) == expected
-    assert drafter.sizes[1] == drafter._held.heads.num_bytes, "ended sequences are forgotten"
+    assert tokens(found) == expected
+    assert drafter.sizes[1] == drafter.held.heads.num_bytes, "ended sequences are forgotten"
 
 
 class TableHeads:
@@ -221,8 +213,7 @@ class TableHeads:
 
     def __init__(self, table: Any) -> None:
         self.table, self.tokens = torch.tensor(table, dtype=torch.float32), dict[int, int]()
-        self.heads = self.config = self
-        self.num_heads = 2
+        self.most_tokens = 2
 
     def can_draft(self, handle: int) -> bool:
         return True
@@ -239,7 +230,7 @@ class TableDrafter(medusa.Drafter):
     is_wrong = False
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        held: Any = self._held
+        held: Any = self.held
         held.tokens = {one.handle: one.context[-1] for one in rows}
         found = super().propose(rows)
         for guess in found:
@@ -254,14 +245,12 @@ def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong
     table = Table.random(num_tokens=4, seed=1, sharpness=2.0)
     drafter = TableDrafter("table")
     drafter.is_wrong = is_wrong
-    drafter._states = stand_in(TableHeads(table.q))
+    drafter._sequences = stand_in(TableHeads(table.q))
     drafter._num_tokens, drafter._max_context = 4, 1 << 20
-    options = EngineOptions(num_speculative_tokens=2, tree=tree, verify=verify, max_num_seqs=256)
     params = SamplingParams(temperature=1.0, ignore_eos=True)
-    counts, length = drawn(Engine(table_lm(table.p), drafter, options=options), params, 1_500)
+    p_value, length = sampled_p_value(table, drafter, params, 1_500, verify, tree)
     assert length > 1.05
-    joint = enumerate_joint(lambda text: masked_probs(table, params, text), PROMPT, LENGTH)
-    assert (chi_square(counts, joint).p_value > 1e-6) is not is_wrong
+    assert (p_value > 1e-6) is not is_wrong
 
 
 @pytest.mark.parametrize("rule", ["greedy", "gumbel"])

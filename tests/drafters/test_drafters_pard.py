@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from table_loop import PROMPT, Table
-from tiny_engine import PROMPTS, Checked, check_books, decode, letter_tokenizer, tokens
+from table_loop import Table
+from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
 from tiny_models import VOCAB, make_tiny
 from tiny_pard import MASK, MORE, depth_logits, publish_pard, train_pard
-from tree_loop import ALL, LENGTH, drawn, masked_probs, table_lm
+from tree_loop import ALL, sampled_p_value
 from typed import not_none
 
 from specdec_cli import drafters
@@ -28,11 +28,9 @@ from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.table import LMWithoutWeights
-from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict.draft_trace import DepthTrace
@@ -163,16 +161,9 @@ def test_preempted_sequences_go_on_as_before(lm, fitted) -> None:
     expected = tokens(decode(lm, None, 0, params=GREEDY))
     for prefix_caching in (False, True):
         engine = Checked(tight, loaded(fitted[0]), None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
-        found, num = {engine.add(prompt, GREEDY): list[int]() for prompt in PROMPTS}, 0
-        while engine.has_work:
-            for event in engine.step():
-                if isinstance(event, Stepped):
-                    num += event.num_preemptions
-                    for emitted in event.emitted:
-                        found[emitted.sequence_id] += emitted.tokens
+        found, num = preempted(engine, GREEDY)
         assert num > 0
-        assert list(found.values()) == expected
-        check_books(engine)
+        assert tokens(found) == expected
 
 
 class Marginals(LMWithoutWeights):
@@ -203,11 +194,9 @@ def test_sampled_text_follows_the_target(tree: str | None, verify: str) -> None:
     table = Table.random(num_tokens=4, seed=1, sharpness=2.0)
     drafter = Chance("marginals")
     drafter.load(Resources(lambda _: Marginals(table.q), None, table.num_tokens))
-    options = EngineOptions(num_speculative_tokens=2, tree=tree, verify=verify, max_num_seqs=256)
-    counts, length = drawn(Engine(table_lm(table.p), drafter, options=options), ALL, 1_200)
+    p_value, length = sampled_p_value(table, drafter, ALL, 1_200, verify, tree)
     assert 1.2 < length < 2.9
-    joint = enumerate_joint(lambda text: masked_probs(table, ALL, text), PROMPT, LENGTH)
-    assert chi_square(counts, joint).p_value > 1e-6
+    assert p_value > 1e-6
 
 
 class KeepsMasks(pard.Drafter):
