@@ -3,14 +3,14 @@
 import pytest
 import torch
 from feature_drafter import feature_drafter, tapped
-from tiny_engine import PROMPTS, Checked, decode, tiny_engine, tokens
+from tiny_engine import PROMPTS, Checked, decode, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
 
 from specdec_cli.engine.features import FeatureBook
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Noticed, Stepped
+from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Tapped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.table import TableLM
@@ -109,16 +109,9 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
     tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=18, check=False)
     drafter = feature_drafter(tight, texts)
     engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching, tree=tree))
-    found, num_preemptions = {engine.add(prompt, GREEDY): [] for prompt in PROMPTS}, 0
-    while engine.has_work:
-        for event in engine.step():
-            assert not isinstance(event, Noticed)
-            if isinstance(event, Stepped):
-                num_preemptions += event.num_preemptions
-                for emitted in event.emitted:
-                    found[emitted.sequence_id] += emitted.tokens
+    found, num_preemptions = preempted(engine, GREEDY)
     assert num_preemptions > 0
-    assert list(found.values()) == [text[len(prompt) :] for text, prompt in zip(texts, PROMPTS, strict=True)]
+    assert tokens(found) == [text[len(prompt) :] for text, prompt in zip(texts, PROMPTS, strict=True)]
     assert len(drafter.lives) > len(PROMPTS), "a preempted one lives twice"
     check_lives(tight, drafter)
 

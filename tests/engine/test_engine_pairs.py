@@ -12,7 +12,7 @@ import feature_drafter
 import pytest
 import torch
 from table_loop import PROMPT, Table
-from tiny_engine import PROMPTS, Checked, check_books, decode, drafter, ngram, tiny_engine, tokens
+from tiny_engine import PROMPTS, Checked, decode, drafter, ngram, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
 from tree_loop import masked_probs, table_lm
 from typed import stand_in
@@ -24,8 +24,7 @@ from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.outputs import Outputs
-from specdec_cli.events import Noticed, SpeculativeCounts, Stepped
+from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.sampling.params import SamplingParams
@@ -93,15 +92,8 @@ def test_a_preempted_text_is_the_same(folder: Path, spec: str, prefix_caching: b
     def run(num_blocks: int, made: Drafter | None, **options: Any) -> tuple[list[list[int]], int]:
         target = load_lm(checkpoint, max_num_seqs=4, block_size=4, kv_cache_bytes=256 * 4 * num_blocks)
         engine = Checked(target, made or drafter("none"), None, EngineOptions(max_num_seqs=4, **options))
-        outputs, num_preemptions, driver = Outputs(), 0, Driver(engine)
-        for prompt in PROMPTS:
-            outputs.add(driver, list(prompt), params=GREEDY)
-        for event in (event for events in driver.steps() for event in events):
-            outputs.observe(event)
-            assert not isinstance(event, Noticed)
-            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
-        check_books(engine)
-        return tokens(outputs.finished()), num_preemptions
+        found, num_preemptions = preempted(engine, GREEDY)
+        return tokens(found), num_preemptions
 
     def loaded() -> Drafter:
         first, _, second = spec.partition("+")

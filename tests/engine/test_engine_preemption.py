@@ -1,16 +1,13 @@
 """A cache too small for all that run: the youngest gives its blocks back, and its text is what it would have been."""
 
 import pytest
-from tiny_engine import PROMPTS, Checked, check_books, drafter, ngram, step_of, tokens
+from tiny_engine import PROMPTS, Checked, check_books, drafter, ngram, preempted, step_of, tokens
 from tiny_models import make_tiny
 from typed import stand_in
 
-from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.outputs import Outputs
 from specdec_cli.engine.requests import spread
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Noticed, Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -33,17 +30,7 @@ def run(checkpoint, num_blocks, draft, params, **options):
     target = lm_of(checkpoint, num_blocks)
     made = {"none": lambda: drafter("none"), "ngram": ngram, "model": lambda: drafter(lm_of(checkpoint, num_blocks))}
     engine = Checked(target, made[draft](), None, EngineOptions(max_num_seqs=4, **options))
-    outputs, num_preemptions = Outputs(), 0
-    driver = Driver(engine)
-    for prompt, one in zip(PROMPTS, spread(params, len(PROMPTS)), strict=True):
-        outputs.add(driver, prompt, params=one)
-    for events in driver.steps():
-        for event in events:
-            outputs.observe(event)
-            assert not isinstance(event, Noticed), "a draft that ran out of blocks would say so"
-            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
-    check_books(engine)
-    return outputs.finished(), num_preemptions
+    return preempted(engine, spread(params, len(PROMPTS)))
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])

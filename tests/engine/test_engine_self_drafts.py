@@ -16,9 +16,9 @@ from test_engine_prefixes import decoded
 from tiny_engine import (
     PROMPTS,
     Checked,
-    check_books,
     decode,
     drafter,
+    preempted,
     self_draft,
     tiny_engine,
     tiny_lm,
@@ -37,7 +37,6 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.llama import llama_weights
 from specdec_cli.lm.llama.llama import LlamaDecoder
@@ -155,16 +154,9 @@ def test_preempted_sequences_go_on(deep, spec: str, tree: str | None) -> None:
     expected = tokens(decode(deep, None, 0, params=PARAMS))
     tight = load_lm(deep.name, block_size=4, num_blocks=20)
     engine = Checked(tight, self_draft(tight, spec), None, EngineOptions(4, max_num_seqs=4, tree=tree))
-    outputs, num_preemptions, driver = Outputs(), 0, Driver(engine)
-    for prompt in PROMPTS:
-        outputs.add(driver, prompt, params=PARAMS)
-    for events in driver.steps():
-        for event in events:
-            outputs.observe(event)
-            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
-    assert tokens(outputs.finished()) == expected
+    found, num_preemptions = preempted(engine, PARAMS)
+    assert tokens(found) == expected
     assert num_preemptions
-    check_books(engine)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -18,7 +18,7 @@ import pytest
 import torch
 from every_draft import METHODS, NAMES, Drafts
 from test_engine_bits import Recorded
-from tiny_engine import PROMPTS, check_books, tokens
+from tiny_engine import PROMPTS, preempted, tokens
 from tiny_heads import features_of
 
 from specdec_cli import drafters
@@ -27,12 +27,10 @@ from specdec_cli.drafters import method_of, parse_spec
 from specdec_cli.drafters.contract import DraftRow, WithoutFeatures
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.drafting import Drafters
-from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.outputs import Output, Outputs
+from specdec_cli.engine.outputs import Output
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.invariance import row_invariance
@@ -48,7 +46,7 @@ from specdec_cli.measure.predict.tracing import draft_origin, trace_draft, trace
 from specdec_cli.measure.predict.tree_replay import replay_tree
 from specdec_cli.recipe.resolve import resolve
 from specdec_cli.sampling.chain import ChainRow, distribution
-from specdec_cli.sampling.grammar import Grammar, compile_grammar
+from specdec_cli.sampling.grammar import compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
@@ -204,19 +202,6 @@ def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
         drafts.target.hold(before)
 
 
-def observed(engine: Engine, params: SamplingParams, grammar: Grammar | None = None) -> tuple[list[Output], int]:
-    """The outputs of all prompts, and how often a sequence was preempted."""
-    outputs, driver, num_preemptions = Outputs(), Driver(engine), 0
-    for prompt in PROMPTS:
-        outputs.add(driver, list(prompt), params=params, grammar=grammar)
-    for events in driver.steps():
-        for event in events:
-            outputs.observe(event)
-            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
-    assert not sum(engine.drafters.num_failures.values()), engine.drafters.notices
-    return outputs.finished(), num_preemptions
-
-
 @pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
@@ -225,8 +210,7 @@ def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> N
     shape = shapes_of(drafts, name)[1:3][-caches]
     with tight(drafts, 22):
         engine = drafts.engine(name, max_num_seqs=4, prefix_caching=caches, **shape)
-        found, num = observed(engine, params)
-        check_books(engine)
+        found, num = preempted(engine, params)
     assert tokens(found) == plain
     assert num > 0
 
@@ -236,10 +220,10 @@ def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
     source = "(ab|[0-9]){2,9}x?"
     grammar = compile_grammar("regex", source, drafts.tokenizer)
     for params, verify in ((SamplingParams(24), "auto"), (SamplingParams(24, temperature=0.9, seed=2), "gumbel")):
-        plain, _ = observed(drafts.engine("none", verify=verify), params, grammar)
+        plain, _ = preempted(drafts.engine("none", verify=verify), params, grammar=grammar)
         assert all(re.fullmatch(source, output.text) for output in plain)
         for shape in shapes_of(drafts, name)[1 if verify == "auto" else 2 : 3]:
-            found, _ = observed(drafts.engine(name, verify=verify, **shape), params, grammar)
+            found, _ = preempted(drafts.engine(name, verify=verify, **shape), params, grammar=grammar)
             assert tokens(found) == tokens(plain), shape
 
 

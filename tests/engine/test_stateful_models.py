@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tiny_lm, tokens, transformers_greedy
+from tiny_engine import PROMPTS, decode, ngram, preempted, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_hybrids import HYBRIDS, save_hybrid
 
 from specdec_cli.engine.caveats import not_sharing
-from specdec_cli.engine.driver import Driver
-from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
@@ -59,15 +56,9 @@ def test_a_draft_changes_no_token_in_bfloat16(folder: Path, stranger: Transforme
 def test_preemption_changes_no_token(hybrid: Path) -> None:
     target, draft = (load_lm(str(hybrid), num_blocks=18, block_size=4) for _ in range(2))
     engine = tiny_engine(target, draft, max_num_seqs=4)
-    driver, outputs, num_preemptions = Driver(engine), Outputs(), 0
-    for prompt in PROMPTS:
-        outputs.add(driver, prompt, params=SamplingParams(max_new_tokens=24))
-    for events in driver.steps():
-        for event in events:
-            outputs.observe(event)
-            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
+    found, num_preemptions = preempted(engine, SamplingParams(max_new_tokens=24))
     assert num_preemptions > 0
-    assert tokens(outputs.finished()) == transformers_greedy(hybrid, PROMPTS)
+    assert tokens(found) == transformers_greedy(hybrid, PROMPTS)
 
 
 @pytest.mark.parametrize("tree", ["3,2,1", "dynamic:9"])

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 from test_engine_prefixes import BEGIN, PROMPTS, decoded
-from tiny_engine import drafter, tiny_engine, tiny_lm, tokens, transformers_greedy
+from tiny_engine import drafter, preempted, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
 
-from specdec_cli.engine.driver import Driver
-from specdec_cli.engine.outputs import Outputs
-from specdec_cli.events import Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
@@ -69,14 +66,9 @@ def test_preemption_and_abort_lose_no_snapshot(folder: Path) -> None:
     engine, num_preemptions = tiny_engine(target, draft, max_num_seqs=4, prefix_caching=True), 0
     prompts = [[*BEGIN[:20], last] for last in (3, 4, 5, 6)]
     for _ in range(2):
-        driver, outputs = Driver(engine), Outputs()
-        for prompt in prompts:
-            outputs.add(driver, prompt, params=SamplingParams(max_new_tokens=24))
-        for events in driver.steps():
-            for event in events:
-                outputs.observe(event)
-                num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
-        assert tokens(outputs.finished()) == transformers_greedy(folder, prompts)
+        found, num = preempted(engine, SamplingParams(max_new_tokens=24), prompts)
+        num_preemptions += num
+        assert tokens(found) == transformers_greedy(folder, prompts)
         engine.abort(engine.add(prompts[0], SamplingParams(max_new_tokens=24)))
         sequence = engine.add(prompts[1], SamplingParams(max_new_tokens=24))
         engine.step()

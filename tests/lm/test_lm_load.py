@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from refused import edit_config, edit_weights
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_models import make_tiny
 from tokenizers import Tokenizer, models
 from typed import not_none
@@ -47,17 +48,6 @@ def refusal(name, kind=RunError, **options) -> SpecdecError:
     assert not error.message.endswith(".")
     assert error.hint
     return error
-
-
-def edit_config(folder, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-def edit_weights(folder, change) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_what_a_loaded_model_says_about_itself(folder, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refused import edit, refusal
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from tiny_quantized import make_quantized
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
-from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe, describe_tokenizer
 from specdec_cli.lm.files.checkpoint import model_folder, read_config
@@ -45,23 +46,6 @@ def folder(base: Path, tmp_path: Path) -> Path:
 
 def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), **options).score([Row(0, TOKENS, len(TOKENS))])
-
-
-def refusal(path: Path) -> SpecdecError:
-    """What loading and the doctor say alike."""
-    said = []
-    for ask in (load_lm, describe):
-        with pytest.raises(SpecdecError) as caught:
-            ask(str(path))
-        assert caught.value.hint
-        assert "\n" not in caught.value.message
-        said.append(caught.value)
-    assert said[0].message == said[1].message
-    return said[0]
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -3,14 +3,15 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+import refused
 import torch
+from refused import edit_config, edit_weights
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
-from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.facts import describe, describe_tokenizer
 from specdec_cli.lm.load import load_lm, load_tokenizer
 
@@ -29,33 +30,17 @@ def folder(sound, tmp_path: Path):
 
 def refusal(folder, *, tokenizer_too: bool = False):
     """The one error that loading and `doctor` both raise; with `tokenizer_too` its tokenizer's as well."""
-    said = []
-    looks: list[Any] = [load_lm, describe, *([load_tokenizer, describe_tokenizer] if tokenizer_too else [])]
-    for look in looks:
-        with pytest.raises(SpecdecError) as caught:
-            look(str(folder))
-        said.append((type(caught.value), caught.value.message, caught.value.hint))
-    assert len(set(said)) == 1, said
-    assert "\n" not in said[0][1]
-    assert said[0][2]
-    assert "download the model again" not in said[0][2]
-    assert "belong together" not in said[0][2]
-    return said[0]
+    more = (load_tokenizer, describe_tokenizer) if tokenizer_too else ()
+    said = refused.refusal(folder, load_lm, describe, *more)
+    assert said.hint is not None
+    assert "download the model again" not in said.hint
+    assert "belong together" not in said.hint
+    return type(said), said.message, said.hint
 
 
 def write(path, content) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-
-
-def edit_config(folder, **changes) -> None:
-    write(folder / "config.json", json.loads((folder / "config.json").read_text()) | changes)
-
-
-def edit_weights(folder, change) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(

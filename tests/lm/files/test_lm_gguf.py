@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from refused import refusal
 from tiny_models import make_tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
-from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe, describe_tokenizer
 from specdec_cli.lm.load import load_lm, load_tokenizer
@@ -73,19 +74,6 @@ def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
 
 def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), **options).score([Row(0, TOKENS, len(TOKENS))])
-
-
-def refusal(path: Path) -> SpecdecError:
-    """What loading and the doctor say alike."""
-    said = []
-    for ask in (load_lm, describe):
-        with pytest.raises(SpecdecError) as caught:
-            ask(str(path))
-        assert caught.value.hint
-        assert "\n" not in caught.value.message
-        said.append(caught.value)
-    assert said[0].message == said[1].message
-    return said[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

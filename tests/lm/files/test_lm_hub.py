@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from refused import refusal
 from safetensors.torch import load_file
 from tiny_models import make_tiny
 
-from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe, describe_tokenizer
 from specdec_cli.lm.files import hub
@@ -145,18 +146,6 @@ def test_39_one_gguf_file_needs_no_name(ggufs: Hub, is_inside: bool) -> None:
         (ggufs.files / "tiny-Q4_0.gguf").rename(ggufs.files / "inside" / "tiny-Q4_0.gguf")
     assert load_lm("org/repo").generation.eos_token_ids
     assert ggufs.fetched == {"inside/tiny-Q4_0.gguf" if is_inside else "tiny-Q4_0.gguf"}
-
-
-def refusal(name: str, *asks: Any) -> SpecdecError:
-    said = []
-    for ask in asks or (load_lm, describe):
-        with pytest.raises(SpecdecError) as caught:
-            ask(name)
-        assert "\n" not in caught.value.message
-        assert caught.value.hint
-        said.append(caught.value)
-    assert len({one.message for one in said}) == 1
-    return said[0]
 
 
 def test_39_gguf_files_that_cannot_be_told_apart_are_refused(ggufs: Hub) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from every_type import TYPES, save_tiny
+from refused import edit_config
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from typed import not_none
@@ -90,11 +91,6 @@ def test_nothing_is_read_of_the_weights(tmp_path: Path, monkeypatch: pytest.Monk
 def test_dtypes_and_int8(tmp_path: Path, family: str, dtype: str, quantize: str) -> None:
     lm, facts = both(make_tiny(family, tmp_path), dtype=dtype, quantize=quantize)
     assert (lm.weight_bytes, lm.kv_bytes_per_token) == (facts.weights_bytes, facts.kv_bytes_per_token)
-
-
-def edit_config(folder, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn", "int8"])

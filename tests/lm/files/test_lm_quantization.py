@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from refused import refusals
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from tiny_quantized import DEQUANTIZED, FORMS, UNDONE, make_mxfp4, make_quantized
 from torch import nn
 
-from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.kernels import packing
@@ -54,16 +55,6 @@ def metadata(folder):
 def rewrite(folder, weights) -> None:
     """Other tensors under the metadata of the file."""
     save_file(weights, folder / "model.safetensors", metadata=metadata(folder))
-
-
-def refusals(folder, **options):
-    """What the engine and the doctor say."""
-    for ask in (load_lm, describe):
-        with pytest.raises(SpecdecError) as caught:
-            ask(str(folder), **options)
-        assert caught.value.hint
-        assert "\n" not in caught.value.message
-        yield caught.value
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused import refusal
 from tiny_models import make_tiny
 from typed import not_none
 
-from specdec_cli.errors import RunError, SpecdecError
 from specdec_cli.lm.facts import describe_tokenizer
 from specdec_cli.lm.load import load_tokenizer
 
+WAYS = (load_tokenizer, describe_tokenizer)
 FILES = "specdec_cli.lm.files.tokenizer_files"
 LINES = [
     "The old dog sleeps by the door, and nobody wakes it.", "Numbers such as 12 and 345 are split.",
@@ -68,19 +69,6 @@ def piece(text: str, score: float, kind: int = 1) -> bytes:
     return b"\x0a" + bytes([len(body)]) + body
 
 
-def refusal(folder: Path) -> SpecdecError:
-    """The one error from loading and `doctor`."""
-    said = []
-    for ask in (load_tokenizer, describe_tokenizer):
-        with pytest.raises(RunError) as caught:
-            ask(str(folder))
-        assert "\n" not in caught.value.message
-        assert caught.value.hint
-        said.append(caught.value)
-    assert said[0].message == said[1].message
-    return said[0]
-
-
 @pytest.mark.parametrize(("name", "rules"), [("LlamaTokenizer", {}), ("GemmaTokenizer", {"add_dummy_prefix": False})])
 def test_39_a_sentencepiece_file_keeps_its_pieces(folder: Path, name: str, rules: dict[str, Any]) -> None:
     own = write_sentencepiece(folder, "bpe", **rules)
@@ -97,7 +85,7 @@ def test_39_a_tokenizer_that_splits_otherwise_is_refused(folder: Path, kind: str
     write_sentencepiece(folder, kind)
     if name is not None:
         write_class(folder, name)
-    said = refusal(folder)
+    said = refusal(folder, *WAYS)
     assert "transformers splits text in another way than the tokenizer of" in said.message
     assert "name its `tokenizer_class`" in not_none(said.hint)
 
@@ -118,7 +106,7 @@ def test_39_a_tiktoken_file_keeps_its_tokens(folder: Path, name: str | None) -> 
 def test_39_a_file_of_another_name_is_no_empty_tokenizer(folder: Path, name: str) -> None:
     write_ranks(folder, "qwen.tiktoken")
     write_class(folder, name)
-    said = refusal(folder)
+    said = refusal(folder, *WAYS)
     assert "is empty but for special tokens: transformers reads `qwen.tiktoken` by the name `tokenizer.model`" in (
         said.message
     )
@@ -133,7 +121,7 @@ def test_39_the_missing_package_of_a_sentencepiece_file_is_named(
     monkeypatch.setattr(f"{FILES}.is_sentencepiece_available", lambda: absent != "sentencepiece")
     monkeypatch.setattr(f"{FILES}.is_protobuf_available", lambda: absent != "protobuf")
     monkeypatch.setattr(f"{FILES.replace('files.tokenizer_files', 'load')}.AutoTokenizer.from_pretrained", fail)
-    said = refusal(folder)
+    said = refusal(folder, *WAYS)
     assert "is the sentencepiece file `tokenizer.model`" in said.message
     assert f"`{absent}` is not installed" in said.message
     assert "tiktoken" not in said.message + not_none(said.hint)
@@ -144,7 +132,7 @@ def test_39_the_missing_package_of_a_tiktoken_file_is_named(folder: Path, monkey
     write_ranks(folder)
     monkeypatch.setattr(f"{FILES}.is_tiktoken_available", lambda: False)
     monkeypatch.setattr("specdec_cli.lm.load.AutoTokenizer.from_pretrained", fail)
-    said = refusal(folder)
+    said = refusal(folder, *WAYS)
     assert "is the tiktoken file `tokenizer.model`, which takes `tiktoken`: `tiktoken` is not installed" in said.message
     assert "pip install 'specdec-cli[tokenizers]'" in not_none(said.hint)
 
@@ -160,7 +148,7 @@ def test_39_a_truncated_file_is_one_sentence(folder: Path, kind: str, size: int)
     path = folder / "tokenizer.model"
     path.write_bytes(path.read_bytes()[:size])
     write_class(folder, "LlamaTokenizer")
-    assert "tokenizer" in refusal(folder).message
+    assert "tokenizer" in refusal(folder, *WAYS).message
 
 
 def fail(*_: Any, **__: Any) -> None:
