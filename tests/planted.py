@@ -10,9 +10,13 @@ from specdec_cli.lm.llama import native
 
 FAULTS = {
     "a query sees the token behind it": (
-        "count = rows[(first + q) / groups].position + 1",
-        "count = rows[(first + q) / groups].position + 2",
+        "const long own = rows[row].position + 1",
+        "const long own = rows[row].position + 2",
     ),
+    "a row of a block sees nothing ahead": ("std::min(own + ahead, long(ends[row]))", "own"),
+    "a row of a block sees beyond its window": ("std::min(own + ahead, long(ends[row]))", "long(ends[row])"),
+    "later layers read the inputs": ("s.inputs && (is_first || s.only_files)", "s.inputs"),
+    "later layers file normed states": ("s.inputs && (is_first || s.only_files)", "s.inputs && is_first"),
     "a row is another one in company": (
         "write<ADDS>(Kind::values",
         "write<ADDS>((n > 1 ? 1.0001f : 1.0f) * Kind::values",

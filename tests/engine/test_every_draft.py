@@ -31,6 +31,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.outputs import Output
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
+from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.invariance import row_invariance

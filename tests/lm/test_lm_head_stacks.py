@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from planted import plant
+from shortened import mostly_slow
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.lm.heads.compiled_stack import CompiledProduct, CompiledStack
@@ -20,6 +22,9 @@ CONFIGS = {
     "biases": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
     "qwen3": Qwen3Config(**SHAPE, head_dim=24),
 }
+IN_BLOCKS = (
+    "a row of a block sees nothing ahead", "a row of a block sees beyond its window", "later layers file normed states",
+)  # fmt: skip
 WAYS = {
     "causal": BlockLayer(None, is_causal=True), "whole": BlockLayer(None, is_causal=False),
     "window": BlockLayer(5, is_causal=True), "both ways": BlockLayer(5, is_causal=False),
@@ -120,6 +125,23 @@ def test_blocks_behind_a_remembered_context_have_torchs_outputs(ways, dtype, is_
             feeds = its.feeds([range(num, num + 9) for num in kept])
             outputs.append(stack.run(rows, positions_of(feeds, CPU), feeds))
         assert_close(*outputs)
+
+
+@pytest.mark.parametrize("fault", mostly_slow(IN_BLOCKS, IN_BLOCKS[:1]))
+def test_a_planted_fault_in_blocks_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, fault)
+    with pytest.raises(AssertionError):
+        test_blocks_behind_a_remembered_context_have_torchs_outputs(
+            ["both ways", "whole", "window"], torch.float32, is_scattered=False
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["a query sees the token behind it", "later layers read the inputs"])
+def test_a_planted_fault_in_texts_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, fault)
+    with pytest.raises(AssertionError):
+        test_texts_and_trees_have_torchs_outputs("llama", HIDDEN, 3, torch.float32, is_scattered=False)
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
