@@ -33,8 +33,8 @@ class CompiledStack(LayerStack):
 
     Args:
         config: a transformers configuration.
-        layers: taken by `taking`.
-        taking: the one that took them.
+        layers: their weights, taken by `taking`.
+        taking: with the sizes and the family of the layers.
         modules: transformers' modules of the layers.
         rotary: transformers' module of their rotary positions.
         epsilon: of their norms.

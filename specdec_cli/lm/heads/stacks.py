@@ -22,7 +22,7 @@ from specdec_cli.lm.llama.families import FAMILIES, Family, config_obstacle, fam
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
 
-_LONG_ROPE = "longrope"  # torch's layer decides anew by each call's longest position
+_LONG_ROPE = "longrope"  # whose frequencies follow the longest position of a call
 
 
 def stack_of(
