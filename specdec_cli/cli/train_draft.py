@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -17,17 +15,15 @@ from specdec_cli.cli.completion import choices
 from specdec_cli.cli.convert_draft import ConversionWish, convert
 from specdec_cli.cli.measurement_options import Chat, DryRun, Html, Plot
 from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, deliver, envelope, machine_of, write_file
+from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
+from specdec_cli.cli.train_plan import check_pictures, checked_data, show_training_plan
 from specdec_cli.cli.training_data import training_data
-from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.workload.dataset import is_at_hand
+from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.workload.workload import read_rows
-from specdec_cli.recipe.present import to_yaml
-from specdec_cli.report.plot import check_available, check_plot
 from specdec_cli.train.folder import TrainingFolder
-from specdec_cli.train.held_out import check_held_out
+from specdec_cli.train.launcher import check_launcher, hush_torch, launched_index
 from specdec_cli.train.words import counted
 
 if TYPE_CHECKING:
@@ -36,6 +32,8 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
     from specdec_cli.train.features import CachedFeatures, TargetFeatures
+    from specdec_cli.train.loop import TrainingRun
+    from specdec_cli.train.processes import Processes
     from specdec_cli.train.samples import Sample
     from specdec_cli.train.session import TrainingData, TrainingSession
 
@@ -76,72 +74,53 @@ def train_draft(
     shared: Shared,
 ) -> ExitCode | None:
     """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
-    if resume and output is not None:
-        shared.drawn_seed = TrainingFolder(output).seed or shared.drawn_seed
-    resolved = shared.resolve()
-    if export is not None:
-        beside = {"--resume": resume, "--chat": chat, "--plot": plot, "--html": html}
-        beside["--trust-remote-code"] = shared.trust_remote_code
-        without = tuple(name for name, value in beside.items() if value)
-        convert(ConversionWish(draft, export, output, dry_run, without), resolved, shared)
-        return None
-    if draft is not None:
-        raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
-    data = _checked_data(resolved.recipe)
-    _check_pictures(plot, html, shared.force or resume)
-    if dry_run:
-        sys.stdout.write(
-            f"# would train {resolved.recipe.train.method}{_plan_words(resolved.recipe)}\n"
-            f"{to_yaml(resolved, origins=True)}"
-        )
-        return None
-    if output is None:
-        raise UsageError("there is no folder to write the draft into", "add --output DIR")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("train-draft trains in one process", "start it without `accelerate launch` or `torchrun`")
-    rows = read_rows(data, None, resolved.recipe.train.num_prompts or _ALL, chat or None).rows
-    screen = open_screen(shared.quiet, streams_text=False)
-    return _TrainCommand(resolved, rows, chat, output, resume, plot, html, shared, screen).go()
+    with _said_once(shared):
+        if resume and output is not None:
+            shared.drawn_seed = TrainingFolder(output).seed or shared.drawn_seed
+        resolved = shared.resolve()
+        if export is not None:
+            beside = {"--resume": resume, "--chat": chat, "--plot": plot, "--html": html}
+            beside["--trust-remote-code"] = shared.trust_remote_code
+            without = tuple(name for name, value in beside.items() if value)
+            convert(ConversionWish(draft, export, output, dry_run, without), resolved, shared)
+            return None
+        if draft is not None:
+            raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
+        data = checked_data(resolved.recipe)
+        check_pictures(plot, html, shared.force or resume)
+        if dry_run:
+            show_training_plan(resolved)
+            return None
+        if output is None:
+            raise UsageError("there is no folder to write the draft into", "add --output DIR")
+        processes = _processes(resolved)
+    with processes.guarded():
+        resolved = processes.from_main(lambda: resolved)  # with the same seed where one was drawn
+        num_prompts = resolved.recipe.train.num_prompts or _ALL
+        rows = processes.each(lambda: read_rows(data, None, num_prompts, chat or None).rows)
+        screen = open_screen(shared.quiet, streams_text=False)
+        return _TrainCommand(resolved, rows, chat, output, resume, plot, html, shared, screen, processes).go()
 
 
-def _checked_data(recipe: Recipe) -> str:
-    """The name of the data, once the settings that need no model are found to go together."""
-    settings, sampling = recipe.train, recipe.sampling
-    if settings.data is None:
-        raise UsageError("there is no data to train on", "name prompts: --data FILE, or --data builtin:stories")
-    if settings.answers_per_prompt > 1 and sampling.temperature == 0:
-        said = f"`{settings.answers_per_prompt}` answers to a prompt would be the same at temperature 0"
-        raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
-    if settings.keep_answers and settings.answers_per_prompt > 1:
-        raise UsageError("`--keep-answers` has one answer to each prompt", "leave --answers-per-prompt out")
-    if sampling.max_new_tokens < 2:
-        what = "to measure acceptance on" if settings.keep_answers else "to learn from"
-        raise UsageError(f"an answer of 1 token is too short {what}", "raise -n (--max-new-tokens) to 2 or more")
-    return settings.data
+@contextmanager
+def _said_once(shared: Shared) -> Iterator[None]:
+    """Let the first of several processes alone say what each of them finds before they are connected."""
+    if launched_index() > 0:
+        shared.quiet, shared.tells_variables = True, False
+    try:
+        yield
+    except SpecdecError as error:
+        if launched_index() == 0:
+            raise
+        raise typer.Exit(error.exit_code) from error
 
 
-def _plan_words(recipe: Recipe) -> str:
-    """Prompts, tokens and steps, as far as they are known before anything is loaded."""
-    settings, name = recipe.train, str(recipe.train.data)
-    if not name.startswith("builtin:") and not is_at_hand(name):
-        return f" on the prompts of {name}, which is not read"
-    num = len(read_rows(name, None, settings.num_prompts or _ALL).rows)
-    check_held_out(settings.num_held_out, num)
-    answers = (num - settings.num_held_out) * settings.answers_per_prompt
-    steps = settings.max_steps or settings.epochs * -(-answers // settings.batch_size)
-    tokens = answers * recipe.sampling.max_new_tokens
-    told = f"{counted(answers, 'answer')} with at most {tokens} tokens, {counted(steps, 'step')}"
-    return f": {told}, {counted(settings.num_held_out, 'prompt')} held out"
+def _processes(resolved: Resolved) -> Processes:
+    check_launcher()
+    hush_torch()
+    from specdec_cli.train.processes import Processes
 
-
-def _check_pictures(plot: Path | None, html: Path | None, force: bool) -> None:
-    """Refuse files that could not be written or drawn at the end."""
-    if plot is not None:
-        check_plot(plot)
-        check_destination(plot, force, "--plot")
-    if html is not None:
-        check_available("--html")
-        check_destination(html, force, "--html")
+    return Processes(resolved.recipe.target.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +137,7 @@ class _TrainCommand:
         html: file of a page, or None.
         shared: the command's shared options.
         screen: shows the progress.
+        processes: that share the run; the main one reports.
     """
 
     resolved: Resolved
@@ -169,23 +149,26 @@ class _TrainCommand:
     html: Path | None
     shared: Shared
     screen: Screen
+    processes: Processes
 
     def go(self) -> ExitCode | None:
         """Load, answer, train, report."""
         from specdec_cli.train.session import TrainingSession
 
-        folder = TrainingFolder(self.output)
-        folder.check(self.resume, self.shared.force)
+        folder, its = TrainingFolder(self.output), self.processes
+        its.from_main(lambda: folder.check(self.resume, self.shared.force))
         with progress(self.screen) as say:
-            engine = self._load(say)
-            data = training_data(engine, self.rows, self.chat, self._recipe.train)
+            engine = its.each(lambda: self._load(say))
+            data = its.each(lambda: training_data(engine, self.rows, self.chat, self._recipe.train))
             trusts = self.shared.trust_remote_code
-            session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
-        with folder.locked():
-            folder.begin(self._plan(data), self.resume, self.shared.force)
+            session = its.each(lambda: TrainingSession(engine, self._recipe, data, self._params, folder, its, trusts))
+        with ExitStack() as stack:
+            its.from_main(lambda: stack.enter_context(folder.locked()))
+            its.from_main(lambda: folder.begin(self._plan(data), self.resume, self.shared.force))
             for notice in data.notices:
                 self.screen.say(f"note: {notice}", "yellow")
-            with interruptible() as stopped, suppress(KeyboardInterrupt):
+            # A launcher hands Ctrl-C, which all its processes see by themselves, on to each of them again.
+            with interruptible(repeatedly=its.num > 1) as stopped, suppress(KeyboardInterrupt):
                 return self._run(session, folder, stopped)
         return ExitCode.INTERRUPTED
 
@@ -204,9 +187,13 @@ class _TrainCommand:
         from specdec_cli.engine.engine import Engine
         from specdec_cli.recipe.schema import Draft
 
-        settings = self._recipe.engine
+        settings, target = self._recipe.engine, self._recipe.target
         size = max(settings.max_num_seqs, self._recipe.train.batch_size)
-        changes = {"draft": Draft(method="none"), "engine": settings.model_copy(update={"max_num_seqs": size})}
+        changes = {
+            "draft": Draft(method="none"),
+            "engine": settings.model_copy(update={"max_num_seqs": size}),
+            "target": target.model_copy(update={"device": self.processes.own_device(target.device)}),
+        }
         recipe = self._recipe.model_copy(update=changes)
         return Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
 
@@ -219,16 +206,30 @@ class _TrainCommand:
         return {**train, "target": recipe["target"], "sampling": recipe["sampling"], "data": data.identity}
 
     def _run(self, session: TrainingSession, folder: TrainingFolder, stopped: Callable[[], bool]) -> ExitCode | None:
-        from specdec_cli.report.train import TrainView
-        from specdec_cli.train.log import TrainingLog
-
+        its = self.processes
         with progress(self.screen) as say:
             samples = session.answer(lambda done, total: say(f"answers: {done} of {total}"), stopped)
-            features = None if stopped() else self._features(session, samples, say, stopped)
-            if stopped():
+            features = None if its.any(stopped()) else self._features(session, samples, say, stopped)
+            if its.any(stopped()):
                 return self._interrupted()
             say("building the draft")
             run = session.start(samples, self.resume, features)
+        rows = self._watched(run, samples, folder, stopped)
+        is_interrupted = its.any(stopped())
+        if its.is_main:
+            self._describe(session, samples, run.num_parameters, rows)
+            self._report(session, rows, is_interrupted)
+        return self._interrupted() if is_interrupted else None
+
+    def _watched(
+        self, run: TrainingRun, samples: Sequence[Sample], folder: TrainingFolder, stopped: Callable[[], bool]
+    ) -> Sequence[dict[str, Any]]:
+        """Take the steps that are left; the main process logs and shows them. The rows of its log."""
+        from specdec_cli.report.train import TrainView
+        from specdec_cli.train.log import TrainingLog
+
+        if not self.processes.is_main:
+            return [{} for _ in run.run(stopped)]
         log = TrainingLog(folder.log, run.progress.step)
         num_tokens = sum(one.num_counted for one in samples)
         words = f"{counted(len(samples), 'sample')} of {num_tokens} tokens, {run.num_parameters} parameters"
@@ -239,8 +240,7 @@ class _TrainCommand:
             for event in run.run(stopped):
                 log.add(event)
                 view.watch(event)
-        self._describe(session, samples, run.num_parameters, log.rows)
-        return self._report(session, log.rows, stopped())
+        return log.rows
 
     def _features(
         self,
@@ -252,10 +252,14 @@ class _TrainCommand:
         """The target's hidden states, written to disk first where the settings say so."""
         from specdec_cli.train.features import CachedFeatures
 
-        features = session.features(samples)
+        its = self.processes
+        features = its.each(lambda: session.features(samples))
         if isinstance(features, CachedFeatures):
             self.screen.say(f"the target's hidden states take {features.num_bytes / 1e9:.2f} GB in {self.output}")
-            features.prepare(lambda done, total: say(f"hidden states: {done} of {counted(total, 'sample')}"), stopped)
+            words = "hidden states: {} of {} samples"
+            its.together(
+                lambda: features.prepare(lambda *how_many: say(words.format(*how_many)), stopped, its.index, its.num)
+            )
         return features
 
     def _interrupted(self) -> ExitCode:
@@ -275,9 +279,7 @@ class _TrainCommand:
             write_file(self.output / CARD, made.card(), force=True)
             write_file(self.output / RECIPE, made.usage_recipe(), force=True)
 
-    def _report(
-        self, session: TrainingSession, rows: Sequence[dict[str, Any]], is_interrupted: bool
-    ) -> ExitCode | None:
+    def _report(self, session: TrainingSession, rows: Sequence[dict[str, Any]], is_interrupted: bool) -> None:
         from specdec_cli.report.html import html
         from specdec_cli.report.plot import picture
         from specdec_cli.report.train import train_body
@@ -297,4 +299,3 @@ class _TrainCommand:
             said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
             self.screen.say(said)
             self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}")
-        return self._interrupted() if is_interrupted else None

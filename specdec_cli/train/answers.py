@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from specdec_cli.train.samples import Sample
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.train.processes import Processes
 
-_TOGETHER = 64  # prompts that are handed to the engine at once: what an interruption loses at most
+_TOGETHER = 64  # prompts that a process hands to its engine at once: what an interruption loses at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +58,19 @@ class Answers:
         path: of the file; its first line says what the answers belong to.
         prompts: in order.
         params: how answers are sampled; each prompt's index keys its noise.
+        processes: that share the prompts; the main one keeps the file.
 
     Raises:
         UsageError: the file belongs to other prompts or parameters.
         RunError: the file is damaged, or cannot be read.
     """
 
-    def __init__(self, path: Path, prompts: Sequence[TrainingPrompt], params: SamplingParams) -> None:
-        self._path, self._prompts, self._params = path, prompts, params
+    def __init__(
+        self, path: Path, prompts: Sequence[TrainingPrompt], params: SamplingParams, processes: Processes
+    ) -> None:
+        self._path, self._prompts, self._params, self._processes = path, prompts, params, processes
         self._identity = fingerprint(prompts, params)
-        self._found = self._read()
+        self._found = processes.from_main(self._read)
 
     @property
     def num_done(self) -> int:
@@ -73,31 +78,41 @@ class Answers:
         return len(self._found)
 
     def generate(self, engine: Engine, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> None:
-        """Answer what has no answer yet.
+        """Answer what has no answer yet, each process its share of the next prompts.
 
         Args:
-            engine: idle; decodes without a draft.
+            engine: idle, this process's; decodes without a draft.
             progress: told how many prompts are answered, and of how many.
             stopped: asked between batches; the answers so far are kept.
 
         Raises:
             RunError: the file cannot be written.
         """
-        if not self._path.exists():
-            self._append([{"format": "specdec.answers/1", "fingerprint": self._identity}])
-        while self.num_done < len(self._prompts) and not stopped():
-            batch = self._prompts[self.num_done : self.num_done + _TOGETHER]
-            params = [replace(self._params, index=one.index) for one in batch]
-            outputs = engine.generate([list(one.tokens) for one in batch], params, 0)
-            found = [list(output.token_ids) for output in outputs]
-            self._append([{"index": one.index, "answer": its} for one, its in zip(batch, found, strict=True)])
+        its = self._processes
+        its.from_main(self._begin)
+        while self.num_done < len(self._prompts) and not its.any(stopped()):
+            batch = self._prompts[self.num_done : self.num_done + _TOGETHER * its.num]
+            found = its.joined(its.together(partial(self._answered, engine, its.share(batch))))
+            rows = [{"index": one.index, "answer": answer} for one, answer in zip(batch, found, strict=True)]
+            its.from_main(partial(self._append, rows))
             self._found += found
             progress(self.num_done, len(self._prompts))
+
+    def _answered(self, engine: Engine, prompts: Sequence[TrainingPrompt]) -> list[list[int]]:
+        """Tokens of the engine's answers."""
+        params = [replace(self._params, index=one.index) for one in prompts]
+        outputs = engine.generate([list(one.tokens) for one in prompts], params, 0)
+        return [list(output.token_ids) for output in outputs]
 
     def samples(self, max_context: int) -> list[Sample]:
         """The usable samples of what is answered."""
         pairs = zip(self._prompts, self._found, strict=False)
         return usable((Sample([*one.tokens, *answer], len(one.tokens)) for one, answer in pairs), max_context)
+
+    def _begin(self) -> None:
+        """Write the first line, if there is none yet."""
+        if not self._path.exists():
+            self._append([{"format": "specdec.answers/1", "fingerprint": self._identity}])
 
     def _append(self, rows: Sequence[dict[str, Any]]) -> None:
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:

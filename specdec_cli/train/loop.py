@@ -1,14 +1,15 @@
 """The training loop: steps, evaluations by the real engine, and checkpoints, as events.
 
 accelerate moves, wraps and saves; what a step does depends on nothing but its number, so that a run that goes on from a
-checkpoint takes the same steps as one that was never stopped.
+checkpoint takes the same steps as one that was never stopped. Several processes share the samples of each step, and
+take the step that one process takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,8 @@ from specdec_cli.train.order import SampleOrder
 from specdec_cli.train.samples import Sample, TrainingBatch
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from specdec_cli.recipe.schema import Train
+    from specdec_cli.train.processes import Processes
 
 _NUM_EVALUATIONS = 10
 
@@ -72,6 +72,7 @@ class TrainingRun:
         evaluate: the acceptance of the draft in a folder.
         folder: of the draft.
         checkpoints: of the run.
+        processes: that share it.
 
     Attributes:
         progress: how far it is.
@@ -85,21 +86,19 @@ class TrainingRun:
     evaluate: Callable[[Path], HeldOutAcceptance]
     folder: TrainingFolder
     checkpoints: Checkpoints
+    processes: Processes
     progress: TrainingProgress = field(init=False, default_factory=TrainingProgress)
-    _accelerator: Accelerator = field(init=False)
     _wrapped: Any = field(init=False)
     _optimizer: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        from accelerate import Accelerator
-
-        is_cpu = next(self.module.parameters()).device.type == "cpu"
-        self._accelerator = Accelerator(cpu=is_cpu)
+        self.module.loss.total = self.processes.total
+        torch.manual_seed(self.settings.seed + self.processes.index)  # dropout differs between processes
         optimizer = torch.optim.AdamW(
             self.module.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=self.settings.weight_decay
         )
-        self._wrapped, self._optimizer = self._accelerator.prepare(self.module, optimizer)
-        self._accelerator.register_for_checkpointing(self.progress)
+        self._wrapped, self._optimizer = self.processes.prepare(self.module, optimizer)
+        self.processes.accelerator.register_for_checkpointing(self.progress)
 
     @property
     def order(self) -> SampleOrder:
@@ -118,7 +117,7 @@ class TrainingRun:
 
     def resume(self) -> bool:
         """Go on from the last checkpoint; whether there is one."""
-        return self.checkpoints.load(self._accelerator)
+        return self.checkpoints.load(self.processes.accelerator)
 
     def run(self, stopped: Callable[[], bool]) -> Iterator[TrainingEvent]:
         """Take the steps that are left; evaluate and save on the way, and save when stopped.
@@ -130,7 +129,7 @@ class TrainingRun:
         evaluate_every = self.settings.evaluate_every or max(1, math.ceil(num_steps / _NUM_EVALUATIONS))
         save_every = self.settings.save_every or evaluate_every
         saved_at = self.progress.step
-        while self.progress.step < num_steps and not stopped() and not self._is_exhausted:
+        while self.progress.step < num_steps and not self.processes.any(stopped()) and not self._is_exhausted:
             yield self._step(order.samples_of(self.progress.step), num_steps)
             step, is_last = self.progress.step, self.progress.step == num_steps
             if step % evaluate_every == 0 or is_last:
@@ -151,35 +150,54 @@ class TrainingRun:
         rate = learning_rate(self.progress.step, num_steps, self.method.learning_rate, self.settings.warmup_ratio)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        own = places[self._accelerator.process_index :: self._accelerator.num_processes] or places[:1]
-        batch = self.batch_of([self.samples[place] for place in own])
+        accelerator, batch = self.processes.accelerator, self._own_batch(places)
         found: BatchLoss = self._wrapped(batch)
-        self._accelerator.backward(found.value)
-        self._accelerator.clip_grad_norm_(self._wrapped.parameters(), self.settings.max_grad_norm)
+        accelerator.backward(found.value * self.processes.num)  # the wrapper takes the mean over processes
+        accelerator.clip_grad_norm_(self._wrapped.parameters(), self.settings.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.progress.step += 1
         seconds = perf_counter() - begin
         self.progress.seconds += seconds
-        matches = tuple(found.matches.tolist())
-        loss, num = float(found.value.detach()), batch.num_counted
+        total = self.processes.total
+        num_matches, num_counted = total((found.matches * found.num_counted).round()), total(found.num_counted)
+        matches = tuple((num_matches / num_counted.clamp(min=1)).tolist())
+        loss, num = float(total(found.value)), int(total(batch.is_counted.sum()))
         return Trained(self.progress.step, num_steps, loss, matches, rate, num, seconds)
+
+    def _own_batch(self, places: Sequence[int]) -> TrainingBatch:
+        """This process's samples of a step; if there are fewer samples than processes, perhaps one that counts nothing.
+
+        What is drawn at random in a sample depends on the seed, the step and the sample alone.
+        """
+        own = self.processes.share(places)
+        batch = self.batch_of([self.samples[place] for place in own or places[:1]])
+        if not own:
+            batch = replace(batch, is_counted=torch.zeros_like(batch.is_counted))
+        step = self.settings.seed * 1_000_003 + self.progress.step
+        return replace(batch, seeds=[(step * 1_000_003 + place) % 2**63 for place in own or places[:1]])
 
     def _evaluate(self) -> Evaluated:
         begin, progress = perf_counter(), self.progress
-        candidate = self.checkpoints.candidate_folder()
-        self.method.save(self._accelerator.unwrap_model(self._wrapped), candidate)
-        acceptance = self.evaluate(candidate)
+        acceptance = self.processes.from_main(self._measured)
         is_best = acceptance.length > progress.best_length
         if is_best:
             progress.best_length, progress.best_step, progress.num_without_gain = acceptance.length, progress.step, 0
-            self.checkpoints.publish(candidate, self.folder)
         else:
             progress.num_without_gain += 1
         return Evaluated(progress.step, acceptance, is_best, perf_counter() - begin)
 
+    def _measured(self) -> HeldOutAcceptance:
+        """The acceptance of the draft as it is now, which goes to the output folder if it is the best so far."""
+        candidate = self.checkpoints.candidate_folder()
+        self.method.save(self.module, candidate)
+        found = self.evaluate(candidate)
+        if found.length > self.progress.best_length:
+            self.checkpoints.publish(candidate, self.folder)
+        return found
+
     def _save(self) -> Saved:
-        self.checkpoints.save(self._accelerator)
+        self.checkpoints.save(self.processes)
         return Saved(self.progress.step)
 
 

@@ -8,6 +8,7 @@ much is accepted already (arXiv 2602.23881).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,13 +31,18 @@ def total_variation(q: Tensor, p: Tensor) -> Tensor:
     return (p.exp() - q.exp()).abs().sum(-1) / 2
 
 
-def hybrid(q: Tensor, p: Tensor) -> Tensor:
-    """λ KL + (1 - λ) TV with λ = exp(-3 α), α the mean acceptance of these positions, without gradient: [n].
+def hybrid(q: Tensor, p: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean) -> Tensor:
+    """λ KL + (1 - λ) TV with λ = exp(-3 α), α the mean acceptance, without gradient: [n].
 
     The source is arXiv 2602.23881: KL leads while little is accepted, total variation afterwards.
+
+    Args:
+        q: log-probabilities of the draft [n, V].
+        p: of the target [n, V].
+        mean: over all positions that α is taken over, of values [n].
     """
     variation = total_variation(q, p)
-    weight = torch.exp(-_HYBRID_RATE * (1 - variation.detach().mean()))
+    weight = torch.exp(-_HYBRID_RATE * (1 - mean(variation.detach())))
     return weight * forward_kl(q, p) + (1 - weight) * variation
 
 
@@ -47,3 +53,37 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "hybrid": hybrid,
 }
 """By their names in recipes; each takes log-probabilities of the draft, then of the target."""
+
+
+class MeanLoss:
+    """The mean of a loss over a batch's positions, those of the other processes' shares included.
+
+    Args:
+        name: of the loss.
+
+    Attributes:
+        total: sums a tensor over all processes, without gradient; one process has the tensor itself.
+    """
+
+    def __init__(self, name: str) -> None:
+        each = LOSSES[name]
+        self._each = partial(each, mean=self._mean) if each is hybrid else each
+        self.total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def __call__(self, q: Tensor, p: Tensor, weights: Tensor | None = None) -> Tensor:
+        """This process's part of the mean, a scalar: the parts of all processes add up to it.
+
+        Args:
+            q: log-probabilities of the draft [n, V].
+            p: of the target [n, V].
+            weights: of the positions [n]; None weighs all alike.
+        """
+        losses = self._each(q, p)
+        return (losses if weights is None else weights * losses).sum() / self._num(losses)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return self.total(values.sum()) / self._num(values)
+
+    def _num(self, values: Tensor) -> Tensor:
+        """How many positions all processes have, at least 1."""
+        return self.total(values.new_tensor(float(len(values)))).clamp(min=1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
+from specdec_cli.train.losses import MeanLoss
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Train
@@ -27,7 +28,7 @@ class BatchLoss:
     """The loss of a batch.
 
     Args:
-        value: a scalar, which is minimized.
+        value: a scalar, which is minimized; several processes have a part each, and minimize their sum.
         matches: [depths] float32 without gradient: at each depth, the share of counted positions at which the draft's
             most likely token is the target's, the tokens before it being the text's.
         num_counted: [depths] float32, the positions that each share was taken over.
@@ -39,7 +40,18 @@ class BatchLoss:
 
 
 class DraftModule(nn.Module, ABC):
-    """A network that is trained: `forward` gives a batch's loss, so that it runs inside accelerate's wrapper."""
+    """A network that is trained: `forward` gives a batch's loss, so that it runs inside accelerate's wrapper.
+
+    Args:
+        loss: its name.
+
+    Attributes:
+        loss: of positions; its denominators count those of all processes.
+    """
+
+    def __init__(self, loss: str) -> None:
+        super().__init__()
+        self.loss = MeanLoss(loss)
 
     @abstractmethod
     def forward(self, batch: TrainingBatch) -> BatchLoss:

@@ -60,12 +60,14 @@ class TrainingBatch:
         is_counted: [B, N] bool, tokens that count when they are predicted: answers, not prompts, not padding.
         features: [B, N, taps, hidden] of the target, taps in the method's order; None for a method without taps.
         logits: [B, N, V] float32 of the target; those at position t predict the token at t + 1.
+        seeds: of what is drawn at random in each sample; None draws from torch's own generator.
     """
 
     tokens: Tensor
     is_counted: Tensor
     features: Tensor | None
     logits: Tensor
+    seeds: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.is_counted.shape, "each token counts or not"
@@ -80,6 +82,10 @@ class TrainingBatch:
         """[B, N] int64, the number of the answer within its sample that each token belongs to, from 1; 0 for others."""
         before = functional.pad(self.is_counted[:, :-1], (1, 0))
         return (self.is_counted & ~before).cumsum(1) * self.is_counted
+
+    def generator(self, row: int) -> torch.Generator | None:
+        """A fresh generator on the CPU for the sample in a row; None is torch's own."""
+        return None if self.seeds is None else torch.Generator().manual_seed(self.seeds[row])
 
 
 def padded(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from specdec_cli.train.log import last_saved
 from specdec_cli.train.loop import TrainingRun
 from specdec_cli.train.method import TrainingMethod
 from specdec_cli.train.methods import training_method
+from specdec_cli.train.processes import Processes
 from specdec_cli.train.samples import Sample
 from specdec_cli.train.target import TrainingTarget
 from specdec_cli.train.words import counted
@@ -106,6 +107,7 @@ class TrainingSession:
         data: the prompts.
         params: how answers are sampled.
         folder: for the draft and the run's files; begun before the first answer.
+        processes: that share the run; this is one of them.
         trust_remote_code: run Python code that comes with the target.
 
     Attributes:
@@ -122,6 +124,7 @@ class TrainingSession:
     data: TrainingData
     params: SamplingParams
     folder: TrainingFolder
+    processes: Processes
     trust_remote_code: bool = False
     target: TrainingTarget = field(init=False)
     method: TrainingMethod = field(init=False)
@@ -146,10 +149,10 @@ class TrainingSession:
         kept = self._kept()
         if kept is not None:
             return kept
-        answers = Answers(self.folder.answers, self.data.train, self.params)
+        answers = Answers(self.folder.answers, self.data.train, self.params, self.processes)
         answers.generate(self.engine, progress, stopped)
         samples = answers.samples(self.engine.target.max_context)
-        return samples if stopped() else _not_empty(samples)
+        return samples if answers.num_done < len(self.data.train) else _not_empty(samples)
 
     def features(self, samples: Sequence[Sample]) -> TargetFeatures | CachedFeatures:
         """The target's side of batches, on disk if the settings say so; `CachedFeatures.prepare` is still to be called.
@@ -189,9 +192,10 @@ class TrainingSession:
             evaluate=self.acceptance,
             folder=self.folder,
             checkpoints=Checkpoints(self.folder.work),
+            processes=self.processes,
         )
         if is_resumed:
-            self._resume(run)
+            self.processes.together(lambda: self._resume(run))
         return run
 
     def _resume(self, run: TrainingRun) -> None:

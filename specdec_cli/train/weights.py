@@ -17,13 +17,14 @@ class NamedModule(DraftModule):
 
     Args:
         weights: first values [any shape] float32 by name; they are copied.
+        loss: its name.
 
     Attributes:
         weights: the parameters by name.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
+    def __init__(self, weights: Mapping[str, Tensor], loss: str) -> None:
+        super().__init__(loss)
         self.weights = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
         for name, weight in self.weights.items():
             self.register_parameter(name.replace(".", "/"), weight)

@@ -180,14 +180,6 @@ def test_a_conversation_ends_with_its_last_answer() -> None:
             given_chat(empty)
 
 
-def test_several_processes_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main.run(["train-draft", "--data", "builtin:stories", "--output", str(tmp_path / "head")]) == 2
-    assert "train-draft trains in one process" in capsys.readouterr().err
-
-
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "head"
     assert main.run(["train-draft", "--data", "builtin:stories", "--output", str(folder), "--dry-run"]) == 0

@@ -20,7 +20,6 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.heads.dflash_files import default_layers
 from specdec_cli.lm.heads.head_layer import HeadLayer
-from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.masks import check_mask_token, mask_token
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.published import layer_content, write_draft
@@ -147,14 +146,13 @@ class DFlashModule(NamedModule):
         output_layer: Tensor,
         method: DFlashTraining,
     ) -> None:
-        super().__init__(weights)
+        super().__init__(weights, method.settings.loss)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("output_layer", output_layer, persistent=False)
         self._layers = [HeadLayer(config, self._of_layer(i)) for i in range(method.num_layers)]
         self._size, self._mask = method.block_size, method.mask_token
         self._first = 0 if method.settings.sample_from_anchor else 1  # row that gives the first token
         self._depth, self._most_anchors = method.depth, method.settings.num_anchors
-        self._loss = LOSSES[method.settings.loss]
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Mean over the predicted tokens of their weighted losses; see the module."""
@@ -166,17 +164,18 @@ class DFlashModule(NamedModule):
         q = functional.linear(states[samples, blocks, rows], self.output_layer).log_softmax(-1)
         p = batch.logits[samples, places].log_softmax(-1)
         weights = torch.exp(-(rows - 1).clamp(min=0) / loss_decay(self._size))
-        value = (weights * self._loss(q, p)).sum() / max(len(rows), 1)
-        return BatchLoss(value, *matched(q.detach(), p, rows - self._first, self._depth))
+        return BatchLoss(self.loss(q, p, weights), *matched(q.detach(), p, rows - self._first, self._depth))
 
     def anchors(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Positions [B, A] int64 where blocks begin, ascending, and which of them are some [B, A] bool.
 
-        They are drawn from an answer's tokens that another one follows.
+        They are drawn from an answer's tokens that another one follows, in each sample by its own seed.
         """
         is_candidate = batch.is_counted & functional.pad(batch.is_counted[:, 1:], (0, 1))
         most = max(min(int(is_candidate.sum(1).max()), self._most_anchors), 1)
-        lots = torch.rand(is_candidate.shape).to(is_candidate.device).masked_fill(~is_candidate, -1.0)
+        lots = torch.full(is_candidate.shape, -1.0, device=is_candidate.device)
+        for row, its in enumerate(is_candidate):
+            lots[row, its] = torch.rand(int(its.sum()), generator=batch.generator(row)).to(lots.device)
         drawn = lots.topk(most, 1)
         anchors, order = drawn.indices.sort(1)
         return anchors, (drawn.values >= 0).gather(1, order)

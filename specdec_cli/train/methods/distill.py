@@ -15,7 +15,6 @@ import torch
 
 from specdec_cli.errors import UsageError
 from specdec_cli.train.language_model import load_start, write_language_model
-from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.pruning import check_pruning, importance_of, keep_layers, narrowed
 from specdec_cli.train.widths import WIDTHS, Widths
@@ -123,8 +122,8 @@ class DistillModule(DraftModule):
     """
 
     def __init__(self, model: Any, loss: str) -> None:
-        super().__init__()
-        self.model, self._loss = model, LOSSES[loss]
+        super().__init__(loss)
+        self.model = model
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Mean loss over the answers' tokens. Padding lies behind the text, where causal attention does not look."""
@@ -135,4 +134,4 @@ class DistillModule(DraftModule):
         p = batch.logits[samples, places, :num].log_softmax(-1)
         counted = torch.tensor([float(len(places))], device=q.device)
         matches = (q.detach().argmax(-1) == p.argmax(-1)).sum() / counted.clamp(min=1)
-        return BatchLoss(self._loss(q, p).sum() / counted.clamp(min=1)[0], matches, counted)
+        return BatchLoss(self.loss(q, p), matches, counted)

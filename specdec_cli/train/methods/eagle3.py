@@ -18,7 +18,6 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.heads.eagle_files import default_layers
 from specdec_cli.lm.heads.head_layer import HeadLayer, layer_shapes
-from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.published import layer_content, write_draft
 from specdec_cli.train.samples import Sample, TrainingBatch
@@ -113,7 +112,7 @@ class Eagle3Module(DraftModule):
         vocabulary: DraftVocabulary,
         method: Eagle3Training,
     ) -> None:
-        super().__init__()
+        super().__init__(method.settings.loss)
         self.weights = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
         for name, weight in self.weights.items():
             self.register_parameter(name.replace(".", "/"), weight)
@@ -123,7 +122,7 @@ class Eagle3Module(DraftModule):
             config, {name.removeprefix(_LAYER): one for name, one in self.weights.items() if name.startswith(_LAYER)}
         )
         self._is_reduced = len(vocabulary) < len(embedding)
-        self._depth, self._decay, self._loss = method.depth, method.settings.depth_decay, LOSSES[method.settings.loss]
+        self._depth, self._decay = method.depth, method.settings.depth_decay
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Sum over steps i of decay^i times the mean loss over the answers' tokens that step i predicts."""
@@ -155,7 +154,7 @@ class Eagle3Module(DraftModule):
         q = functional.linear(normalized, self.weights["lm_head.weight"]).log_softmax(-1)
         num = torch.tensor(float(len(rows)), device=output.device)
         matches = (q.argmax(-1) == wanted.argmax(-1)).sum().float() / num.clamp(min=1)
-        return self._loss(q, wanted).sum() / num.clamp(min=1), matches.detach(), num
+        return self.loss(q, wanted), matches.detach(), num
 
     def _of_layer(self, name: str) -> Tensor:
         return self.weights[f"{_LAYER}{name}.weight"]

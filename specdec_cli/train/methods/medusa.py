@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from specdec_cli.lm.door import Tap
-from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.published import write_draft
 from specdec_cli.train.samples import TrainingBatch
@@ -77,8 +76,8 @@ class MedusaModule(NamedModule):
     """
 
     def __init__(self, weights: dict[str, Tensor], depth: int, loss: str) -> None:
-        super().__init__(weights)
-        self._depth, self._loss = depth, LOSSES[loss]
+        super().__init__(weights, loss)
+        self._depth = depth
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Sum over heads of the mean loss over the answers' tokens that each predicts behind an answer's token."""
@@ -88,7 +87,7 @@ class MedusaModule(NamedModule):
             samples, places = self._rows(batch, head)
             q = self._logits(batch.features[samples, places, 0], head).log_softmax(-1)
             p = batch.logits[samples, places + head + 1].log_softmax(-1)
-            total = total + self._loss(q, p).sum() / max(len(places), 1)
+            total = total + self.loss(q, p)
             found.append(matched(q.detach(), p, torch.zeros_like(places), 1))
         return BatchLoss(total, torch.cat([one for one, _ in found]), torch.cat([num for _, num in found]))
 

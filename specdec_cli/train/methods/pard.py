@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specdec_cli.train.language_model import load_start, write_language_model
-from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.masks import check_mask_token, mask_token
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.samples import Sample, TrainingBatch
@@ -112,8 +111,8 @@ class PardModule(DraftModule):
     """
 
     def __init__(self, model: Any, depth: int, mask_token: int, loss: str) -> None:
-        super().__init__()
-        self.model, self._depth, self._mask, self._loss = model, depth, mask_token, LOSSES[loss]
+        super().__init__(loss)
+        self.model, self._depth, self._mask = model, depth, mask_token
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Mean loss over the answers' tokens that rows of any group predict."""
@@ -127,8 +126,7 @@ class PardModule(DraftModule):
         num = min(logits.shape[-1], batch.logits.shape[-1])  # what only one of both scores is padding
         q = logits[samples, places, :num].float().log_softmax(-1)
         p = batch.logits[samples, rows.positions[samples, places], :num].log_softmax(-1)
-        value = self._loss(q, p).sum() / max(len(places), 1)
-        return BatchLoss(value, *matched(q.detach(), p, rows.groups[samples, places], self._depth))
+        return BatchLoss(self.loss(q, p), *matched(q.detach(), p, rows.groups[samples, places], self._depth))
 
 
 def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows:
@@ -140,8 +138,8 @@ def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows
         mask_token: that masks read.
     """
     each = [
-        _sample_rows(tokens, answers, depth, mask_token)
-        for tokens, answers in zip(batch.tokens, batch.answers, strict=True)
+        _sample_rows(batch.tokens[row], answers, depth, mask_token, batch.generator(row))
+        for row, answers in enumerate(batch.answers)
     ]
     longest = max(len(one[0]) for one in each)
     tokens, positions, groups, counts = (_padded([one[i] for one in each], longest) for i in range(4))
@@ -156,7 +154,9 @@ def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows
     return MaskedRows(tokens.clamp(min=0), positions.clamp(min=0), groups, visible, counts > 0)
 
 
-def _sample_rows(tokens: Tensor, answers: Tensor, depth: int, mask_token: int) -> list[Tensor]:
+def _sample_rows(
+    tokens: Tensor, answers: Tensor, depth: int, mask_token: int, generator: torch.Generator | None
+) -> list[Tensor]:
     """Tokens, positions, groups and whether they count of one sample's rows, each [rows] int64."""
     places = torch.arange(len(tokens), device=tokens.device)
     follows = torch.zeros_like(answers, dtype=torch.bool)
@@ -167,7 +167,7 @@ def _sample_rows(tokens: Tensor, answers: Tensor, depth: int, mask_token: int) -
         starts = starts[starts + group + 1 < len(tokens)]
         starts = starts[answers[starts + group + 1] == answers[starts + 1]]
         most = int(num * max(_KEPT**group, _KEPT_AT_LEAST))
-        drawn = torch.randperm(len(starts))[:most].sort().values
+        drawn = torch.randperm(len(starts), generator=generator)[:most].sort().values
         starts = starts[drawn.to(starts.device)]
         ones = torch.ones_like(starts)
         found.append((ones * mask_token, starts + group, ones * group, ones))
