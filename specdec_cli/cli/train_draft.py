@@ -19,7 +19,7 @@ from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
 from specdec_cli.cli.train_plan import check_pictures, checked_data, show_training_plan
-from specdec_cli.cli.training_data import training_data
+from specdec_cli.cli.training_data import PromptReader, training_data
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.train.folder import TrainingFolder
@@ -89,7 +89,7 @@ def train_draft(
         data = checked_data(resolved.recipe)
         check_pictures(plot, html, shared.force or resume)
         if dry_run:
-            show_training_plan(resolved)
+            show_training_plan(resolved, chat, shared)
             return None
         if output is None:
             raise UsageError("there is no folder to write the draft into", "add --output DIR")
@@ -159,7 +159,7 @@ class _TrainCommand:
         its.from_main(lambda: folder.check(self.resume, self.shared.force))
         with progress(self.screen) as say:
             engine = its.each(lambda: self._load(say))
-            data = its.each(lambda: training_data(engine, self.rows, self.chat, self._recipe.train))
+            data = its.each(lambda: training_data(PromptReader.of(engine), self.rows, self.chat, self._recipe.train))
             trusts = self.shared.trust_remote_code
             session = its.each(lambda: TrainingSession(engine, self._recipe, data, self._params, folder, its, trusts))
         with ExitStack() as stack:

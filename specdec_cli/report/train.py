@@ -78,7 +78,7 @@ class TrainView:
             num, seconds = len(self._recent), sum(one.seconds for one in self._recent)
             parts.append(f"loss {sum(one.loss for one in self._recent) / num:.3f}")
             parts.append(f"{sum(one.num_tokens for one in self._recent) / seconds:.0f} tokens/s")
-            parts.append(f"{_duration((self._num_steps - self._step) * seconds / num)} left")
+            parts.append(f"{duration((self._num_steps - self._step) * seconds / num)} left")
         return ", ".join(parts)
 
     def _table(self) -> RenderableType:
@@ -139,7 +139,8 @@ def _percentages(rates: Sequence[float]) -> list[str]:
     return [f"{100 * rate:.0f} %" for rate in rates]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`1 h 5 min`, `2 min 3 s`, `4 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -37,13 +37,15 @@ class StartModel:
     vocab_size: int
 
     def model(self) -> Any:
-        """The model of transformers in float32, ready to be trained.
+        """The model of transformers in float32, ready to be trained; on torch's `meta` device, its skeleton.
 
         Raises:
             RunError: it does not load.
         """
         from transformers import AutoModelForCausalLM
 
+        if torch.get_default_device().type == "meta":
+            return self.skeleton()
         with quiet(), clear_errors(self.name):
             made = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
         return made.train()

@@ -102,13 +102,22 @@ class TrainingMethod(ABC):
     starts_trained: ClassVar[bool] = False
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
-        usual = type(settings)()
-        for name in sorted(OWN_SETTINGS - self.own_settings):
-            if getattr(settings, name) != getattr(usual, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"`train.{name}` has no meaning for the method `{self.name}`", f"leave out {flag}")
+        self.check(settings)
         _check_layers(settings.layers, target.num_layers)
         self.settings, self.target = settings, target
+
+    @classmethod
+    def check(cls, settings: Train) -> None:
+        """Refuse settings that the method does not read, whatever the target is.
+
+        Raises:
+            UsageError: there is such a setting.
+        """
+        usual = type(settings)()
+        for name in sorted(OWN_SETTINGS - cls.own_settings):
+            if getattr(settings, name) != getattr(usual, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"`train.{name}` has no meaning for the method `{cls.name}`", f"leave out {flag}")
 
     @property
     def learning_rate(self) -> float:
@@ -132,6 +141,19 @@ class TrainingMethod(ABC):
     @abstractmethod
     def depth(self) -> int:
         """Tokens that the draft learns to draft one behind the other; k of the evaluation."""
+
+    @property
+    def rows_per_token(self) -> float:
+        """Rows that the network computes for each token of a sample, at most; 1 by default."""
+        return 1.0
+
+    def operations_per_token(self, num_trained: int) -> float:
+        """Floating-point operations of the network forward and back for each token of a sample, at most.
+
+        Args:
+            num_trained: its trained parameters.
+        """
+        return 6.0 * num_trained * self.rows_per_token
 
     def prepare(self, samples: Sequence[Sample]) -> None:  # noqa: B027 - most methods need no look
         """Look at all samples once before `build`, for example to count tokens for a draft vocabulary."""

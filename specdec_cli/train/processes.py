@@ -147,7 +147,7 @@ class Processes:
             raise self._named(error) from error
 
     def _agreed(self, work: Callable[[], T]) -> T:
-        """What work gives, once it has failed in no process."""
+        """The result of work, once it has failed in no process."""
         found, error = None, None
         try:
             found = work()

@@ -234,7 +234,7 @@ class _Kept:
         best = [_largest(one, widths.heads_of_group) for one in grouped]
         sums = torch.stack([one[its].sum() for one, its in zip(grouped, best, strict=True)])
         groups = _largest(sums, widths.num_key_value_heads)
-        queries = torch.cat([best[int(i)] + i * whole.heads_of_group for i in groups])
+        queries = (torch.stack(best)[groups] + groups[:, None] * whole.heads_of_group).flatten()
         rows = torch.arange(whole.head_dim, device=heads.device)
         return cls(
             channels,

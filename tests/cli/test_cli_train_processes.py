@@ -40,7 +40,7 @@ def command(num: int, words: list[str]) -> list[str]:
 
 
 def launched(num: int, words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(num, words), capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command(num, words), capture_output=True, text=True, timeout=1200, check=False)
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def test_an_error_in_one_process_ends_all(words: list[str], tmp_path: Path) -> N
         [*LAUNCHER, "--num_processes", "2", str(script), *words, "--output", str(tmp_path / "head")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert found.returncode != 0

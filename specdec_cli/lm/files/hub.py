@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -53,6 +53,12 @@ class Wanted:
 def is_hub_name(name: str) -> bool:
     """Whether a name has the form of a hub id: `org/repo`, or `org/repo:FILE` for one of its GGUF files."""
     return _HUB_NAME.fullmatch(name) is not None
+
+
+def is_cached(name: str) -> bool:
+    """Whether the configuration of a hub model is in the local cache."""
+    repo = name.partition(":")[0]
+    return is_hub_name(name) and isinstance(try_to_load_from_cache(repo, "config.json"), str)
 
 
 def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:

@@ -77,6 +77,16 @@ class DFlashTraining(TrainingMethod):
         """Decoder layers of the draft: by the settings, else a quarter of the target's, one to five."""
         return self.settings.num_layers or min(max(self.target.num_layers // 4, 1), _MOST_LAYERS)
 
+    @property
+    def rows_per_token(self) -> float:
+        """A block at each token."""
+        return float(self.block_size)
+
+    def operations_per_token(self, num_trained: int) -> float:
+        """Those of the trained parameters, and of the target's output layer, which has no gradient of its own."""
+        output_layer = 4.0 * self.target.lm.vocab_size * self.target.hidden_size
+        return super().operations_per_token(num_trained) + output_layer * self.rows_per_token
+
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Choose the mask token."""
         self.mask_token = mask_token(samples, self.target.lm.vocab_size, self.settings)

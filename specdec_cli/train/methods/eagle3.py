@@ -47,6 +47,11 @@ class Eagle3Training(TrainingMethod):
         """Unrolled steps."""
         return self.settings.depth or _DEFAULT_DEPTH
 
+    @property
+    def rows_per_token(self) -> float:
+        """One in each unrolled step."""
+        return float(self.depth)
+
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Count the tokens of the answers for the draft vocabulary."""
         self.vocabulary = DraftVocabulary.by_frequency(samples, self.target.lm.vocab_size, self.settings)

@@ -60,6 +60,11 @@ class PardTraining(TrainingMethod):
         """Tokens that one pass gives."""
         return self.settings.depth or _DEFAULT_DEPTH
 
+    @property
+    def rows_per_token(self) -> float:
+        """One in each group, as many as conditional dropping keeps."""
+        return sum(max(_KEPT**group, _KEPT_AT_LEAST) for group in range(self.depth))
+
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Choose the mask token."""
         self.mask_token = mask_token(samples, self.start.vocab_size, self.settings)
