@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import Checked
@@ -26,6 +26,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 
+T = TypeVar("T")
 NUM_LAYERS = 6
 LETTERS = [*string.ascii_letters, *string.digits, *".,!?'-:;()[]{}<>=+*/&%$#@"]
 
@@ -129,6 +130,21 @@ class Drafts:
         self._loaded = dict(zip(self.specs, loaded, strict=True))
         self.target = stand_in(loaded[0].target)
         self.tokenizer = not_none(loaded[0].tokenizer)
+        self._once: dict[str, Any] = {}
+
+    def once(self, find: Callable[..., T], *given: Any, **options: Any) -> T:
+        """The result of a function of an engine without a draft, which is asked once for the same arguments.
+
+        Args:
+            find: is given the engine.
+            given: what it is given beside that.
+            options: of the engine.
+        """
+        key = repr((find.__name__, given, options))
+        if key not in self._once:
+            self._once[key] = find(self.engine("none", **options), *given)
+        found: T = self._once[key]
+        return found
 
     def drafter(self, name: str) -> Any:
         """A loaded drafter, which knows nothing of earlier sequences."""

@@ -20,6 +20,7 @@ from every_draft import METHODS, NAMES, Drafts
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, preempted, tokens
 from tiny_heads import features_of
+from typed import not_none
 
 from specdec_cli import drafters
 from specdec_cli.drafted import NOTHING
@@ -102,14 +103,14 @@ def test_every_method_is_here(drafts: Drafts) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> None:
-    plain = tokens(decode(drafts.engine("none"), GREEDY))
+    plain = tokens(drafts.once(decode, GREEDY))
     for shape in shapes_of(drafts, name):
         found = decode(drafts.engine(name, **shape), GREEDY)
         assert tokens(found) == plain, shape
         _, drafted, accepted = counts(found)
         assert 0 < accepted < drafted or name == "self-int8", shape
     assert tokens(decode(drafts.engine(name), GREEDY, PROMPTS[2:3])) == plain[2:3], "alone"
-    assert tokens(decode(drafts.engine(name), FREE)) == tokens(decode(drafts.engine("none"), FREE))
+    assert tokens(decode(drafts.engine(name), FREE)) == tokens(drafts.once(decode, FREE))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +118,7 @@ def test_gumbel_text_does_not_depend_on_the_draft(drafts: Drafts, name: str) -> 
     chain, *trees = shapes_of(drafts, name)[1:]
     edited = replace(FREE, temperature=0.9, seed=11, top_k=40, presence_penalty=0.4)
     for params, shapes in ((SAMPLED, [chain, *trees[:1]]), (edited, trees[1:] or [chain])):
-        plain = tokens(decode(drafts.engine("none", verify="gumbel"), params))
+        plain = tokens(drafts.once(decode, params, verify="gumbel"))
         for shape in shapes:
             assert tokens(decode(drafts.engine(name, verify="gumbel", **shape), params)) == plain, shape
 
@@ -132,7 +133,7 @@ def recorded(engine: Engine) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
-    expected = recorded(halves.engine("none", max_num_seqs=1))
+    expected = halves.once(recorded, max_num_seqs=1)
     for shape in shapes_of(halves, name)[1::2]:
         found = recorded(halves.engine(name, **shape))
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), shape
@@ -183,7 +184,7 @@ def test_samples_follow_the_targets_distribution(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cached_prefixes_change_nothing(drafts: Drafts, name: str) -> None:
-    plain = tokens(decode(drafts.engine("none", verify="gumbel"), SAMPLED, PREFIXES))
+    plain = tokens(drafts.once(decode, SAMPLED, PREFIXES, verify="gumbel"))
     without = counts(decode(drafts.engine(name, verify="gumbel"), SAMPLED, PREFIXES))
     engine = drafts.engine(name, verify="gumbel", prefix_caching=True)
     for _ in range(2):
@@ -207,7 +208,7 @@ def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
 @pytest.mark.parametrize("name", NAMES)
 def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
     params = replace(GREEDY, max_new_tokens=20)
-    plain = tokens(decode(drafts.engine("none"), params))
+    plain = tokens(drafts.once(decode, params))
     shape = shapes_of(drafts, name)[1:3][-caches]
     with tight(drafts, 22):
         engine = drafts.engine(name, max_num_seqs=4, prefix_caching=caches, **shape)
@@ -216,15 +217,19 @@ def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> N
     assert num > 0
 
 
+def written_by(engine: Engine, params: SamplingParams, regex: str) -> list[Output]:
+    """The outputs of all prompts that match a regular expression."""
+    return preempted(engine, params, grammar=compile_grammar("regex", regex, not_none(engine.tokenizer)))[0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
     source = "(ab|[0-9]){2,9}x?"
-    grammar = compile_grammar("regex", source, drafts.tokenizer)
     for params, verify in ((SamplingParams(24), "auto"), (SamplingParams(24, temperature=0.9, seed=2), "gumbel")):
-        plain, _ = preempted(drafts.engine("none", verify=verify), params, grammar=grammar)
+        plain = drafts.once(written_by, params, source, verify=verify)
         assert all(re.fullmatch(source, output.text) for output in plain)
         for shape in shapes_of(drafts, name)[1 if verify == "auto" else 2 : 3]:
-            found, _ = preempted(drafts.engine(name, verify=verify, **shape), params, grammar=grammar)
+            found = written_by(drafts.engine(name, verify=verify, **shape), params, source)
             assert tokens(found) == tokens(plain), shape
 
 
@@ -234,7 +239,7 @@ def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None
         each = [replace(params, index=i) for i in range(len(PROMPTS))]
         requests = [Request(PromptRow(i, ""), *both) for i, both in enumerate(zip(PROMPTS, each, strict=True))]
         engine = drafts.engine(name, max_num_seqs=4, verify=verify)
-        trace = trace_target(engine, requests)
+        trace = replace(drafts.once(trace_target, requests, max_num_seqs=4, verify=verify), drafts={})
         if "+" in name and engine.drafter.draws and verify == "gumbel":
             with pytest.raises(UsageError, match="samples and is not a language model"):
                 trace_draft(trace, engine.drafter, 3, target=drafts.target)
@@ -269,7 +274,7 @@ def test_a_profile_has_what_a_draft_costs_in_decoding(
 def test_a_trace_foretells_what_a_tree_accepts(drafts: Drafts, name: str, tree: str) -> None:
     drafter, shape = drafts.drafter(name), TreeShape.parse(tree)
     requests = [Request(PromptRow(i, ""), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
-    trace = trace_target(drafts.engine("none", max_num_seqs=4), requests)
+    trace = replace(drafts.once(trace_target, requests, max_num_seqs=4), drafts={})
     trace.drafts[name] = trace_draft(trace, drafter, shape.depth, target=drafts.target)
     if isinstance(trace.drafts[name], GuessTrace):
         with pytest.raises(UsageError, match="has no distribution"):
@@ -287,7 +292,7 @@ def test_a_trace_foretells_what_a_tree_accepts(drafts: Drafts, name: str, tree: 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_traces_file_serves_the_draft_that_it_is_of(drafts: Drafts, name: str, tmp_path: Path) -> None:
     requests = [Request(PromptRow(0, ""), PROMPTS[1], replace(GREEDY, max_new_tokens=4))]
-    trace, drafter = trace_target(drafts.engine("none"), requests), drafts.drafter(name)
+    trace, drafter = replace(drafts.once(trace_target, requests), drafts={}), drafts.drafter(name)
     trace.drafts[name] = trace_draft(trace, drafter, 2, target=drafts.target)
     trace.save(tmp_path / "trace")
     kept = traces.load(tmp_path / "trace")
