@@ -18,13 +18,13 @@ from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
-from specdec_cli.cli.train_plan import check_pictures, checked_data, show_training_plan
+from specdec_cli.cli.train_plan import check_pictures, checked_data, is_in, show_training_plan
 from specdec_cli.cli.training_data import PromptReader, training_data
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.launcher import check_launcher, hush_torch, launched_index
-from specdec_cli.train.words import counted
+from specdec_cli.train.words import counted, sized
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from specdec_cli.train.processes import Processes
     from specdec_cli.train.samples import Sample
     from specdec_cli.train.session import TrainingData, TrainingSession
+    from specdec_cli.train.target import TrainingTarget
 
 _ALL = 2**31 - 1
 _WITHOUT = (
@@ -87,7 +88,7 @@ def train_draft(
         if draft is not None:
             raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
         data = checked_data(resolved.recipe)
-        check_pictures(plot, html, shared.force or resume)
+        check_pictures(plot, html, output, shared.force or resume)
         if dry_run:
             show_training_plan(resolved, chat, shared)
             return None
@@ -97,9 +98,11 @@ def train_draft(
     with processes.guarded():
         resolved = processes.from_main(lambda: resolved)  # with the same seed where one was drawn
         num_prompts = resolved.recipe.train.num_prompts or _ALL
-        rows = processes.each(lambda: read_rows(data, None, num_prompts, chat or None).rows)
+        prompts = processes.each(lambda: read_rows(data, None, num_prompts, chat or None))
         screen = open_screen(shared.quiet, streams_text=False)
-        return _TrainCommand(resolved, rows, chat, output, resume, plot, html, shared, screen, processes).go()
+        for notice in prompts.notices:
+            screen.say(f"note: {notice}", "yellow")
+        return _TrainCommand(resolved, prompts.rows, chat, output, resume, plot, html, shared, screen, processes).go()
 
 
 @contextmanager
@@ -164,13 +167,13 @@ class _TrainCommand:
             session = its.each(lambda: TrainingSession(engine, self._recipe, data, self._params, folder, its, trusts))
         with ExitStack() as stack:
             its.from_main(lambda: stack.enter_context(folder.locked()))
-            its.from_main(lambda: folder.begin(self._plan(data), self.resume, self.shared.force))
+            its.from_main(lambda: folder.begin(self._plan(session.target, data), self.resume, self.shared.force))
             for notice in data.notices:
                 self.screen.say(f"note: {notice}", "yellow")
             # A launcher hands Ctrl-C, which all its processes see by themselves, on to each of them again.
             with interruptible(repeatedly=its.num > 1) as stopped, suppress(KeyboardInterrupt):
                 return self._run(session, folder, stopped)
-        return ExitCode.INTERRUPTED
+        return self._interrupted()
 
     @property
     def _recipe(self) -> Recipe:
@@ -197,13 +200,14 @@ class _TrainCommand:
         recipe = self._recipe.model_copy(update=changes)
         return Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
 
-    def _plan(self, data: TrainingData) -> dict[str, Any]:
+    def _plan(self, target: TrainingTarget, data: TrainingData) -> dict[str, Any]:
         """Everything that decides what the run does; a run that goes on has the same."""
         recipe = self._recipe.as_dict()
         train = self._recipe.train.model_dump(mode="json")
         for key in ("evaluate_every", "save_every", "patience", "data"):
-            del train[key]  # these change no weights; the data is compared by its content
-        return {**train, "target": recipe["target"], "sampling": recipe["sampling"], "data": data.identity}
+            del train[key]  # these change no weights; data and target are compared by content, too
+        contents = {"target_weights": target.weights_identity, "data": data.identity}
+        return {**train, "target": recipe["target"], "sampling": recipe["sampling"], **contents}
 
     def _run(self, session: TrainingSession, folder: TrainingFolder, stopped: Callable[[], bool]) -> ExitCode | None:
         its = self.processes
@@ -255,7 +259,7 @@ class _TrainCommand:
         its = self.processes
         features = its.each(lambda: session.features(samples))
         if isinstance(features, CachedFeatures):
-            self.screen.say(f"the target's hidden states take {features.num_bytes / 1e9:.2f} GB in {self.output}")
+            self.screen.say(f"the target's hidden states take {sized(features.num_bytes)} in {self.output}")
             words = "hidden states: {} of {} samples"
             its.together(
                 lambda: features.prepare(lambda *how_many: say(words.format(*how_many)), stopped, its.index, its.num)
@@ -288,6 +292,7 @@ class _TrainCommand:
         settled = {**session.method.settled(), "learning_rate": session.method.learning_rate}
         body = train_body(rows, settled, session.data.notices, is_interrupted)
         document = envelope(SCHEMA, self._recipe.as_dict(), body, **machine_of(session.engine))
+        session.folder.claim(one.name for one in (self.plot, self.html) if one is not None and is_in(one, self.output))
         if self.plot is not None:
             write_file(self.plot, picture(document, self.plot.suffix.lower()), force=True)
         if self.html is not None:

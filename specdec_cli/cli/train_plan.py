@@ -141,11 +141,17 @@ def checked_data(recipe: Recipe) -> str:
     return settings.data
 
 
-def check_pictures(plot: Path | None, html: Path | None, force: bool) -> None:
-    """Refuse files that could not be written or drawn at the end."""
+def check_pictures(plot: Path | None, html: Path | None, output: Path | None, force: bool) -> None:
+    """Refuse files that could not be written or drawn at the end; the folder of the draft may still be to come."""
     if plot is not None:
         check_plot(plot)
-        check_destination(plot, force, "--plot")
     if html is not None:
         check_available("--html")
-        check_destination(html, force, "--html")
+    for path, flag in ((plot, "--plot"), (html, "--html")):
+        if output is None or output.exists() or not is_in(path, output):
+            check_destination(path, force, flag)
+
+
+def is_in(path: Path | None, folder: Path) -> bool:
+    """Whether a file is to lie in a folder, which need not exist."""
+    return path is not None and path.parent.resolve() == folder.resolve()

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_cli.train.disk import flush, writing
+from specdec_cli.train.disk import deleted_on_error, flush, writing
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,7 +37,7 @@ class Checkpoints:
         Raises:
             RunError: the disk is full, or the folder cannot be written.
         """
-        with writing(self._folder):
+        with writing(self._folder), deleted_on_error(self._new):
             processes.from_main(lambda: shutil.rmtree(self._new, ignore_errors=True))
             processes.each(lambda: processes.accelerator.save_state(str(self._new)))
             processes.from_main(self._take_over)
@@ -82,5 +82,6 @@ class Checkpoints:
         with writing(folder.path):
             for path in paths:
                 half = folder.path / f"{path.name}.new"
-                shutil.copyfile(path, half)
-                half.replace(folder.path / path.name)
+                with deleted_on_error(half):
+                    shutil.copyfile(path, half)
+                    half.replace(folder.path / path.name)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import LM, Row, Tap, Tapped
-from specdec_cli.train.disk import writing
+from specdec_cli.train.disk import deleted_on_error, writing
 from specdec_cli.train.samples import Sample, TrainingBatch, padded
+from specdec_cli.train.words import sized
 
 _SHARD = 64  # samples in a file of hidden states
 _TOGETHER = 8  # samples that the target reads at once
@@ -91,9 +92,9 @@ class CachedFeatures:
         self.num_bytes = sum(len(one.tokens) for one in samples) * self._bytes_per_token
         free = shutil.disk_usage(folder.parent).free
         if missing * self._bytes_per_token > free:
-            said = f"the target's hidden states take {self.num_bytes / 1e9:.1f} GB, and `{folder.parent}` has"
+            said = f"the target's hidden states take {sized(self.num_bytes)}, and `{folder.parent}` has"
             hint = "leave --cache-features out, use fewer prompts, or name an --output on another disk"
-            raise RunError(f"{said} {free / 1e9:.1f} GB left", hint)
+            raise RunError(f"{said} {sized(free)} left", hint)
 
     def prepare(
         self, progress: Callable[[int, int], None], stopped: Callable[[], bool], index: int = 0, num: int = 1
@@ -154,7 +155,7 @@ class CachedFeatures:
             found |= {str(first + i): one.to("cpu", torch.bfloat16).contiguous() for i, one in enumerate(states)}
         path = self._path(begin)
         half = path.with_suffix(".new")
-        with writing(path):
+        with writing(path), deleted_on_error(half):
             save_file(found, half)
             half.replace(path)
 

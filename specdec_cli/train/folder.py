@@ -17,6 +17,10 @@ from specdec_cli.train.disk import replace_text, writing
 
 _FORMAT = "specdec.training/1"
 _PLAN, _FILES, _LOCK = "plan.json", "files.json", "lock"
+_CONTENTS = {
+    "target_weights": "the target's weights are not those that {} began with",
+    "data": "the data is not what {} began with: its prompts have changed",
+}
 _OF_A_RUN = ("answers.jsonl", "features", "log.jsonl", "candidate", "checkpoint", "checkpoint.new", "checkpoint.old")
 
 
@@ -179,9 +183,9 @@ class TrainingFolder:
     def _check_plan(self, plan: Mapping[str, Any]) -> None:
         earlier = self._read_plan()
         changed = [key for key in plan if earlier.get(key) != plan[key]]
-        if changed == ["data"]:
-            said = f"the data is not what the run in `{self.path}` began with: its prompts have changed"
-            raise UsageError(said, "restore the data, or begin another run in a new folder")
+        if changed and changed[0] in _CONTENTS:
+            said = _CONTENTS[changed[0]].format(f"the run in `{self.path}`")
+            raise UsageError(said, "restore what it began with, or begin another run in a new folder")
         if changed:
             key, value = _first_change(changed[0], earlier.get(changed[0]), plan[changed[0]])
             said = f"the run in `{self.path}` began with another `{key}`: `{value}`"

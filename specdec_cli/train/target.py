@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from torch import Tensor
 from specdec_cli.lm.door import LM
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
 from specdec_cli.lm.files.reading import quiet
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+_NUM_PIECES, _BYTES = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,18 @@ class TrainingTarget:
     def device(self) -> torch.device:
         """Where it runs."""
         return self.lm.device
+
+    @property
+    def weights_identity(self) -> str:
+        """SHA-256, in hexadecimal, of the names and sizes of its files of weights and of pieces of what they hold."""
+        paths = [self.folder] if self.folder.is_file() else sorted(self.folder.iterdir())
+        found = hashlib.sha256()
+        for path in paths:
+            if path.suffix in _WEIGHTS:
+                found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                for piece in _pieces(path):
+                    found.update(piece)
+        return found.hexdigest()
 
     @property
     def hidden_size(self) -> int:
@@ -95,3 +112,12 @@ class TrainingTarget:
             units = torch.eye(self.hidden_size, dtype=self.lm.dtype, device=self.device)
             zero = self.lm.head(torch.zeros_like(units[:1]))
             return (self.lm.head(units) - zero).float().T.contiguous()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Pieces of a file, from its beginning to its end and evenly between: another training changes all weights."""
+    last = max(path.stat().st_size - _BYTES, 0)
+    with path.open("rb") as file:
+        for place in sorted({last * i // (_NUM_PIECES - 1) for i in range(_NUM_PIECES)}):
+            file.seek(place)
+            yield file.read(_BYTES)

@@ -56,6 +56,39 @@ def test_another_method_leaves_no_file_of_the_one_before(target: str, prompts: P
     assert (folder / "notes.md").read_text() == "mine"
 
 
+def test_another_target_of_the_same_name_is_refused(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, folder = tiny_target(tmp_path / "target"), tmp_path / "head"
+    assert train(target, prompts, folder) == 0
+    weights = Path(target) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100:] = bytes(100)
+    weights.write_bytes(bytes(content))
+    assert train(target, prompts, folder, "--resume") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"the target's weights are not those that the run in `{folder}` began with" in said
+
+
+def test_pictures_may_lie_in_the_folder_of_the_draft(target: str, prompts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    pictures = ["--plot", str(folder / "run.svg"), "--html", str(folder / "run.html")]
+    assert train(target, prompts, folder, *pictures) == 0
+    assert "<svg" in (folder / "run.svg").read_text()
+    assert train(target, prompts, folder, *pictures, "--resume") == 0
+    assert train(target, prompts, folder, "--force") == 0
+    assert not (folder / "run.svg").exists()
+    assert not (folder / "run.html").exists()
+
+
+def test_what_is_not_read_of_the_data_is_told(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [{"messages": [{"role": "user", "content": f"{letter}k"}] * 2} for letter in "abcd"]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train(target, data, tmp_path / "head") == 0
+    assert "note: " in capsys.readouterr().err
+
+
 def test_commands_on_the_screen_and_in_files_can_be_pasted(
     target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

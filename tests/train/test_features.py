@@ -61,7 +61,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 ) -> None:
     full: Callable[[object], object] = lambda _: type("Usage", (), {"free": 10})  # noqa: E731
     monkeypatch.setattr("shutil.disk_usage", full)
-    with pytest.raises(RunError, match=r"hidden states take 0\.0 GB"):
+    with pytest.raises(RunError, match=r"hidden states take \d\.\d kB, and `.*` has 0\.0 kB left"):
         CachedFeatures(lm, (0,), tmp_path / "features", samples_of())
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.train.disk import replace_text, writing
 from specdec_cli.train.folder import TrainingFolder
 
 PLAN = {"data": "abc", "sampling": {"seed": 17, "temperature": 0.5}, "learning_rate": None}
@@ -121,6 +122,39 @@ def test_a_changed_option_is_named_with_what_it_was(tmp_path: Path) -> None:
             folder.begin(now, is_resumed=True, force=False)
     assert folder.seed == 17
     assert TrainingFolder(tmp_path / "none").seed is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "hint"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device", "free some space"),
+        (OSError(122, "Disk quota exceeded"), "Disk quota exceeded", "free some space"),
+        (OSError(30, "Read-only file system"), "Read-only file system", "name another folder"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 41472 vs 41360"), "No space", "free"),
+        (RuntimeError("Error: I/O error: No space left on device (os error 28)\nmore"), "No space left", "free"),
+    ],
+)
+def test_a_full_disk_is_called_full_whoever_finds_it(error: Exception, said: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"`{tmp_path}` cannot be written: {said}") as found, writing(tmp_path):
+        raise error
+    assert found.value.hint is not None
+    assert hint in found.value.hint
+    with pytest.raises(ValueError, match="other"), writing(tmp_path):
+        raise ValueError("other")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("earlier")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        replace_text(path, "later")
+    assert path.read_text() == "earlier"
+    assert [one.name for one in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

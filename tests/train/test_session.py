@@ -122,6 +122,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(target: str, tmp_path: Path, mon
     again = session(target, tmp_path / "head", is_resumed=True, save_every=2, evaluate_every=100)
     resumed = again.start(again.answer(ignore, never), True)
     assert saved == [2] == [resumed.progress.step]
+    assert not (found.folder.work / "checkpoint.new").exists(), "a full disk needs the room"
 
 
 def test_an_unreadable_checkpoint_is_named(target: str, tmp_path: Path) -> None:
