@@ -205,7 +205,7 @@ def test_a_chat_ends_with_its_answer() -> None:
         (["--temperature", "1", "--top-p", "0.9"], "before `sampling.top_p` applies"),
         (["--tree", "2,1"], "`--tree` has no effect with --target-endpoint"),
         (["-d", "builtin:draft"], "needs a model"),
-        (["-d", "mtp"], "needs a model"),
+        (["-d", "mtp"], "reads the target's hidden states, which no server gives"),
         (["--trace-from", "x.jsonl", "-d", "ngram"], "two sources of one text"),
     ],
 )
