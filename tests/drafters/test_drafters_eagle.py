@@ -8,7 +8,7 @@ import torch
 from head_drafts import GREEDY, LAYERS, TEXT, features_of, loaded, reference, row
 from safetensors.torch import save_file
 from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
-from tiny_heads import HIDDEN, publish, random_weights
+from tiny_heads import CONFIG, HIDDEN, publish, random_weights
 from tiny_models import VOCAB, make_tiny
 
 from specdec_cli import drafters
@@ -20,7 +20,7 @@ from specdec_cli.engine.heads import published_draft
 from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.files import hub
 from specdec_cli.lm.heads import formats
 from specdec_cli.lm.load import load_lm
@@ -183,6 +183,7 @@ BAD = {
     "no layer": (lambda c, w: c.pop("transformer_layer_config"), "no `transformer_layer_config`"),
     "no list": (lambda c, w: c.update(eagle_aux_hidden_state_layer_ids="low"), "no list of layers"),
     "MLA": (lambda c, w: c["transformer_layer_config"].update(model_type="deepseek_v3"), "`deepseek_v3` layers"),
+    "an activation": (lambda c, w: c["transformer_layer_config"].update(hidden_act="nope"), "activation `nope`"),
 }  # fmt: skip
 
 
@@ -196,6 +197,20 @@ def test_a_bad_folder_is_one_sentence(lm, case: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(UsageError, match=said):
+        Engine.load(lm.name, str(folder), kv_cache_bytes=1 << 20, check=False)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (None, "has no `config.json`"),
+    ('{"a": ', r"config\.json` cannot be read: Expecting value"),
+    (json.dumps({**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "rope_theta": "x"}), "is not valid"),
+])  # fmt: skip
+def test_a_broken_configuration_is_one_sentence(lm, content: str | None, said: str, tmp_path: Path) -> None:
+    folder = publish(tmp_path / "head", random_weights(True, seed=2), "speculators")
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    with pytest.raises(RunError, match=said):
         Engine.load(lm.name, str(folder), kv_cache_bytes=1 << 20, check=False)
 
 

@@ -18,8 +18,8 @@ from transformers import Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind
-from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.heads.head_layer import head_size, layer_shapes
+from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
 from specdec_cli.lm.heads.layer_stack import BlockLayer
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
@@ -253,11 +253,7 @@ def _layer_config(name: str, own: dict[str, Any]) -> Any:
     if own.get("model_type", "qwen3") != "qwen3":
         said = f"the draft `{name}` is built of `{own['model_type']}` layers, which are not supported"
         raise UsageError(said, _HINT)
-    try:
-        with quiet():
-            return Qwen3Config.from_dict(dict(own))
-    except Exception as error:
-        raise RunError(f"the configuration of `{name}` is not valid: {first_line(error)}", _AGAIN) from error
+    return read_layer_config(name, Qwen3Config, own)
 
 
 def _layers(name: str, keys: Mapping[str, Any], is_speculators: bool) -> tuple[int, ...] | None:

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind, tensor_names
-from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.heads.head_layer import head_size, layer_shapes
+from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
 _CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -203,12 +203,7 @@ def _layer_config(name: str, content: Any) -> Any:
     kind = "llama" if kind == "eagle" else kind
     if kind not in _CONFIGS:
         raise UsageError(f"the draft head `{name}` is built of `{kind}` layers, which are not supported", _HINT)
-    try:
-        with quiet():
-            return _CONFIGS[kind].from_dict({**content, "num_hidden_layers": 1})
-    except Exception as error:
-        said = f"the configuration of `{name}` is not valid: {first_line(error)}"
-        raise RunError(said, "copy or download the draft again") from error
+    return read_layer_config(name, _CONFIGS[kind], {**content, "num_hidden_layers": 1})
 
 
 def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:

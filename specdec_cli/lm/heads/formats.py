@@ -22,9 +22,12 @@ def is_published(name: str, revision: str | None = None) -> bool:
     """Whether a name leads to a folder of one of the formats; False where it leads nowhere, which loading tells."""
     try:
         folder = model_folder(name, revision, trust_remote_code=False, has_weights=False)
-        content = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     except (RunError, UsageError):
         return False
+    try:
+        content = read_object(folder / "config.json")
+    except RunError:  # which reading it tells, if its tensors are a draft's
+        content = {}
     return any(one.recognizes(folder, content) for one in FORMATS)
 
 
@@ -44,6 +47,8 @@ def read_published(
         RunError: there is no such folder, or its configuration cannot be read.
     """
     folder = model_folder(name, revision, trust_remote_code=False, has_weights=has_weights, is_head=True)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"the draft `{name}` has no `config.json`", "give the folder that holds the draft's files")
     content = read_object(folder / "config.json")
     for one in FORMATS:
         if one.recognizes(folder, content):

@@ -12,6 +12,9 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.reading import first_line, quiet
+
 
 @dataclass(slots=True)
 class LayerFeed:
@@ -140,6 +143,31 @@ class HeadLayer:
 
     def _linear(self, inputs: Tensor, name: str) -> Tensor:
         return functional.linear(inputs, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+
+def read_layer_config(name: str, kind: Any, content: Mapping[str, Any]) -> Any:
+    """The configuration of a draft's layers, as its folder has it.
+
+    Args:
+        name: of the draft, for messages.
+        kind: transformers' class of it.
+        content: its keys.
+
+    Raises:
+        RunError: they are not those of such layers.
+        UsageError: an activation that is not known.
+    """
+    try:
+        with quiet():
+            config = kind.from_dict(dict(content))
+            LlamaRotaryEmbedding(config)
+    except Exception as error:
+        said = f"the configuration of `{name}` is not valid: {first_line(error)}"
+        raise RunError(said, "copy or download the draft again") from error
+    if config.hidden_act not in ACT2FN:
+        said = f"the layers of `{name}` have the activation `{config.hidden_act}`, which is not supported"
+        raise UsageError(said, "choose another draft, or `--draft ngram`")
+    return config
 
 
 def layer_shapes(config: Any, width: int) -> dict[str, tuple[int, ...]]:
