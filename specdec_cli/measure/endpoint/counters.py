@@ -147,7 +147,7 @@ def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample])
     name = sample.name.removeprefix(page.prefix).removesuffix("_total")
     if not any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT)) or name.endswith(("_created", "_info")):
         return
-    if kind == "counter":
+    if kind == "counter" or (kind == "unknown" and sample.name.endswith("_total")):  # a dump without its comments
         label = next((label for label in ("position", "rank") if label in sample.labels), None)
         key = name if label is None else _at(name, sample.labels[label], label)
         page.counters[key] = page.counters.get(key, 0.0) + sample.value
@@ -176,10 +176,11 @@ def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens
     if any(value < 0 for value in added.values()):
         anew = "the server reset its counters during the run: acceptance is unknown"
         return Counters(after, {}, (anew,))
-    return Counters(after, added, (*_silence(after, added), *_strangers(added, num_tokens)))
+    return Counters(after, added, (*silence(after, added), *_strangers(added, num_tokens)))
 
 
-def _silence(page: MetricsPage, added: Mapping[str, float]) -> list[str]:
+def silence(page: MetricsPage, added: Mapping[str, float]) -> list[str]:
+    """A sentence where counters tell nothing about speculation; none where they do."""
     if statistics(added) is not None:
         return []
     gauges = [name for name in page.gauges if any(word in name for word in _ABOUT_SPECULATION)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount
 
@@ -17,6 +19,39 @@ _LLAMA = re.compile(
 )
 _LLAMA_POSITIONS = re.compile(r"acc per pos = \(([\d., ]+)\)")
 _SGLANG = re.compile(rf"accept len: {_NUMBER}, accept rate: {_NUMBER}")
+_ROUNDED = 0.0051
+_FROM_LENGTHS = "they follow from its mean length, which has two decimals"
+_NOTHING_ACCEPTED = "where nothing was accepted, as many tokens a step are taken to be drafted as elsewhere in the log"
+
+
+@dataclass
+class _AcceptanceLine:
+    """A line's figures.
+
+    Args:
+        accepted: drafted tokens that were accepted.
+        drafted: drafted tokens.
+        length: 1 + accepted tokens for each step that drafted, with two decimals; None where the line has none.
+        rates: share of steps that accepted position 1, 2, ... and all before it.
+        is_full: whether steps may draft all positions, so that their number is exact.
+
+    Attributes:
+        full_steps: steps, if each drafted every position.
+        steps: as the length says; None where it says nothing.
+    """
+
+    accepted: int
+    drafted: int
+    length: str | None
+    rates: list[float]
+    is_full: bool = False
+
+    def __post_init__(self) -> None:
+        self.full_steps = self.drafted / len(self.rates) if self.is_full and self.rates else None
+        beyond = amount(self.length) - 1 if self.length is not None else 0.0
+        self.steps = self.accepted / beyond if beyond > 0 else None
+        if self.full_steps and abs(self.accepted / self.full_steps - beyond) <= _ROUNDED:
+            self.steps = self.full_steps
 
 
 def read_vllm_log(text: str) -> ImportedRun | None:
@@ -24,14 +59,14 @@ def read_vllm_log(text: str) -> ImportedRun | None:
     lines = list(_VLLM.finditer(text))
     if not lines:
         return None
-    run = ImportedRun("vllm", f"log with {len(lines)} lines of SpecDecoding metrics")
+    run, parts = ImportedRun("vllm", f"log with {_lines(lines)} of SpecDecoding metrics"), list[_AcceptanceLine]()
     for line in lines:
-        accepted, drafted = int(line[2]), int(line[3])
         rates = [amount(part) for part in line[4].split(",") if part.strip()]
-        steps = drafted / len(rates) if rates else 0.0  # vLLM drafts as many tokens in every step
-        _add(run, steps, drafted, accepted)
-        run.add_rates(rates, steps)
-    run.notices.append("vLLM's log counts no steps: they are its drafted tokens over the number of positions")
+        parts.append(_AcceptanceLine(int(line[2]), int(line[3]), line[1], rates, is_full=True))
+    _add_parts(run, parts)
+    is_full = all(one.steps == one.full_steps or not one.drafted for one in parts)
+    how = "they are its drafted tokens over the number of positions" if is_full else _FROM_LENGTHS
+    run.notices.append(f"vLLM's log counts no steps: {how}")
     return run
 
 
@@ -40,20 +75,16 @@ def read_llama_log(text: str) -> ImportedRun | None:
     lines = list(_LLAMA.finditer(text))
     if not lines:
         return None
-    run = ImportedRun("llama.cpp", f"log with {len(lines)} lines of draft acceptance")
-    has_lengths = all(line[3] is not None for line in lines)
+    run = ImportedRun("llama.cpp", f"log with {_lines(lines)} of draft acceptance")
     places = list(_LLAMA_POSITIONS.finditer(text))
-    for i, line in enumerate(lines):
-        accepted, drafted = int(line[1]), int(line[2])
-        steps = _steps(accepted, line[3])
-        if has_lengths and steps is not None:
-            _add(run, steps, drafted, accepted)
-            if len(places) == len(lines):
-                run.add_rates([amount(part) for part in places[i][1].split(",") if part.strip()], steps)
-        else:
-            _add(run, None, drafted, accepted)
+    texts = [place[1] for place in places] if len(places) == len(lines) else [""] * len(lines)
+    parts = [
+        _AcceptanceLine(int(line[1]), int(line[2]), line[3], [amount(part) for part in text.split(",") if part.strip()])
+        for line, text in zip(lines, texts, strict=True)
+    ]
+    _add_parts(run, parts)
     if DRAFTS in run.counts:
-        run.notices.append("llama.cpp's log counts no steps: they follow from its mean length, which has two decimals")
+        run.notices.append(f"llama.cpp's log counts no steps: {_FROM_LENGTHS}")
     return run
 
 
@@ -73,13 +104,17 @@ def read_sglang_log(text: str) -> ImportedRun | None:
     return run
 
 
-def _steps(accepted: int, length: str | None) -> float | None:
-    """Drafting steps behind a mean length; None where it does not say, as where nothing was accepted."""
-    beyond = amount(length) - 1 if length is not None else 0.0
-    return accepted / beyond if beyond > 0 else None
+def _add_parts(run: ImportedRun, parts: Sequence[_AcceptanceLine]) -> None:
+    """Count parts; one that accepted nothing, whose length tells no steps, drafted as much a step as the others."""
+    known = [one for one in parts if one.steps]
+    drafted_a_step = sum(one.drafted for one in known) / sum(one.steps or 0 for one in known) if known else 0.0
+    for one in parts:
+        if one.steps is None and one.length is not None and drafted_a_step and not one.accepted:
+            one.steps = one.drafted / drafted_a_step
+            run.notices += [_NOTHING_ACCEPTED] if one.drafted and _NOTHING_ACCEPTED not in run.notices else []
+        run.add({DRAFTS: one.steps, DRAFTED: one.drafted, ACCEPTED: one.accepted})
+        run.add_rates(one.rates, one.steps or 0.0)
 
 
-def _add(run: ImportedRun, steps: float | None, drafted: int, accepted: int) -> None:
-    found = {DRAFTED: drafted, ACCEPTED: accepted} | ({} if steps is None else {DRAFTS: steps})
-    for name, count in found.items():
-        run.counts[name] = run.counts.get(name, 0.0) + count
+def _lines(lines: Sequence[object]) -> str:
+    return "1 line" if len(lines) == 1 else f"{len(lines)} lines"

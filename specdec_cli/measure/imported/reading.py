@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path, read_text
-from specdec_cli.measure.endpoint.counters import MetricsPage, difference, parse
+from specdec_cli.measure.endpoint.counters import MetricsPage, difference, parse, silence
 from specdec_cli.measure.imported import logs, reports
 from specdec_cli.measure.imported.record import ImportedRun, summed
 
@@ -55,7 +55,9 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
-    return _checked(summed(runs), "the sum of the files")
+    run = _checked(summed(runs), "the sum of the files")
+    run.notices += run.missing()
+    return run
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:
@@ -129,6 +131,7 @@ def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:
     run.reported = {page.prefix + name: value for name, value in page.gauges.items() if isfinite(value)}
     if before is None:
         run.counts = dict(page.counters)
+        run.notices += silence(page, {name: count for name, count in page.counters.items() if isfinite(count)})
         run.notices.append("metrics count since the server's start; --before FILE leaves out what was before a run")
         return run
     earlier = parse(read_text(given_path(before), f"`{before}`"), str(before), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -13,9 +14,10 @@ DRAFTS, DRAFTED, ACCEPTED = (f"spec_decode_num_{name}" for name in ("drafts", "d
 _POSITION = 'spec_decode_num_accepted_tokens_per_pos{{position="{}"}}'
 _LENGTH = "1 + accepted drafted tokens for each step that drafted"
 _RATE = "accepted drafted tokens over drafted tokens"
-
-
+_TOTALS = {DRAFTS: "drafting steps", DRAFTED: "drafted tokens", ACCEPTED: "accepted tokens"}
 _MOST_KEPT = 1024
+_ROUNDED = 0.0011
+"""Shares have three decimals in a log: two that are equal may differ by one in the last."""
 
 
 def amount(value: Any) -> float:
@@ -24,6 +26,8 @@ def amount(value: Any) -> float:
     Raises:
         ValueError: it is negative, or no number.
     """
+    if isinstance(value, bool):
+        raise ValueError("true or false, and no number")
     number = float(value)
     if not isfinite(number) or number < 0:
         raise ValueError("neither zero nor positive")
@@ -44,6 +48,7 @@ class ImportedRun:
         reported: figures that the tool itself reports, by its own names.
         definitions: what acceptance rate and length mean in this tool, where that differs.
         notices: sentences about what is missing or was derived.
+        partial: counts that some requests or results lack. Their sum is no total, so it is left out.
     """
 
     tool: str
@@ -54,6 +59,18 @@ class ImportedRun:
     reported: dict[str, float] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    partial: set[str] = field(default_factory=set)
+
+    def add(self, counts: Mapping[str, float | None]) -> None:
+        """Add the counts of a request, an interval or a result; None is a count that it lacks.
+
+        Where nothing was counted, what is missing is nothing.
+        """
+        for name, count in counts.items():
+            if count is not None:
+                self.counts[name] = self.counts.get(name, 0.0) + count
+            elif any(counts.values()):
+                self.partial.add(name)
 
     def add_positions(self, reached: Sequence[float]) -> None:
         """Count steps that accepted at least 1, 2, ... tokens."""
@@ -88,17 +105,31 @@ class ImportedRun:
             return "a count that is no number"
         if any(one < 0 for one in self.counts.values()):
             return "a negative count"
-        kept, drafted = self.counts.get(ACCEPTED), self.counts.get(DRAFTED)
+        kept, drafted = self._total(ACCEPTED), self._total(DRAFTED)
         if kept is not None and drafted is not None and kept > drafted:
             return f"{kept:.0f} accepted of {drafted:.0f} drafted tokens"
+        if self._total(DRAFTS) == 0 and (kept or drafted):
+            return f"{drafted or kept:.0f} {'drafted' if drafted else 'accepted'} tokens in no step"
+        shares = [1.0, *self.rates]
+        if any(later > earlier + _ROUNDED for earlier, later in pairwise(shares)):
+            shown = ", ".join(f"{rate:.4g}" for rate in self.rates)
+            return f"the shares {shown} of steps that accepted position 1, 2, ... and all before it"
         return None
+
+    def _total(self, name: str) -> float | None:
+        return None if name in self.partial else self.counts.get(name)
+
+    def missing(self) -> list[str]:
+        """A sentence about each count that is left out."""
+        names = [_TOTALS[name] for name in _TOTALS if name in self.partial]
+        return [f"not every request or result tells its {name}: their number is unknown" for name in names]
 
     def stats(self) -> dict[str, Any] | None:
         """INTERFACE's statistics; None where the tool gives no counts."""
-        found = statistics(self.counts)
+        found = statistics({name: count for name, count in self.counts.items() if name not in self.partial})
         if found is None:
             return None
-        if self.rates and not found["per_position_acceptance_rates"]:
+        if self.rates and DRAFTS not in self.partial and not found["per_position_acceptance_rates"]:
             before = [1.0, *self.rates[:-1]]
             found["per_position_acceptance_rates"] = list(self.rates)
             found["conditional_acceptance_rates"] = [
@@ -115,12 +146,16 @@ def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
     """The counts of several results of one tool; figures that the tool reports itself are kept of the last."""
     first, *others = runs
     num_reporting = sum(bool(one.reported) for one in (first, *others))
+    counted = [set(_TOTALS) & set(one.counts) for one in (first, *others) if set(_TOTALS) & set(one.counts)]
+    lacking = {name for names in counted for name in set().union(*counted) - names}
     for one in others:
         for name, count in one.counts.items():
             first.counts[name] = first.counts.get(name, 0.0) + count
+        first.partial |= one.partial
         first.add_rates(one.rates, one.weight)
         first.reported |= one.reported
         first.notices += [notice for notice in one.notices if notice not in first.notices]
+    first.partial |= lacking
     if num_reporting > 1:
         first.notices.append(f"the figures that {first.tool} itself reports are those of the last result")
     return first

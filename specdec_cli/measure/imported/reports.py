@@ -58,10 +58,8 @@ def read_sglang_responses(found: Any) -> ImportedRun | None:
         steps = amount(one["spec_verify_ct"])
         kept, offered = one.get("spec_num_correct_drafts"), one.get("spec_num_proposed_drafts")
         if kept is None and "completion_tokens" in one:
-            kept = amount(one["completion_tokens"]) - steps
-        for name, count in ((DRAFTS, steps), (DRAFTED, offered), (ACCEPTED, kept)):
-            if count is not None:
-                run.counts[name] = run.counts.get(name, 0.0) + amount(count)
+            kept = amount(one["completion_tokens"]) - steps if steps else 0.0
+        run.add({DRAFTS: steps, DRAFTED: _known(offered), ACCEPTED: _known(kept)})
         run.add_histogram(_histogram(one.get("spec_correct_drafts_histogram")))
     run.definitions = {"acceptance_length": _SGLANG_LENGTH, "acceptance_rate": _SGLANG_RATE}
     if len(details) == 1:
@@ -76,8 +74,8 @@ def read_trtllm_stats(found: Any) -> ImportedRun | None:
         return None
     run = ImportedRun("tensorrt-llm", f"{len(steps)} iterations of TensorRT-LLM")
     names = {DRAFTS: "numRequestsWithDraftTokens", DRAFTED: "numDraftTokens", ACCEPTED: "numAcceptedTokens"}
-    for ours, theirs in names.items():
-        run.counts[ours] = sum(amount(one.get(theirs) or 0) for one in steps)
+    for one in steps:
+        run.add({ours: _known(one.get(theirs)) for ours, theirs in names.items()})
     return run
 
 
@@ -104,10 +102,8 @@ def read_request_metrics(found: Any) -> ImportedRun | None:
     is_guidellm = isinstance(found, Mapping) and "benchmarks" in found
     run = ImportedRun("guidellm" if is_guidellm else "vllm", f"{len(details)} responses with metrics")
     for one in details:
-        for name, theirs in ((DRAFTS, "num_spec_steps"), (ACCEPTED, "num_accepted_draft_tokens")):
-            run.counts[name] = run.counts.get(name, 0.0) + amount(one[theirs])
-        if one.get("num_draft_tokens") is not None:
-            run.counts[DRAFTED] = run.counts.get(DRAFTED, 0.0) + amount(one["num_draft_tokens"])
+        names = {DRAFTS: "num_spec_steps", DRAFTED: "num_draft_tokens", ACCEPTED: "num_accepted_draft_tokens"}
+        run.add({ours: _known(one.get(theirs)) for ours, theirs in names.items()})
         run.add_histogram(_histogram(one.get("acceptance_histogram")))
     return run
 
@@ -158,6 +154,11 @@ def _walk(found: Any) -> Iterator[Mapping[str, Any]]:
             waiting += reversed(list(one.values()))
         elif isinstance(one, Sequence) and not isinstance(one, str):
             waiting += reversed(one)
+
+
+def _known(value: Any) -> float | None:
+    """A count; None where there is none."""
+    return None if value is None else amount(value)
 
 
 def _histogram(found: Any) -> dict[int, float]:

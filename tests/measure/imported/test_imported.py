@@ -258,3 +258,92 @@ def test_missing_drafted_tokens_are_no_contradiction(capsys: pytest.CaptureFixtu
     Path("other").write_text(json.dumps(one))
     stats = imported(capsys, "other")["speculative"]
     assert (stats["num_draft_tokens"], stats["num_accepted_tokens"]) == (None, 12)
+
+
+def test_mean_lengths_tell_the_steps_of_drafts_of_many_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    """An n-gram or suffix draft guesses fewer tokens than vLLM's log has positions."""
+    short = VLLM_LOG.splitlines(keepends=True)[0].replace("Drafted: 400", "Drafted: 200").replace("37.5%", "75.0%")
+    Path("short.log").write_text(short)
+    found = imported(capsys, "short.log")
+    assert found["speculative"]["num_drafts"] == 100
+    assert found["speculative"]["acceptance_length"] == 2.5
+    assert "they follow from its mean length" in found["notices"][0]
+    assert found["source"]["form"] == "log with 1 line of SpecDecoding metrics"
+
+
+def test_a_request_that_accepted_nothing_has_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = "draft acceptance = 0.00000 (    0 accepted /    60 generated), mean len =  1.00\n"
+    Path("refused.log").write_text(refused + LLAMA_LOG.splitlines()[2])
+    found = imported(capsys, "refused.log")
+    assert found["speculative"]["num_drafts"] == 60
+    assert found["speculative"]["acceptance_length"] == 1.5
+    assert "where nothing was accepted" in found["notices"][0]
+    Path("refused.log").write_text(refused)
+    assert imported(capsys, "refused.log")["speculative"]["acceptance_length"] is None
+
+
+ONE, TWO = SGLANG[0]["meta_info"], SGLANG[1]["meta_info"]
+
+
+def without(part: Any, name: str) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("parts", "missing"),
+    [
+        ([ONE, without(TWO, "spec_num_proposed_drafts")], "num_draft_tokens"),
+        ([RESPONSE, without(RESPONSE, "num_draft_tokens")], "num_draft_tokens"),
+        (
+            [TRTLLM[0], {"specDecodingStats": without(TRTLLM[1]["specDecodingStats"], "numRequestsWithDraftTokens")}],
+            "num_drafts",
+        ),
+    ],
+)
+def test_a_count_of_some_requests_is_no_total(
+    capsys: pytest.CaptureFixture[str], parts: list[Any], missing: str
+) -> None:
+    Path("parts.json").write_text(json.dumps(parts))
+    found = imported(capsys, "parts.json")
+    assert found["speculative"][missing] is None
+    assert found["speculative"]["num_accepted_tokens"] is not None
+    assert found["speculative"]["acceptance_rate" if missing == "num_draft_tokens" else "acceptance_length"] is None
+    assert "not every request or result tells its" in found["notices"][-1]
+
+
+def test_a_count_of_some_files_is_no_total(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("old.log").write_text(LLAMA_LOG.replace(", mean len =  2.50", "").replace(", mean len =  2.00", ""))
+    found = imported(capsys, "llama.log", "old.log")
+    assert found["speculative"]["num_accepted_tokens"] == 162
+    assert found["speculative"]["acceptance_rate"] == 81 / 137
+    assert found["speculative"]["acceptance_length"] is None
+    assert found["speculative"]["per_position_acceptance_rates"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"spec_decode_per_position_acceptance_rates": [80, 50, 20]}, "the shares 80, 50, 20 of steps"),
+        ({"spec_decode_per_position_acceptance_rates": [0.2, 0.5, 0.8]}, "the shares 0.2, 0.5, 0.8 of steps"),
+        ({"spec_decode_num_drafts": 0}, "120 drafted tokens in no step"),
+        ({"spec_decode_num_drafts": True}, WRONG),
+    ],
+)
+def test_figures_that_contradict_themselves_are_refused(
+    capsys: pytest.CaptureFixture[str], value: dict[str, Any], said: str
+) -> None:
+    Path("other").write_text(json.dumps(BENCH | value))
+    assert run(["import", "other"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_metrics_without_comments_are_counters(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `grep '^vllm:spec'` leaves them."""
+    plain = "\n".join(line for line in VLLM_METRICS.splitlines() if not line.startswith("#")) + "\n"
+    Path("grep.txt").write_text(plain)
+    assert imported(capsys, "grep.txt")["speculative"] == imported(capsys, "vllm.txt")["speculative"]
+
+
+def test_metrics_without_speculation_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plain.txt").write_text('# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{a="b"} 3\n')
+    assert "says nothing about speculation" in imported(capsys, "plain.txt")["notices"][0]
