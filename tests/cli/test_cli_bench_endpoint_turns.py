@@ -85,7 +85,8 @@ def test_15_turns_at_a_rate_follow_each_other(capsys: pytest.CaptureFixture[str]
         assert bench(fake, *conversations(tmp_path, *rows), "--request-rate", "100", "--num-prompts", "6") == 0
     found = document(capsys)
     assert found["requests"]["answered"] == 12
-    assert found["timing"]["queue_s"]["p99"] < 0.05, "a turn arrives when the one before it is answered"
+    p99 = found["timing"]["queue_s"]["p99"]
+    assert p99 < 0.15, "a turn arrives when the one before it is answered, a quarter of a second after it was sent"
 
 
 def test_15_an_interrupted_conversation_counts_what_it_had(
