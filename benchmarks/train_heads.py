@@ -55,11 +55,14 @@ RUNS = {
     "dflash": Run(
         "builtin:target",
         "builtin:draft",
-        2000,
+        1000,
         "--method dflash --depth 5 --num-layers 2 --intermediate-size 640 --num-anchors 32 --layers 1-6-10",
     ),
     "distill": Run(
-        "builtin:target", "builtin:draft", 3000, "--method distill --depth 4 --num-layers 3 --intermediate-size 432"
+        "builtin:target",
+        "builtin:draft",
+        1200,
+        "--method distill --depth 4 --num-layers 3 --intermediate-size 432 --learning-rate 0.001",
     ),
 }
 
