@@ -9,6 +9,7 @@ import pytest
 from specdec_cli import __version__
 from specdec_cli.cli import output
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.measure.workload.folder import _check_one_set
 
 
 class Terminal(io.StringIO):
@@ -80,3 +81,15 @@ def test_force_overwrites_through_a_link(tmp_path: Path) -> None:
 def test_devices_are_no_destination() -> None:
     with pytest.raises(UsageError, match="not a regular file"):
         output.check_destination(Path("/dev/null"), force=True)
+
+
+def test_a_command_in_a_hint_is_one_that_a_shell_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "my runs"
+    with pytest.raises(UsageError, match="does not exist") as missing:
+        output.check_destination(folder / "a.json", force=False)
+    assert f"`mkdir -p '{folder}'`" in str(missing.value.hint)
+    for part in ("one", "two"):
+        (folder / part).mkdir(parents=True)
+    with pytest.raises(UsageError, match="several folders") as several:
+        _check_one_set(folder, str(folder), [folder / "one" / "a.jsonl", folder / "two" / "b.jsonl"])
+    assert several.value.hint == f"name one: --dataset '{folder / 'one'}'"
