@@ -58,7 +58,7 @@ FREE = SamplingParams(max_new_tokens=8)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=3)
 SHAPES: list[dict[str, Any]] = [{"k": 1}, {"k": 6}, {"k": 3, "tree": "2,2,1"}, {"k": 4, "tree": "dynamic:9"}]
 SHARED = [(11 * i * i + 3 * i) % 89 + 2 for i in range(40)]
-PREFIXES = [[*SHARED[:30], 7, 9], [*SHARED[:30], 11], SHARED[:18]]
+PREFIXES = [[*SHARED[:30], 7, 9], [*SHARED[:30], 11], SHARED[:18], SHARED[10:35]]
 ALARM = 1e-6
 
 
