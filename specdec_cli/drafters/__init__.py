@@ -114,7 +114,8 @@ def create(method: str, given: Mapping[str, Any]) -> Drafter:
             raise UsageError(f"`{name}` of `{method}` must be {_kind_name(kinds[name])}, not `{value!r}`")
     for name in fields:
         if name not in given and _is_required(fields[name]):
-            raise UsageError(f"the drafting method `{method}` needs `{name}`")
+            meant = "name its folder or hub id as the draft: its files tell the method" if name == "model" else None
+            raise UsageError(f"the drafting method `{method}` needs `{name}`", meant)
     drafter: Drafter = made(**given)
     return drafter
 

@@ -13,6 +13,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.export.draft_kind import DraftKind, draft_kind, folder_of
 from specdec_cli.recipe.schema import MODEL_KEYS, Recipe, default_of
 
+_PATHS = (".", "/", "~")
 _SECTIONS = ("target", "draft", "speculation", "sampling", "structured", "engine", "serve")
 _LOSSLESS = ("auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match")
 
@@ -204,6 +205,10 @@ class ExportSettings:
             raise UsageError(f"`{name}` has random weights, which no other engine can load", hint)
         folder = folder_of(name)
         if folder is None:
+            if name.startswith(_PATHS) and not self.is_here:
+                self.warn(
+                    f"{section}.model = {name} is no folder of this machine: the engine's machine needs one there"
+                )
             return name
         if not self.is_here:
             self.warn(f"{section}.model is a folder of this machine, {folder}: the engine's machine needs a copy")

@@ -43,6 +43,13 @@ def test_one_file_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert "next, once it runs: specdec bench --endpoint" in err
 
 
+def test_a_folder_that_is_not_here_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "vllm", "-t", "./nowhere", "-d", "/models/draft"]) == 0
+    out, err = capsys.readouterr()
+    assert "# Warning: target.model = ./nowhere is no folder of this machine" in out
+    assert "draft.model = /models/draft is no folder of this machine" in " ".join(err.split())
+
+
 def test_files_go_into_a_folder_and_scripts_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "llamacpp", "-t", "a/b", "-d", "c/d", "--output", "new/folder"]) == 0
     assert capsys.readouterr().out == ""

@@ -87,6 +87,7 @@ def test_hints_name_what_was_meant() -> None:
         (lambda: drafters.parse_spec("parallel:x"), "none, p-eagle, pard, pard2, prediction"),
         (lambda: drafters.get("predicton"), "`prediction`"),
         (lambda: drafters.create("none", {"k": 3}), "no options"),
+        (lambda: drafters.create("eagle3", {}), "name its folder or hub id as the draft"),
     ):
         with pytest.raises(UsageError) as error:
             call()
