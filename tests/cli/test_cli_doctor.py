@@ -304,7 +304,7 @@ def test_memory_of_snapshots_is_stated(capsys: pytest.CaptureFixture[str], model
     found = doctor(capsys, *pair)[0]["pair"]["memory"]["target"]
     assert (found["kv_planned_tokens"], found["prefix_states_planned"], found["tokens_apart"]) == (144, 4, 48)
     assert run(["doctor", *map(str, pair)]) == 0
-    assert "MB: 4, one after every 48 tokens" in capsys.readouterr().out
+    assert "kB: 4, one after every 48 tokens" in capsys.readouterr().out
     assert doctor(capsys, "-t", models / "target", "-d", "ngram")[0]["pair"]["memory"]["target"]["prefix_state"] == 0
 
 
