@@ -218,7 +218,8 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
         return folder
     if not hasattr(model, "generation_config"):
         return folder
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
         for name, parameter in model.named_parameters():
             if name.endswith(".qk_norm.temp"):  # Zaya's keys would all be zero
                 parameter.fill_(1.0)
