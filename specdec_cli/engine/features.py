@@ -1,7 +1,8 @@
 """Hidden states of the target on their way to a drafter: those of every kept position, each once, in order.
 
 A forward feeds chunks of a prompt, a step's last token and drafted nodes, and after a failure or a preemption some of
-them again. The book keeps what stands and drops what the verdict refused, until the drafter takes it.
+them again. The book keeps what stands and drops what the verdict refused, until the drafter takes it. Tensors are cut
+and joined only then: where nothing is drafted for long, a step costs what it costs without features.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.door import Tapped
+from specdec_cli.lm.hidden_states import HiddenStates
 
 
 @dataclass(slots=True)
@@ -21,18 +23,22 @@ class _PendingStates:
 
     Args:
         end: the position behind the last kept one; the drafter has those before the first, or needs none.
-        kept: states [positions, taps, hidden] of neighbouring positions.
-        nodes: states [nodes, taps, hidden] of the tokens that were drafted behind these, before the verdict.
+        kept: states of neighbouring positions.
+        nodes: states of the tokens that were drafted behind these, before the verdict.
     """
 
     end: int
-    kept: list[Tensor] = field(default_factory=list)
-    nodes: Tensor | None = None
+    kept: list[HiddenStates] = field(default_factory=list)
+    nodes: HiddenStates | None = None
 
-    def keep(self, states: Tensor) -> None:
+    def keep(self, states: HiddenStates) -> None:
         """Add the states of the positions behind."""
-        self.kept.append(states)
         self.end += len(states)
+        joined = self.kept[-1].joined(states) if self.kept else None
+        if joined is None:
+            self.kept.append(states)
+        else:
+            self.kept[-1] = joined
 
     def cut(self, end: int) -> None:
         """Drop what is kept of positions from `end` on."""
@@ -40,12 +46,12 @@ class _PendingStates:
             last = self.kept.pop()
             self.end -= len(last)
             if self.end < end:
-                self.keep(last[: end - self.end])
+                self.keep(last.part(0, end - self.end))
 
     def take(self) -> list[Tensor]:
-        """Give away what is kept."""
+        """Give away what is kept, [positions, taps, hidden] each."""
         taken, self.kept = self.kept, []
-        return taken
+        return [states.tensor() for states in taken]
 
 
 class FeatureBook:
@@ -70,23 +76,23 @@ class FeatureBook:
             tapped: the row's, as the target filled it in.
             num_context: tokens of the row's context, drafted ones not counted.
         """
-        if tapped.states is None:
+        found = tapped.found
+        if found is None:
             return
         pending = self._pending.setdefault(sequence_id, _PendingStates(0))
         pending.cut(tapped.first)
         assert tapped.first <= pending.end, "the target skipped positions that the drafter has no states of"
         num = num_context - tapped.first
-        new = tapped.states[:num][pending.end - tapped.first :]
-        if len(new):
-            pending.keep(new)
-        pending.nodes = tapped.states[num:]
+        if pending.end < num_context:
+            pending.keep(found.part(pending.end - tapped.first, num))
+        pending.nodes = found.part(num, len(found))
 
     def accept(self, sequence_id: int, path: Sequence[int]) -> None:
         """Keep the nodes on the accepted path."""
         pending = self._pending.get(sequence_id)
         if pending is not None and pending.nodes is not None:
             if path:
-                pending.keep(pending.nodes[list(path)])
+                pending.keep(pending.nodes.chosen(path))
             pending.nodes = None
 
     def take(self, sequence_id: int, num_tokens: int, columns: Sequence[int]) -> Tensor | None:

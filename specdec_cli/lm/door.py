@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.hidden_states import HiddenStates
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.lm.traffic import Traffic
 
@@ -28,12 +29,16 @@ class Tapped:
 
     Args:
         first: place of the first fed token in the row: context tokens first, drafted nodes behind them.
-        states: [fed tokens, len(taps), hidden] in the model's dtype, the taps in the order of `LM.taps`; a tensor of
-            its own. None where nothing was fed.
+        found: these states; nothing writes into them later. None where nothing was fed.
     """
 
     first: int = 0
-    states: Tensor | None = None
+    found: HiddenStates | None = None
+
+    @property
+    def states(self) -> Tensor | None:
+        """[fed tokens, len(taps), hidden] in the model's dtype, the taps in the order of `LM.taps`."""
+        return None if self.found is None else self.found.tensor()
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,7 +376,7 @@ class TransformersLM:
             feed.held.hold(feed.context, feed.unread, feed.tree)
         for row, feed in zip(rows, feeds, strict=True):
             if row.tapped is not None:
-                row.tapped.first, row.tapped.states = feed.keep, feed.states
+                row.tapped.first, row.tapped.found = feed.keep, feed.states
         if self._forward.spreads_nan:
             self._leave_no_nan(feeds, logits)
         return logits

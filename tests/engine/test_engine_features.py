@@ -12,6 +12,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Tapped
+from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
@@ -216,16 +217,29 @@ def test_a_target_without_hidden_states_refuses_the_draft(lm) -> None:
 def test_the_book_keeps_the_accepted_path_alone() -> None:
     book = FeatureBook()
     states = torch.arange(6.0)[:, None, None].expand(6, 2, 3)
-    book.add(0, Tapped(0, states), 3)  # three context tokens and three nodes
+    book.add(0, Tapped(0, HiddenStates.of(states)), 3)  # three context tokens and three nodes
     book.accept(0, (0, 2))
     assert not_none(book.take(0, 6, (1,)))[:, 0, 0].tolist() == [0, 1, 2, 3, 5]
     assert book.take(0, 6, (1,)) is None
-    book.add(0, Tapped(4, states[:3]), 6)  # the last of the kept ones again, and one more
+    book.add(0, Tapped(4, HiddenStates.of(states[:3])), 6)  # the last of the kept ones again, and one more
     book.accept(0, (0,))
     assert not_none(book.take(0, 7, (0, 1)))[:, 0, 0].tolist() == [1], "the drafted one was cut from the text"
     book.drop(0)
     book.drop(0)
     assert book.take(0, 7, (0,)) is None
+
+
+def test_states_of_steps_that_draft_nothing_are_cut_and_joined_once_they_are_taken(monkeypatch) -> None:
+    book, room = FeatureBook(), HiddenRoom(2, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(HiddenStates, "tensor", lambda _: pytest.fail("nothing reads it yet"))
+        for i in range(40):
+            states, _ = room.take(1)
+            states.whole[states.begin] = i
+            book.add(0, Tapped(i, states), i + 1)
+            book.accept(0, ())
+    assert len(book._pending[0].kept) == 2, "as many as there were allocations"
+    assert not_none(book.take(0, 41, (0, 1)))[:, 1, 2].tolist() == list(range(40))
 
 
 class Shifted(FeatureBook):

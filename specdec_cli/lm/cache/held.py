@@ -11,7 +11,7 @@ from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.cache.unread import Unread
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from specdec_cli.lm.hidden_states import HiddenStates
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Feed:
     tree: Drafted = NOTHING
     num_text: int = 0
     is_tapped: bool = False
-    states: Tensor | None = None
+    states: HiddenStates | None = None
 
     def position(self, place: int) -> int:
         """The position in its text of what stands at a place: a node's is its depth behind the context."""

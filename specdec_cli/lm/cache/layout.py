@@ -19,6 +19,7 @@ from torch import Tensor
 from specdec_cli.drafted import MOST_NODES, NOTHING, Drafted
 from specdec_cli.lm.cache.held import Feed, Held
 from specdec_cli.lm.cache.snapshots import Snapshots
+from specdec_cli.lm.hidden_states import HiddenStates
 
 # Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
 # alone, and a sum over more masked keys need not round alike.
@@ -152,7 +153,7 @@ class Layout:
     nodes: DraftedNodes | None = None
     stretches: list[Stretch] = field(default_factory=list)
     is_tapped: bool = False
-    states: Tensor | None = None
+    states: HiddenStates | None = None
 
     @cached_property
     def position_ids(self) -> Tensor:

@@ -27,6 +27,7 @@ from specdec_cli.lm.door import Continuations
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs, values
 from specdec_cli.lm.forward.taps import TapHooks
+from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.lm.kernels.kinds import has_triton
 
 _WARM_UPS = 2  # runs before the recorded one: libraries make their workspaces in them
@@ -133,7 +134,7 @@ class Graphs:
         logits, *states = graph.run(values(bucket, feeds, lengths, wanted), unread)
         for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
             if feed.is_tapped:
-                feed.states = states[0][row * each : row * each + length].clone()
+                feed.states = HiddenStates.of(states[0][row * each : row * each + length].clone())
         return logits[: len(wanted)].clone()
 
     def guess(self, feeds: Sequence[Feed], counts: Sequence[int], num_tokens: int) -> Continuations | None:

@@ -25,6 +25,7 @@ from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.joined import APART, JOINED, attend_apart
 from specdec_cli.lm.forward.positions import place_tokens, takes_position_ids
 from specdec_cli.lm.forward.taps import TapHooks
+from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.lm.state.mixers import install
 
 
@@ -63,7 +64,7 @@ class PackedForward:
         if layout.is_tapped:
             with self.hooks.copying() as states:
                 logits = self._run(cache, layout)
-            layout.states = states()[: layout.num_written]
+            layout.states = HiddenStates(states(), 0, layout.num_written)
             return logits
         return self._run(cache, layout)
 

@@ -18,6 +18,7 @@ from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import Layout, Layouts
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
+from specdec_cli.lm.hidden_states import HiddenStates
 
 
 def decoder_layers(model: Any) -> Any:
@@ -143,14 +144,17 @@ def run_turns(layouts: Layouts, feeds: Sequence[Feed], run: Callable[[Layout], T
         run: one forward; puts hidden states into a layout that wants them.
     """
     is_tapped = any(feed.is_tapped for feed in feeds)
-    logits, states = [], []
+    logits, states = [], list[HiddenStates]()
     for layout in layouts.turns(feeds):
         layout.is_tapped = is_tapped
         logits.append(run(layout))
         if layout.states is not None:
             states.append(layout.states)
     if states:
-        whole = states[0] if len(states) == 1 else torch.cat(states)
-        for feed, its in zip(feeds, torch.split(whole, [feed.num_tokens for feed in feeds]), strict=True):
-            feed.states = its if feed.is_tapped else None
+        whole = states[0] if len(states) == 1 else HiddenStates.of(torch.cat([one.tensor() for one in states]))
+        begin = 0
+        for feed in feeds:
+            end = begin + feed.num_tokens
+            feed.states = whole.part(begin, end) if feed.is_tapped else None
+            begin = end
     return logits

@@ -23,6 +23,7 @@ from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
+from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats
 from specdec_cli.lm.llama.families import family_of, windows_of
@@ -139,16 +140,17 @@ class LlamaDecoder:
         if not layout.is_tapped:
             self._caller.run(self._library.forward)
             return logits
-        states = torch.empty(len(layout.tokens), len(self._taps), self._shape.hidden_size)
-        self._step.num_taps, self._step.states = len(self._taps), states.data_ptr()
+        states, self._step.states = self._tapped.take(len(layout.tokens))
+        self._step.num_taps = len(self._taps)
         self._caller.run(self._library.forward)
-        layout.states = states.to(self._dtype)
+        layout.states = states if self._dtype == torch.float32 else HiddenStates.of(states.tensor().to(self._dtype))
         return logits
 
     def tap(self, taps: Sequence[Tap]) -> None:
         """Add hidden states to those that a layout is given if it wants them."""
         places = (len(self._layers) if tap == "final" else tap for tap in taps)
         self._taps = list(dict.fromkeys([*self._taps, *places]))
+        self._tapped = HiddenRoom(len(self._taps), self._shape.hidden_size)
         self._tap_places = (ctypes.c_int64 * len(self._taps))(*self._taps)
         self._step.taps = ctypes.addressof(self._tap_places)
 
