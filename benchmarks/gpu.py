@@ -119,21 +119,9 @@ def num_emitted(events: Iterable[Event]) -> int:
 
 
 def decoded(engine: Engine, context: int, num_tokens: int, k: int) -> dict[str, Any]:
-    """Seconds of a decoding step and tokens per second, of one sequence; and waits in a step."""
-    device = engine.target.device
-    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
-    engine.add([5 + i % 97 for i in range(context)], params, num_speculative_tokens=k)
-    while not num_emitted(engine.step()):
-        pass
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
+    """Seconds of a decoding step and tokens per second, of one sequence."""
+    begin(engine, context, num_tokens, k)
     times, sizes = [], []
-    waits = []
-    for num_steps in (0, 8):  # to end a profile is a wait, too
-        with torch.profiler.profile(activities=activities) as profile:
-            for _ in range(num_steps):
-                engine.step()
-        waits.append(num_waits(event.name for event in profile.events() or ()))
     while engine.has_work:
         began = perf_counter()
         events = engine.step()
@@ -143,8 +131,31 @@ def decoded(engine: Engine, context: int, num_tokens: int, k: int) -> dict[str, 
         "ms_per_step": round(median(times) * 1e3, 3),
         "tokens_per_second": round(sum(sizes) / sum(times), 1),
         "tokens_per_step": round(sum(sizes) / len(sizes), 3),
-        "host_waits_per_step": (waits[1] - waits[0]) / 8,
     }
+
+
+def waits_per_step(engine: Engine, context: int, k: int) -> float:
+    """How often the host waits for the device in a decoding step of one sequence."""
+    begin(engine, context, 16 + 9 * (k + 1), k)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] * (engine.target.device.type == "cuda")
+    waits = []
+    for num_steps in (0, 8):  # to end a profile is a wait, too
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(num_steps):
+                engine.step()
+        waits.append(num_waits(event.name for event in profile.events() or ()))
+    while engine.has_work:
+        engine.step()
+    return (waits[1] - waits[0]) / 8
+
+
+def begin(engine: Engine, context: int, num_tokens: int, k: int) -> None:
+    """Add a sequence, and read its prompt."""
+    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
+    engine.add([5 + i % 97 for i in range(context)], params, num_speculative_tokens=k)
+    while not num_emitted(engine.step()):
+        pass
 
 
 def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> dict[str, Any]:
@@ -165,6 +176,7 @@ def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> 
         decoded(engine, options.context, 16 + 8 * options.k, k)  # graphs are recorded in this one
         recorder.times.clear()
         its = decoded(engine, options.context, options.tokens, k)
+        its["host_waits_per_step"] = waits_per_step(engine, options.context, k)
         if recorder.times:
             parts = recorder.seconds(engine.target.device, options.repeats, 2 if k else 1)
             its |= {"graphs_ms": round(parts * 1e3, 3), "over_its_graphs": round(its["ms_per_step"] / 1e3 / parts, 3)}

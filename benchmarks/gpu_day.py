@@ -1,10 +1,11 @@
 """The steps of gpu_day.sh: each in a process of its own with a time limit, so that a failure loses no other step.
 
-    benchmarks/gpu_day.sh                      # tests, exactness, audit, trees, speeds and a sweep, on a GPU
+    benchmarks/gpu_day.sh                      # tests, exactness and an audit; then speeds and a sweep
     benchmarks/gpu_day.sh --cpu                # the same steps, shortened
     benchmarks/gpu_day.sh --steps tests audit  # some of them
 
-The results of all steps are one file, `gpu_day_DEVICE.json`, rewritten after every step; `gpu_day_DEVICE.log` holds
+Steps whose results are no times run first and together, the others one after another. The results of all steps are one
+file, `gpu_day_DEVICE.json`, rewritten after every step; `gpu_day_DEVICE.log` holds
 their output. Both are in `--out`, else $OUT, else results/; with --cpu nothing is kept without a folder. Exit status 1
 when a step failed, ran out of time or was left out for want of time, 2 when nothing could run.
 """
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -48,6 +50,7 @@ class DayStep:
         on_gpu: further arguments there.
         on_cpu: further arguments of the shortened form.
         limit_seconds: it is stopped after these and what the steps before it left of theirs.
+        is_timed: what it measures is time, so that it runs alone.
     """
 
     name: str
@@ -55,6 +58,7 @@ class DayStep:
     on_gpu: str
     on_cpu: str
     limit_seconds: float
+    is_timed: bool = True
 
     def command(self, is_on_gpu: bool, document: Path) -> list[str]:
         """The command, with this interpreter."""
@@ -66,21 +70,28 @@ _SPECDEC = "-m specdec_cli"
 _GPU, _CPU = "--device cuda --draft-device cuda", "--device cpu --draft-device cpu"
 STEPS = (
     DayStep(
-        "tests", "-m pytest -p no:cacheprovider", "-m gpu tests/lm", "tests/lm/forward/test_lm_graph_trees.py", 140
+        "tests",
+        "-m pytest -p no:cacheprovider",
+        "-m gpu tests/lm -n 4",
+        "tests/lm/forward/test_lm_graph_trees.py",
+        140,
+        is_timed=False,
     ),
     DayStep(
         "exact",
         "benchmarks/exact.py --short --output {document}",
         "--device cuda",
         "--device cpu --precision float32 --tokens 1400",
-        90,
+        110,
+        is_timed=False,
     ),
     DayStep(
         "audit",
         f"{_SPECDEC} audit --output {{document}}",
         f"{_GPU} --time-limit 30",
         f"{_CPU} --time-limit 1 --num-prompts 2 --k-values 2 --batch-sizes 1",
-        70,
+        110,
+        is_timed=False,
     ),
     DayStep(
         "trees",
@@ -88,6 +99,15 @@ STEPS = (
         f"{_GPU} --tree 4,2,1 --num-prompts 6 -n 96",
         f"{_CPU} --tree 2,1 --num-prompts 2 -n 12",
         60,
+    ),
+    DayStep(
+        "heads",
+        "benchmarks/gpu_heads.py --output {document}",
+        "--tokens 160",
+        "--device cpu --decoder transformers --dtype float32 --target shape:tinyllama-1.1b?layers=3 "
+        "--layers-read 1 2 3 --draft shape:tinyllama-1.1b?layers=1 --context 16 --tokens 16 --repeats 1 "
+        "--max-model-len 128",
+        120,
     ),
     DayStep(
         "speeds",
@@ -123,12 +143,12 @@ def missing_packages() -> list[str]:
 
 
 def run_step(command: Sequence[str], limit_seconds: float, log: Path) -> tuple[str, int | None]:
-    """Run a command in a session of its own, its output behind what the log has; all of it ends at the limit.
+    """Run a command in a session of its own, its output in a file; all of it ends at the limit.
 
     Returns:
         `passed`, `failed` or `timed out`, and its exit status.
     """
-    with log.open("ab") as output:
+    with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -171,34 +191,48 @@ def run_day(steps: Sequence[DayStep], is_on_gpu: bool, about: Document, folder: 
     log, began = folder / f"{name}.log", monotonic()
     log.write_bytes(b"")
     found: Document = {**about, "steps": []}
-    allotted = 0.0
-    for step in steps:
-        allotted += step.limit_seconds
-        with tempfile.TemporaryDirectory() as scratch:
-            document = Path(scratch) / "document.json"
-            command = step.command(is_on_gpu, document)
-            start, end = monotonic(), log.stat().st_size
-            limit = min(allotted, budget) - (start - began)
-            print(f"{step.name}: at most {limit:.0f} s", flush=True)
-            outcome, status = run_step(command, limit, log) if limit >= _LEAST_SECONDS else ("left out", None)
-            said = log.read_bytes()[end:].decode("utf-8", "replace").splitlines()
-            found["steps"].append(
-                {
-                    "step": step.name,
-                    "outcome": outcome,
-                    "exit_status": status,
-                    "seconds": round(monotonic() - start, 1),
-                    "limit_seconds": round(limit, 1),
-                    "command": [Path(command[0]).name, *command[1:]],
-                    "document": _read_document(document),
-                    "output": said[-_TAIL_LINES:],
-                }
-            )
-        if outcome != "passed":
-            print(*(f"    {line}" for line in said[-_TAIL_LINES:]), sep="\n")
+
+    def take(document: Document, said: bytes) -> None:
+        with log.open("ab") as output:
+            output.write(said)
+        found["steps"].append(document)
+        if document["outcome"] != "passed":
+            print(*(f"    {line}" for line in document["output"]), sep="\n")
         (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    together = [step for step in steps if not step.is_timed]
+    with ThreadPoolExecutor(max(1, len(together))) as pool:
+        for ended in pool.map(lambda step: _ran(step, is_on_gpu, min(step.limit_seconds, budget)), together):
+            take(*ended)
+    allotted = max((step.limit_seconds for step in together), default=0.0)
+    for step in steps:
+        if step.is_timed:
+            allotted += step.limit_seconds
+            take(*_ran(step, is_on_gpu, min(allotted, budget) - (monotonic() - began)))
     found["file"] = str(folder / f"{name}.json")
     return found
+
+
+def _ran(step: DayStep, is_on_gpu: bool, limit: float) -> tuple[Document, bytes]:
+    """Run a step within a limit in seconds: its results, and its output."""
+    print(f"{step.name}: at most {limit:.0f} s", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        document, log, start = Path(scratch) / "document.json", Path(scratch) / "log", monotonic()
+        log.touch()
+        command = step.command(is_on_gpu, document)
+        outcome, status = run_step(command, limit, log) if limit >= _LEAST_SECONDS else ("left out", None)
+        said = log.read_bytes()
+        found = {
+            "step": step.name,
+            "outcome": outcome,
+            "exit_status": status,
+            "seconds": round(monotonic() - start, 1),
+            "limit_seconds": round(limit, 1),
+            "command": [Path(command[0]).name, *command[1:]],
+            "document": _read_document(document),
+            "output": said.decode("utf-8", "replace").splitlines()[-_TAIL_LINES:],
+        }
+    return found, said
 
 
 def summary(found: Document) -> str:

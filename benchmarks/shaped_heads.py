@@ -84,9 +84,16 @@ class Published:
     numbers: Callable[[int], int]
 
 
-def eagle3(folder: Path, target: Target) -> Published:
-    """One layer that reads twice the target's width, and an output layer over the drafted tokens."""
-    return _eagle(folder, target, 1, {"speculators_model_type": "eagle3"})
+def eagle3(folder: Path, target: Target, layers: Sequence[int] = (2, 9, 14)) -> Published:
+    """One layer that reads twice the target's width, and an output layer over the drafted tokens.
+
+    Args:
+        folder: is made.
+        target: its shape.
+        layers: of the target, whose outputs it reads.
+    """
+    keys = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": list(layers)}
+    return _eagle(folder, target, 1, keys)
 
 
 def p_eagle(folder: Path, target: Target) -> Published:
@@ -200,8 +207,9 @@ def _sum(*shapes: tuple[int, ...]) -> int:
 
 
 def _random(shape: tuple[int, ...]) -> Tensor:
-    found: Tensor = torch.randn(shape) * shape[-1] ** -0.5
-    return found
+    where = "cuda" if torch.cuda.is_available() else "cpu"  # draws a billion numbers at once
+    found: Tensor = torch.randn(shape, device=where) * shape[-1] ** -0.5
+    return found.cpu()
 
 
 def _save(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdec_cli.errors import UsageError
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Speculation
@@ -31,10 +32,13 @@ def solve_alpha(length: float, k: int) -> float:
 
 
 def synthetic_rates(speculation: Speculation) -> tuple[float, ...] | None:
-    """A recipe's marginal rates, one for each of its k positions; None where acceptance is not synthetic."""
+    """A recipe's marginal rates, one for each position of its chain or depth of its tree; None where it has none."""
     length, k = speculation.synthetic_acceptance_length, speculation.num_speculative_tokens
     if length is None:
         return speculation.synthetic_acceptance_rates
+    shape = None if speculation.tree is None else TreeShape.parse(speculation.tree)
+    if shape is not None and not shape.is_dynamic:
+        k = shape.depth
     alpha = solve_alpha(length, k)
     return tuple(alpha**i for i in range(1, k + 1))
 

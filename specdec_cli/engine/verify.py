@@ -12,7 +12,7 @@ drafted tokens of a row, k their number, u uniform numbers, own token the one th
 | gumbel | x = argmax(log p + g) | argmax(log p + g) | Daliri, Musco, Suresh 2024 |
 | exact-match | x = a draw from p | that draw | |
 | typical (lossy) | p(x) > min(epsilon, delta e^-H(p)) | from p | Cai et al. 2024 (Medusa) |
-| synthetic (lossy) | u < a given rate | from p | vLLM |
+| synthetic (lossy) | u < a given rate; of trees first children alone | from p | vLLM |
 
 After full acceptance the own token comes from p at the last position. At temperature 0 every mode but synthetic is
 greedy: with a one-hot p each of these rules accepts x = argmax p alone and adds argmax p. Noise is keyed by the
@@ -130,7 +130,9 @@ def check_trees(mode: str, temperature: float) -> None:
         UsageError: it judges chains alone; or as `resolve_mode`.
     """
     if not rule_of(mode, temperature).judges_trees:
-        fitting = ", ".join(name for name, rule in RULES.items() if rule.judges_trees and rule.samples)
+        fitting = ", ".join(
+            name for name, rule in RULES.items() if rule.judges_trees and rule.samples and not rule.needs_rates
+        )
         raise UsageError(
             f"verification mode `{resolve_mode(mode, temperature)}` judges chains alone, and this draft builds trees",
             f"use --verify with one of {fitting}, or leave the tree out",
@@ -211,18 +213,30 @@ def _typical(group: RowGroup) -> list[Verdict]:
 
 def _synthetic(group: RowGroup) -> list[Verdict]:
     """Chance alone decides, but a token that cannot occur (banned, or against a grammar) never stands."""
-    num_accepted = []
     # Where nothing is banned, nothing is looked up: on a GPU that would be two more waits.
     scores = group.of_drafted(group.p.scores) if group.p.may_ban else [[0.0] * len(row) for row in group.tokens]
-    for row, uniforms, its in zip(group.rows, group.acceptance_uniforms(), scores, strict=True):
-        chances = zip(uniforms, its, row.rates, strict=False)  # one without a rate never stands
-        num_accepted.append(_num_leading(u < rate and isfinite(score) for u, score, rate in chances))
-    places = [start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)]
+    drawn = zip(group.rows, group.acceptance_uniforms(), scores, strict=True)
+    paths = [_path_by_chance(row.guesses.drafted, row.rates, uniforms, its) for row, uniforms, its in drawn]
+    places = [start + (path[-1] + 1 if path else 0) for start, path in zip(group.starts, paths, strict=True)]
     own = [group.p.likeliest[place] for place in places]
     if not group.p.one_hot[places].all():
-        drawn = group.own_tokens(num_accepted, group.probs(places))
-        own = [one if group.p.one_hot[place] else other for place, one, other in zip(places, own, drawn, strict=True)]
-    return _leading(num_accepted, own)
+        weighed = group.own_tokens([len(path) for path in paths], group.probs(places))
+        own = [one if group.p.one_hot[place] else other for place, one, other in zip(places, own, weighed, strict=True)]
+    return [Verdict(path, token) for path, token in zip(paths, own, strict=True)]
+
+
+def _path_by_chance(
+    drafted: Drafted, rates: Sequence[float], uniforms: Sequence[float], scores: Sequence[float]
+) -> tuple[int, ...]:
+    """The nodes that stand: at each depth the first child that can occur, by the rate of the depth."""
+    path: list[int] = []
+    for rate in rates:  # a node deeper than these never stands
+        children = drafted.children(path[-1] if path else CONTEXT_END)
+        node = next((child for child in children if isfinite(scores[child])), None)
+        if node is None or uniforms[node] >= rate:
+            break
+        path.append(node)
+    return tuple(path)
 
 
 def _p_behind(group: RowGroup, num_accepted: Sequence[int]) -> Tensor:
@@ -250,7 +264,7 @@ RULES: dict[str, Rule] = {
     "gumbel": Rule(_gumbel, shares_noise=True, keeps_tokens=True, judges_trees=True),
     "exact-match": Rule(_exact_match, judges_trees=True),
     "typical": Rule(_typical, is_lossless=False),
-    "synthetic": Rule(_synthetic, is_lossless=False, needs_rates=True),
+    "synthetic": Rule(_synthetic, is_lossless=False, needs_rates=True, judges_trees=True),
 }
 """Every verification mode. The order is that of messages."""
 MODES = tuple(name for name, rule in RULES.items() if not rule.needs_rates)

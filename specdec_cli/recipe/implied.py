@@ -13,7 +13,7 @@ SHAPE = "shape:"
 SYNTHETIC = "synthetic"
 _LENGTH, _RATES = ("speculation", "synthetic_acceptance_length"), ("speculation", "synthetic_acceptance_rates")
 _TREE = ("speculation", "tree")
-CHAIN_RULES = ("block", "typical", "synthetic")
+CHAIN_RULES = ("block", "typical")
 """Verification modes that judge chains alone."""
 _VERIFY, _K = ("speculation", "verify"), ("speculation", "num_speculative_tokens")
 

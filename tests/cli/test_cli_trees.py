@@ -170,7 +170,6 @@ def test_a_recipe_names_a_tree(folder: Path, tmp_path: Path) -> None:
         (["--tree", "3,2", "--depth-policy", "adaptive"], "does not fit depth_policy `adaptive`"),
         (["--tree", "3,2", "--verify", "block"], "`block` judges chains alone"),
         (["--tree", "3,2", "--verify", "typical", "--temperature", "1"], "`typical` judges chains alone"),
-        (["--tree", "3,2", "--synthetic-acceptance-length", "2"], "`synthetic` judges chains alone"),
     ],
 )
 @pytest.mark.parametrize("name", ["generate", "bench"])

@@ -114,3 +114,22 @@ def test_the_mode_and_its_rates_come_together(tmp_path: Path) -> None:
     engine = tiny_engine(tiny_lm(tmp_path))
     with pytest.raises(UsageError, match="needs rates"):
         engine.add([5, 17], verify="synthetic")
+
+
+def test_of_a_tree_the_first_children_stand_at_the_rates_of_their_depths() -> None:
+    drafted = Drafted((3, 2, 1, 3, 2), (-1, -1, 0, 0, 2))
+    params = [SamplingParams(temperature=0, index=i) for i in range(NUM)]
+    scores = torch.tensor([[1.0, 0.5, 0.0, -0.5]] * 6).repeat(NUM, 1)
+    p = distribution(scores, [ChainRow(one, [0], 1, drafted, frozenset()) for one in params], 4)
+    rates = (0.8, 0.6, 0.3)
+    found = verify(p, [VerifyRow("synthetic", one, 7, Guesses(drafted), conditional(rates)) for one in params])
+    assert {one.path for one in found} == {(), (0,), (0, 2), (0, 2, 4)}
+    assert {one.own for one in found} == {0}
+    for depth, rate in enumerate(rates, 1):
+        assert np.mean([len(one.path) >= depth for one in found]) == pytest.approx(rate, abs=0.03)
+
+
+def test_a_trees_length_is_that_of_its_depth() -> None:
+    of_tree = Speculation(num_speculative_tokens=6, synthetic_acceptance_length=2.2, tree="3,2")
+    assert sum(not_none(synthetic_rates(of_tree))) == pytest.approx(1.2)
+    assert len(not_none(synthetic_rates(of_tree))) == 2

@@ -276,11 +276,10 @@ def test_a_mode_without_an_honest_rule_for_trees_is_refused(mode) -> None:
     with pytest.raises(UsageError, match=f"`{mode}` judges chains alone") as caught:
         check_trees(mode, 1.0)
     assert "traversal" in not_none(caught.value.hint)
-    if not RULES[mode].needs_rates:
-        check_trees(mode, 0.0)
+    check_trees(mode, 0.0)
 
 
-@pytest.mark.parametrize("mode", ["traversal", "rejection", "gumbel", "exact-match", AUTO])
+@pytest.mark.parametrize("mode", ["traversal", "rejection", "gumbel", "exact-match", "synthetic", AUTO])
 def test_modes_that_judge_trees_pass(mode) -> None:
     check_trees(mode, 0.0)
     if mode != AUTO:
