@@ -21,6 +21,7 @@ from specdec_cli.measure.workload.dataset import read_prompt_file
 from specdec_cli.measure.workload.workload import built_in_rows
 from specdec_cli.report.audit import SCHEMA, print_audit
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
@@ -261,12 +262,11 @@ class _AuditRun:
             screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
         with progress(screen) as say:
             say("starting torch and transformers")
-            from specdec_cli.engine.caveats import compiled, slow_forwards
             from specdec_cli.measure.audit.audit import audit as run_audit
 
             plan = self._plan(ks, batch_sizes)
             pair = None if self.wish.table else self._load(plan, say)
-            notes = [*compiled(pair.engine), *slow_forwards(pair.engine)] if pair is not None else []
+            notes = [] if pair is None else self._notes(pair.engine, plan)
             requests = self._requests(pair.engine) if pair is not None else []
             result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
         result.notices[:0] = self.notices
@@ -277,6 +277,14 @@ class _AuditRun:
         deliver_with_report(document, self.shared, lambda page: print_audit(page, document))
         write_texts(document, self.files, self.shared.force)
         result.gate()
+
+    def _notes(self, engine: Engine, plan: AuditPlan) -> list[str]:
+        """For the reader, of the loaded pair."""
+        from specdec_cli.engine.caveats import compiled, slow_forwards
+        from specdec_cli.engine.depth.draft_limit import cut_drafts
+
+        shape = None if plan.tree is None else TreeShape.parse(plan.tree)
+        return [*compiled(engine), *slow_forwards(engine), *cut_drafts(engine.drafter, max(plan.ks), shape)]
 
     def _ks(self) -> tuple[int, ...]:
         given = self.recipe.speculation.num_speculative_tokens

@@ -234,6 +234,7 @@ class _BenchRun(Measurement["Bench"]):
     def study(self, engine: Engine, workload: Workload) -> Bench:
         """The benchmark."""
         from specdec_cli.engine.arms import EngineArm
+        from specdec_cli.engine.depth.draft_limit import own_cut_drafts
         from specdec_cli.measure.bench.against import unequal_precision
         from specdec_cli.measure.bench.bench import Bench, Plan
 
@@ -243,6 +244,7 @@ class _BenchRun(Measurement["Bench"]):
         found = Bench(workload, plan, draft, plain, self._peers, journal=self.journal)
         if unequal := unequal_precision(self.asked.peers, self.recipe):
             found.notices.append(unequal)
+        found.notices += own_cut_drafts(engine)
         return found
 
     def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:

@@ -114,12 +114,13 @@ class _Chat:
         with progress(self.screen) as say:
             say("starting torch and transformers")
             from specdec_cli.engine.caveats import caveats
+            from specdec_cli.engine.depth.draft_limit import own_cut_drafts
             from specdec_cli.engine.engine import Engine
 
             engine = Engine.from_recipe(
                 recipe, trust_remote_code=self.shared.trust_remote_code, others=("ngram",), progress=say
             )
-        for said in caveats(recipe, engine):
+        for said in [*caveats(recipe, engine), *own_cut_drafts(engine)]:
             self.screen.say(f"note: {said}", "yellow")
         engine.encode([{"role": "user", "content": "Hello"}])  # refuses a tokenizer without a chat template
         self.machine = machine_of(engine)

@@ -237,7 +237,7 @@ class _CompareRun(Measurement["LoadedComparison"]):
     Args:
         drafts: the recipe once for each draft.
         names: the drafts'.
-        capped: why k_max is below what was asked for, or None.
+        capped: why k_max is below what was asked for; empty where it is not.
     """
 
     schema = SCHEMA
@@ -246,7 +246,7 @@ class _CompareRun(Measurement["LoadedComparison"]):
     asked: _CompareOptions
     drafts: Sequence[Resolved]
     names: Sequence[str]
-    capped: str | None
+    capped: list[str]
     _contenders: list[LoadedContender] = field(init=False, default_factory=list)
 
     def json_schema(self) -> dict[str, Any]:
@@ -295,8 +295,7 @@ class _CompareRun(Measurement["LoadedComparison"]):
             verify=self.recipe.speculation.verify,
             trace=earlier,
         )
-        if self.capped is not None:
-            comparison.notices.append(self.capped)
+        comparison.notices += self.capped
         for contender in self._contenders[1:]:  # the first one's is among the run's
             comparison.notices += [f"{contender.draft}: {said}" for said in matching(contender.engine.drafter)]
         with timed_progress(self.screen) as tell:

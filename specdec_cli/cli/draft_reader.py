@@ -194,12 +194,14 @@ class PairReader:
 
     def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
         """Read the text with the target, and its hidden states with the draft."""
+        from specdec_cli.engine.depth.draft_limit import cut_drafts
         from specdec_cli.engine.engine import Engine
         from specdec_cli.measure.predict.tracing import trace_draft
 
         engine = Engine.from_recipe(self._alone(k_max), trust_remote_code=self.trust_remote_code)
         _take_vocabulary(trace, f"the target `{engine.target.name}`", engine.num_tokens)
         trace.drafts[self.name] = trace_draft(trace, engine.drafter, k_max, watch, engine.target)
+        trace.notices += cut_drafts(engine.drafter, k_max)
         del engine
         gc.collect()  # its parts know each other, and another engine is started next
 

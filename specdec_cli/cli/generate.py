@@ -217,8 +217,9 @@ class _GenerateRun:
             engine = self._load(say)
             round_ = Round(engine, self._talks(), self.wish.chat, self._params(), self._grammar(engine))
         from specdec_cli.engine.caveats import caveats
+        from specdec_cli.engine.depth.draft_limit import own_cut_drafts
 
-        for said in [*self.prompts.notices, *caveats(self.recipe, engine)]:
+        for said in [*self.prompts.notices, *caveats(self.recipe, engine), *own_cut_drafts(engine)]:
             self.screen.say(f"note: {said}", "yellow")
         is_one = len(round_.places) == 1
         arm, plain = Decoding(self._arm_name(), keeps_errors=not is_one), Decoding(WITHOUT, 0, keeps_errors=not is_one)

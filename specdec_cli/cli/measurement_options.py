@@ -257,16 +257,16 @@ def check_timed_tasks(gates: Gates, batch_size: int, rows: Sequence[PromptRow]) 
         )
 
 
-def depth_within_rates(speculation: Speculation, k_max: int) -> tuple[int, str | None]:
+def depth_within_rates(speculation: Speculation, k_max: int) -> tuple[int, list[str]]:
     """The largest k whose acceptance is known, and a sentence where that is less than was asked for.
 
     Given synthetic rates end somewhere; what lies beyond is not known. A synthetic length tells every k.
     """
     rates = speculation.synthetic_acceptance_rates
     if rates is None or k_max <= len(rates):
-        return k_max, None
+        return k_max, []
     said = f"k ends at {len(rates)}, not at {k_max}, because so many synthetic acceptance rates are given"
-    return len(rates), said
+    return len(rates), [said]
 
 
 def whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:

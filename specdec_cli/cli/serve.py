@@ -225,6 +225,7 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
         import logging
 
         from specdec_cli.engine.caveats import caveats
+        from specdec_cli.engine.depth.draft_limit import own_cut_drafts
         from specdec_cli.engine.engine import Engine
         from specdec_cli.engine.verify import AUTO, RULES
 
@@ -232,7 +233,7 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
         trusted = shared.trust_remote_code
         recipe = _sharing_prefixes(resolved.recipe)
         engine = Engine.from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=log.info)
-        for caveat in caveats(recipe, engine):
+        for caveat in [*caveats(recipe, engine), *own_cut_drafts(engine)]:
             log.warning(caveat)
         mode = recipe.speculation.verify
         if mode != AUTO and not RULES[mode].is_lossless and not recipe.speculation.is_synthetic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -250,7 +250,7 @@ class _SweepRun(Measurement["Sweeps"]):
 
     Args:
         unknowable: why no trace can tell, or None.
-        capped: why k_max is below what was asked for, or None.
+        capped: why k_max is below what was asked for; empty where it is not.
     """
 
     schema = SCHEMA
@@ -258,7 +258,7 @@ class _SweepRun(Measurement["Sweeps"]):
 
     asked: _SweepOptions
     unknowable: str | None
-    capped: str | None
+    capped: list[str]
     _trace: dict[str, Any] | None = field(init=False, default=None)
 
     def json_schema(self) -> dict[str, Any]:
@@ -281,7 +281,22 @@ class _SweepRun(Measurement["Sweeps"]):
             from specdec_cli.measure.predict.tracing import has_ranks
 
             check_ranks(recipe, has_ranks=has_ranks(engine.drafter, recipe.sampling.temperature))
+        self._end_at_draft(engine)
         return engine, self.tokenize(engine)
+
+    def _end_at_draft(self, engine: Engine) -> None:
+        """Leave out every k that the draft cannot reach, for which it drafts as many tokens as for the one before.
+
+        Raises:
+            UsageError: a named tree is deeper than the draft goes.
+        """
+        from specdec_cli.engine.depth.draft_limit import check_depth, depths_within
+
+        for shape in self.asked.shapes:
+            check_depth(engine.drafter, shape)
+        k_max, said = depths_within(engine.drafter, self.asked.k_max)
+        self.asked = replace(self.asked, k_max=k_max)
+        self.capped += said
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
         """Every k and tree predicted, at every batch size."""
@@ -378,7 +393,7 @@ class _SweepRun(Measurement["Sweeps"]):
         return found
 
     def _notices(self, sweeps: Sweeps) -> list[str]:
-        found = [notice for notice in (sweeps.first.workload.notice, self.unknowable, self.capped) if notice]
+        found = [notice for notice in (sweeps.first.workload.notice, self.unknowable, *self.capped) if notice]
         sizes = [size for size in self.asked.batch_sizes if size > 1]
         if sizes and self.unknowable is None:
             found.append(

@@ -39,7 +39,7 @@ _NOT_METHODS = {
 # The members of `contract.Drafter`.
 _MEMBERS = (
     *("lm", "forced_lm", "shared_vocabulary", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
-    *("self_drafts",),
+    *("self_drafts", "most_depth"),
     *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "

@@ -143,6 +143,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def most_depth(self) -> int | None:
+        """Most tokens that it drafts one after another, however many are wanted; None has no limit."""
+        ...
+
+    @property
     def builds_trees(self) -> bool:
         """Whether it guesses in the shape of a tree where a row wants one; known once it is loaded."""
         ...
@@ -226,6 +231,11 @@ class WithoutFeatures:
     """Base of drafters that read no hidden states of the target."""
 
     one_pass = False
+
+    @property
+    def most_depth(self) -> int | None:
+        """None: it drafts as many tokens as are wanted."""
+        return None
 
     @property
     def self_drafts(self) -> Sequence[SelfDraft]:

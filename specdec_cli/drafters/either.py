@@ -44,8 +44,12 @@ class Either(WithoutFeatures):
     @property
     def max_context(self) -> int | None:
         """The longer of both limits; past its own a draft is not asked."""
-        limits = [drafter.max_context for drafter in (self.first, self.second)]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
+        return _longer(self.first.max_context, self.second.max_context)
+
+    @property
+    def most_depth(self) -> int | None:
+        """The deeper of both limits: where only one draft has a limit, the other goes deeper."""
+        return _longer(self.first.most_depth, self.second.most_depth)
 
     @property
     def builds_trees(self) -> bool:
@@ -148,6 +152,11 @@ def _fit(drafter: Drafter, row: DraftRow) -> DraftRow:
     if tree is not None and not drafter.builds_trees:
         k, tree = min(k, row.most_nodes), None
     return row if k == row.k and tree is row.tree else replace(row, k=k, tree=tree)
+
+
+def _longer(a: int | None, b: int | None) -> int | None:
+    """The larger of two limits, of which None is no limit."""
+    return None if a is None or b is None else max(a, b)
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

@@ -34,7 +34,6 @@ class Drafter(LMDrafter):
     model: str
     one_pass = True
     builds_trees = True
-    most_depth = None
 
     def __post_init__(self) -> None:
         """Refuse an empty name."""

@@ -46,12 +46,14 @@ class DraftKind:
         model: its folder or hub id; None for a draft without a model.
         options: of its method.
         guessed_by: the evidence for a kind that is not certain.
+        most_tokens: that it drafts in a row by its configuration; None without a limit, and where nothing says it.
     """
 
     method: str
     model: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     guessed_by: str | None = None
+    most_tokens: int | None = None
     _read: set[str] = field(default_factory=set)
 
     @property
@@ -72,16 +74,16 @@ class DraftKind:
 
 def draft_kind(model: str | None, method: str | None, options: Mapping[str, Any]) -> DraftKind:
     """The kind of a recipe's draft: by its method, else by the configuration in its folder, else by a hub id's name."""
-    if method not in (None, "model"):
-        return DraftKind(str(method), model, dict(options))
+    folder = None if model is None else folder_of(model)
+    content = {} if folder is None else configuration(folder)
+    if method not in (None, "model") or folder is not None:
+        kind = str(method) if method not in (None, "model") else _method_of(content)
+        return DraftKind(kind, model, dict(options), most_tokens=_most_tokens(kind, content) if content else None)
     assert model is not None, "a draft has a model or a method"
-    folder = folder_of(model)
-    if folder is not None:
-        return DraftKind(_method_of(_configuration(folder)), model, dict(options))
     lowered = model.lower()
-    found = next((kind for part, kind in _BY_NAME if part in lowered), None)
-    if found is not None:
-        return DraftKind(found, model, dict(options), guessed_by="its name")
+    named = next((kind for part, kind in _BY_NAME if part in lowered), None)
+    if named is not None:
+        return DraftKind(named, model, dict(options), guessed_by="its name")
     return DraftKind(DRAFT_MODEL, model, dict(options))
 
 
@@ -93,7 +95,8 @@ def folder_of(name: str) -> Path | None:
     return path.resolve() if path.exists() else None
 
 
-def _configuration(folder: Path) -> dict[str, Any]:
+def configuration(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a folder; empty where none can be read."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -101,23 +104,39 @@ def _configuration(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _method_of(configuration: Mapping[str, Any]) -> str:
+def _method_of(content: Mapping[str, Any]) -> str:
     """The method of a draft's folder, by the marks that engines and `speculators` go by."""
-    named = str(configuration.get("speculators_model_type") or "").lower()
+    named = str(content.get("speculators_model_type") or "").lower()
     if named:
         return {"peagle": "p-eagle"}.get(named, named)
-    architecture = " ".join(map(str, configuration.get("architectures") or [])).lower()
+    architecture = " ".join(map(str, content.get("architectures") or [])).lower()
     marks = {
         "dspark": "dspark" in architecture,
-        "dflash": "dflash" in architecture or "dflash_config" in configuration,
-        "p-eagle": "mask_hidden" in configuration or bool(configuration.get("parallel_drafting")),
-        "eagle3": "eagle3" in architecture or "draft_vocab_size" in configuration,
+        "dflash": "dflash" in architecture or "dflash_config" in content,
+        "p-eagle": "mask_hidden" in content or bool(content.get("parallel_drafting")),
+        "eagle3": "eagle3" in architecture or "draft_vocab_size" in content,
         "eagle": "eagle" in architecture,
-        "medusa": "medusa" in architecture or _says_medusa(configuration),
-        "pard": "pard_token" in configuration,
+        "medusa": "medusa" in architecture or _says_medusa(content),
+        "pard": "pard_token" in content,
     }
     return next((method for method, is_there in marks.items() if is_there), DRAFT_MODEL)
 
 
-def _says_medusa(configuration: Mapping[str, Any]) -> bool:
-    return "medusa_num_heads" in configuration or configuration.get("model_type") == "medusa"
+def _most_tokens(method: str, content: Mapping[str, Any]) -> int | None:
+    """Tokens that a draft gives in a row by its configuration, as `lm.heads` reads it; None where that does not say.
+
+    The Medusa authors' own configurations may count fewer heads than there are; a converted folder's `num_heads` holds.
+    """
+    if method not in ("dflash", "dspark"):
+        heads = content.get("num_heads") if method == "medusa" else None
+        return heads if type(heads) is int else None
+    nested = content.get("dflash_config")
+    keys = {**content, **(nested if isinstance(nested, dict) else {})}
+    size = keys.get("block_size", 8 if "speculators_model_type" in content else 16)
+    if type(size) is not int:
+        return None
+    return size if keys.get("sample_from_anchor", method == "dspark") else size - 1
+
+
+def _says_medusa(content: Mapping[str, Any]) -> bool:
+    return "medusa_num_heads" in content or content.get("model_type") == "medusa"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.export.draft_kind import DraftKind, draft_kind, folder_of
+from specdec_cli.export.draft_kind import DraftKind, configuration, draft_kind, folder_of
 from specdec_cli.recipe.schema import MODEL_KEYS, Recipe, default_of
 
 _PATHS = (".", "/", "~")
@@ -36,6 +36,7 @@ class ExportSettings:
     is_here: bool = False
     warnings: list[str] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
+    _has_counterpart: bool = True
 
     def value(self, path: str) -> Any:
         """The value of `section.key`, which counts as read."""
@@ -62,6 +63,7 @@ class ExportSettings:
     def warn_of_the_rest(self) -> None:
         """Warn of every setting that the recipe sets and that nothing has read."""
         self._read |= {"engine.name", "engine.start_timeout_seconds"}  # how specdec starts an engine
+        self._warn_of_depth()
         for section in _SECTIONS:
             if section == "serve" and self.is_here:
                 continue
@@ -119,6 +121,15 @@ class ExportSettings:
         """The draft's hub id or absolute folder."""
         assert self.draft.model is not None, "a draft with a model"
         return self._model("draft", self.draft.model)
+
+    @property
+    def num_mtp_modules(self) -> int | None:
+        """MTP modules of a target on this machine, by its configuration; None where that does not say."""
+        folder = folder_of(str(self.value("target.model")))
+        found = {} if folder is None else configuration(folder)
+        nested = found.get("text_config")
+        num = {**(nested if isinstance(nested, dict) else {}), **found}.get("num_nextn_predict_layers")
+        return num if type(num) is int else None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -192,12 +203,23 @@ class ExportSettings:
 
     def no_counterpart(self) -> None:
         """Warn that the engine will decode without a draft."""
+        self._has_counterpart = False
         if self.k:
             self.warn(f"the draft is left out: {self.engine} has none like {self.draft.what}, and decodes without one")
         self._read.update(f"speculation.{key}" for key in type(self.recipe.speculation).model_fields)
         self._read.update(f"draft.{key}" for key in MODEL_KEYS)
         for name in self.draft.options:
             self.draft.option(name)
+
+    def _warn_of_depth(self) -> None:
+        """Warn of a k beyond what the draft gives, in an engine that runs it."""
+        most = self.draft.most_tokens
+        if self._has_counterpart and most is not None and self.k > most:
+            self.warn(
+                f"speculation.num_speculative_tokens = {self.k} is more than {self.draft.what} in {self.draft.model} "
+                f"drafts in a row, which is {most}: set k to {most}, because {self.engine} may refuse more, or drafts "
+                "tokens for which it was not trained"
+            )
 
     def _model(self, section: str, name: str) -> str:
         if name.startswith("shape:"):

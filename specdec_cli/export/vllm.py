@@ -106,11 +106,19 @@ def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
         revision = settings.given("draft.revision")
         found |= {} if revision is None else {"revision": revision}
         found |= _parallel(settings)
+    _check_modules(settings)
     settings.chains_only()
     settings.without("draft.quantize", "vLLM reads drafts that are quantized already")
     settings.without("draft.device", "vLLM runs the draft where the target runs")
     settings.without("draft.dtype", "vLLM runs the draft in the target's dtype")
     return found | _rule(settings) | _table(settings)
+
+
+def _check_modules(settings: ExportSettings) -> None:
+    """Warn of a k that vLLM refuses: with several MTP modules it takes a k up to their number, or a multiple of it."""
+    num, k = settings.num_mtp_modules, settings.k
+    if settings.draft.method == "mtp" and num and k > num and k % num:
+        settings.warn(f"vLLM refuses k = {k} with {num} MTP modules: set k to {num}, or to a multiple of it")
 
 
 def _method(settings: ExportSettings) -> dict[str, Any] | None:

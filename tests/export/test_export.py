@@ -8,10 +8,12 @@ import pytest
 import yaml
 from export_recipes import GOLDEN, RECIPES, files_of, resolved
 
+from specdec_cli.cli.options import draft_methods
 from specdec_cli.drafters import methods, options
 from specdec_cli.errors import UsageError
 from specdec_cli.export import ENGINES, export
 from specdec_cli.export.draft_kind import draft_kind
+from specdec_cli.recipe import resolve
 
 SERVERS = [name for name in ENGINES if name != "profile"]
 
@@ -38,6 +40,51 @@ def test_files_are_what_their_names_say(engine: str, name: str) -> None:
             assert isinstance(yaml.safe_load(text), dict)
         elif file.endswith(".json"):
             json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "k", "most"),
+    [
+        ({"architectures": ["DFlashDraftModel"], "block_size": 8}, 12, 7),
+        ({"architectures": ["DFlashDraftModel"], "block_size": 8}, 7, None),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, 16, 15),
+        ({"speculators_model_type": "dflash"}, 8, 7),
+        ({"speculators_model_type": "dflash", "sample_from_anchor": True}, 8, None),
+        ({"architectures": ["Qwen3DSparkModel"], "block_size": 7}, 8, 7),
+        ({"architectures": ["LlamaForCausalLM"], "block_size": 4}, 12, None),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_k_beyond_what_the_draft_gives_is_told(
+    engine: str, configuration: dict[str, Any], k: int, most: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    flags: dict[str, Any] = {
+        "target.model": "org/target",
+        "draft": {"model": str(tmp_path)},
+        "speculation.num_speculative_tokens": k,
+    }
+    named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
+    made, warnings = export(engine, named, "0")
+    told = [one for one in warnings if "drafts in a row" in one]
+    assert len(told) == (most is not None)
+    if most is not None:
+        assert f"num_speculative_tokens = {k} is more than" in told[0]
+        assert f"which is {most}: set k to {most}" in told[0]
+        assert told[0] in next(iter(made.files.values()))
+
+
+@pytest.mark.parametrize(("num", "k", "is_told"), [(3, 4, True), (3, 6, False), (3, 2, False), (1, 5, False)])
+def test_a_k_that_vllm_refuses_with_mtp_modules_is_told(num: int, k: int, is_told: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": num}))
+    flags: dict[str, Any] = {
+        "target.model": str(tmp_path),
+        "draft": {"method": "mtp"},
+        "speculation.num_speculative_tokens": k,
+    }
+    named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
+    _, warnings = export("vllm", named, "0")
+    assert any(f"vLLM refuses k = {k} with {num} MTP modules" in one for one in warnings) is is_told
 
 
 SETTINGS: dict[str, Any] = {

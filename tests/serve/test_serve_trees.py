@@ -146,6 +146,33 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"speculative": {"num_speculative_tokens": 4}}, "speculative.num_speculative_tokens", "not `4`"),
+        ({"speculative.n_max": 9}, "speculative.n_max", "not `9`"),
+        ({"speculative": {"tree": "2,1,1,1,1"}}, "speculative.tree", "not `5`"),
+        ({"speculative": {"tree": "2,1", "num_speculative_tokens": 3}}, None, None),
+        ({"speculative": {"tree": "dynamic:8"}}, None, None),
+        ({"speculative": {"num_speculative_tokens": 9, "draft": "ngram"}}, None, None),
+        ({"speculative": {"num_speculative_tokens": 9, "enabled": False}}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_a_request_deeper_than_its_draft_goes_is_a_400(
+    fields: dict[str, Any], param: str | None, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine()
+    monkeypatch.setattr(type(made.drafter), "most_depth", 3)
+    with toy_client(made) as client:
+        answer = client.post(PATHS[0], json=BODY | fields)
+    assert answer.status_code == (200 if param is None else 400), answer.text
+    if param is not None:
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert f"must be at most 3 tokens deep with the draft `model`, {message}" in error["message"]
+
+
 @pytest.mark.parametrize(("speculative", "message"), REFUSED)
 def test_a_tree_that_does_not_fit_is_a_400_that_names_the_field(
     client: ToyClient, speculative: dict[str, Any], message: str

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.engine.decoding import Decoding, Request, decode
+from specdec_cli.engine.depth.draft_limit import depths_within
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.verify import rule_of
 from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
@@ -105,13 +106,17 @@ class EqualityCheck:
 
         The extremes come first, because a time limit cuts at the end.
         """
-        found = [Configuration(*each) for each in product([self.draft], self.ks, self.batch_sizes)]
+        found = [Configuration(*each) for each in product([self.draft], self._ks(self.draft), self.batch_sizes)]
         for name in self.drafters.keys() - {self.draft, "none"}:
-            found += [Configuration(name, k, max(self.batch_sizes)) for k in self.ks]
+            found += [Configuration(name, k, max(self.batch_sizes)) for k in self._ks(name)]
         if "none" in self.drafters:
             found += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
         num = len(found)
         return [found[-1 - i // 2] if i % 2 else found[i // 2] for i in range(num)]
+
+    def _ks(self, draft: str) -> list[int]:
+        """Every k that a draft can reach; the largest of them stands for those beyond."""
+        return list(dict.fromkeys(depths_within(self.drafters[draft], k)[0] for k in self.ks))
 
     def run(self, requests: Sequence[Request], watch: Watch, is_late: Callable[[], bool]) -> Compared:
         """Compare group by group, as many prompts together as the largest batch has room for.

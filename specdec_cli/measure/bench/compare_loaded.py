@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specdec_cli.engine.arms import EngineArm
+from specdec_cli.engine.depth.draft_limit import cut_drafts, depths_within
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench.bench import Progress
 from specdec_cli.measure.bench.compare import Contender, DraftComparison
@@ -49,6 +50,16 @@ class LoadedContender(Contender):
         """Parameters and bytes (weights and KV cache) of what drafts; 0 without any, None where they are not known."""
         return self.engine.drafter.sizes
 
+    def deepest(self, k_max: int) -> int:
+        """The largest k up to k_max that the draft can reach."""
+        return depths_within(self.engine.drafter, k_max)[0]
+
+    def limits(self, k_max: int) -> list[str]:
+        """That the draft goes less deep than k_max, or than the tree; nothing where it does not."""
+        options, drafter = self.engine.options, self.engine.drafter
+        shape = options.shape_of(options.tree)
+        return depths_within(drafter, k_max)[1] if shape is None else cut_drafts(drafter, k_max, shape)
+
     @property
     def shared_vocabulary(self) -> SharedVocabulary | None:
         """Vocabulary that a draft with another tokenizer shares with the target; None of others."""
@@ -80,6 +91,8 @@ class LoadedComparison(DraftComparison):
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.
         """
         rivals = [contender for contender in self.contenders if contender.drafts]
+        for contender in rivals:
+            self.notices += [f"{contender.draft}: {said}" for said in contender.limits(self.k_max)]
         if self.trace is not None:
             self.trace.check_target(rivals[0].engine.target.origin)
             self.notices += self.trace.notices
@@ -104,7 +117,7 @@ class LoadedComparison(DraftComparison):
         ends = [len(request.token_ids) + request.params.max_new_tokens for request in requests]
         return profile(
             contender.engine,
-            self.k_max,
+            contender.deepest(self.k_max),
             sorted({int(np.median(lengths)), int(np.median([*lengths, *ends])), int(np.median(ends))}),
             text=self._text(),
             params=requests[0].params,
@@ -121,16 +134,17 @@ class LoadedComparison(DraftComparison):
         return max((request.token_ids for request in self.workload.requests), key=len)
 
     def _predict(self, contender: LoadedContender, costs: Costs, trace: Trace, watch: Watch) -> None:
+        k_max = contender.deepest(self.k_max)
         try:
             trace.drafts[contender.draft] = trace_draft(
-                trace, contender.engine.drafter, self.k_max, watch, contender.engine.target
+                trace, contender.engine.drafter, k_max, watch, contender.engine.target
             )
         except UsageError as error:
             if not self.is_exhaustive:
                 raise
             self.notices.append(f"{error.message}: it is measured, not predicted")
             return
-        contender.prediction = predict(replay(trace, contender.draft, self.verify, self.k_max), costs)
+        contender.prediction = predict(replay(trace, contender.draft, self.verify, k_max), costs)
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Generator[Progress, None, None]:
         """Measure: every draft at its own best k, or at every k, and one plain arm, taking turns.
@@ -146,8 +160,8 @@ class LoadedComparison(DraftComparison):
         options = contender.engine.options
         shape = options.shape_of(options.tree)
         if shape is not None and not self.is_exhaustive:  # a trace predicts chains alone
-            return [min(self.k_max, shape.depth)]
+            return [min(contender.deepest(self.k_max), shape.depth)]
         best = contender.predicted_best()
         if self.is_exhaustive or best is None:
-            return list(range(1, self.k_max + 1))
+            return list(range(1, contender.deepest(self.k_max) + 1))
         return [best.k]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.decoding import Decoding, Request, decode
+from specdec_cli.engine.depth.draft_limit import check_reach
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped
@@ -64,6 +65,8 @@ class EngineSpeaker:
     def set_k(self, k: int) -> None:
         """Draft k tokens per step from the next answer on."""
         check_k(k, self._most_k)
+        if self._name != _NONE:
+            check_reach(self.engine.drafters.by_name[self._name], k)
         self._k = k
 
     def set_draft(self, name: str) -> None:

@@ -40,7 +40,7 @@ def find_speculation(request: GenerationBody, facts: Facts, temperature: float) 
             one question.
     """
     own = request.speculative or Speculative()
-    k = _wished_k(request, own, facts)
+    field, k = _wished_k(request, own, facts)
     if own.draft not in (None, "none", *facts.drafters):
         known = ", ".join(dict.fromkeys((*facts.drafters, "none")))
         raise bad_field(
@@ -55,6 +55,9 @@ def find_speculation(request: GenerationBody, facts: Facts, temperature: float) 
         raise bad_field("speculative.draft", "`prediction` needs the field `prediction`")
     if own.tree is not None and k != 0:
         k = _k_of_tree(own.tree, RequestSpeculation(k, own.draft, prediction), facts, temperature)
+        field = field or "speculative.tree"
+    if k is not None and field is not None:
+        _check_reach(field, k, name, facts)
     effective = 0 if name == "none" else facts.num_speculative_tokens if k is None else k
     _check_speculates(request, own, prediction, effective)
     tree = NONE if own.tree is None and "tree" in own.model_fields_set else own.tree
@@ -107,8 +110,8 @@ def _check_speculates(request: GenerationBody, own: Speculative, prediction: tup
         raise bad_field(field, f"would draft nothing here: {other}")
 
 
-def _wished_k(request: GenerationBody, own: Speculative, facts: Facts) -> int | None:
-    """The request's k, by either name; None takes the server's."""
+def _wished_k(request: GenerationBody, own: Speculative, facts: Facts) -> tuple[str | None, int | None]:
+    """The request's k, by either name, and that name; None takes the server's."""
     field, k = "speculative.num_speculative_tokens", own.num_speculative_tokens
     dotted = request.speculative_n_max
     if dotted is not None:
@@ -117,7 +120,19 @@ def _wished_k(request: GenerationBody, own: Speculative, facts: Facts) -> int | 
         field, k = "speculative.n_max", dotted
     if k is not None and k > facts.limits.max_speculative_tokens:
         raise bad_field(field, f"must be at most {facts.limits.max_speculative_tokens}, not `{k}`")
-    return k
+    return (None, None) if k is None else (field, k)
+
+
+def _check_reach(field: str, k: int, draft: str, facts: Facts) -> None:
+    """Refuse a depth of the request's own that its draft does not reach.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    drafter = facts.planner.drafters.by_name.get(draft)
+    most = None if drafter is None else drafter.most_depth
+    if most is not None and k > most:
+        raise bad_field(field, f"must be at most {most} tokens deep with the draft `{draft}`, not `{k}`")
 
 
 def _prediction(request: GenerationBody, own: Speculative, facts: Facts) -> tuple[int, ...] | None:
