@@ -75,6 +75,8 @@ class Recorder:
         for row, its in zip(rows, torch.split(logits, [row.num_logits for row in rows]), strict=True):
             ends = range(CONTEXT_END, len(row.drafted)) if row.num_logits else ()
             texts = [(*row.context, *row.drafted.tokens_to(end)) for end in ends]
+            if row.unread is not None:  # a GPU's guess, which it has scored without the host
+                texts = [tuple(row.unread.known(text)) for text in texts]
             self.logits.setdefault(row.handle, {}).update(zip(texts, its.clone(), strict=True))
         return logits
 

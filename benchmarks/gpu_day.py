@@ -71,7 +71,7 @@ _GPU, _CPU = "--device cuda --draft-device cuda", "--device cpu --draft-device c
 STEPS = (
     DayStep(
         "tests",
-        "-m pytest -p no:cacheprovider",
+        "-m pytest -p no:cacheprovider -p no:benchmark",
         "-m gpu tests/lm -n 4",
         "tests/lm/forward/test_lm_graph_trees.py",
         140,

@@ -103,7 +103,7 @@ def measured(arms: Sequence[HeadArm], made: dict[str, Engine], options: argparse
     engines = {arm: engine_of(arm, made, options.acceptance) for arm in arms}
     runs: dict[HeadArm, list[dict[str, Any]]] = {arm: [] for arm in arms}
     for arm in arms:  # graphs are recorded in these
-        decoded(engines[arm], options.context, 16 + 8 * arm.k, arm.k)
+        decoded(engines[arm], options.context, options.tokens, arm.k)
     for _ in range(options.repeats):
         for arm in (*arms, *reversed(arms)):
             runs[arm].append(decoded(engines[arm], options.context, options.tokens, arm.k))

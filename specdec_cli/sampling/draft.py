@@ -118,11 +118,12 @@ def _best(
     """The tokens of the largest values [n, V] above `least`, the likeliest first, and these values."""
     top = values.topk(min(num, values.shape[1]), dim=-1)
     tokens, largest = [], []
-    for ids, found, first in zip(top.indices.tolist(), top.values.tolist(), likeliest, strict=True):
+    ids_and_values = torch.stack((top.indices.double(), top.values.double()))  # a device is waited for once
+    for ids, found, first in zip(*ids_and_values.tolist(), likeliest, strict=True):
         pairs = sorted(zip(ids, found, strict=True), key=lambda pair: (pair[0] != first, -pair[1], pair[0]))
         if pairs and pairs[0][0] != first:  # of tokens that tie for the largest value, another one was found
             pairs = [(first, pairs[0][1]), *pairs[:-1]]
-        tokens.append([token for token, value in pairs if value > least])
+        tokens.append([int(token) for token, value in pairs if value > least])
         largest.append([value for _, value in pairs if value > least])
     return tokens, largest
 

@@ -58,9 +58,8 @@ class LayerStore:
             self.keys.narrow(2, slot, count).copy_(key if whole else key.narrow(2, start, count))
             self.values.narrow(2, slot, count).copy_(value if whole else value.narrow(2, start, count))
 
-    def move(self, moves: Moves) -> None:
-        """Copy states from slots to others; all are read before one is written."""
-        before, after = (torch.tensor(slots, device=self.keys.device) for slots in zip(*moves, strict=True))
+    def move(self, before: Tensor, after: Tensor) -> None:
+        """Copy states from slots [n] int64 to others; all are read before one is written."""
         with torch.inference_mode():
             for kept in (self.keys, self.values):
                 kept.index_copy_(2, after, kept.index_select(2, before))

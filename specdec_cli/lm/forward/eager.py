@@ -92,8 +92,9 @@ class EagerForward:
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
+        before, after = torch.tensor(moves, device=self.layouts.device).t()  # once: a device is waited for
         for store in self.cache.stores.values():
-            store.move(moves)
+            store.move(before, after)
 
     def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
         """Copy states from places to others."""
