@@ -24,6 +24,7 @@ __all__ = [
 _NOT_METHODS = {
     *(
         "__init__",
+        "chain_head",
         "contract",
         "feature_head",
         "growth",
@@ -39,7 +40,7 @@ _NOT_METHODS = {
 # The members of `contract.Drafter`.
 _MEMBERS = (
     *("lm", "forced_lm", "shared_vocabulary", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
-    *("self_drafts", "most_depth"),
+    *("self_drafts", "most_depth", "graphs_obstacle"),
     *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "

@@ -168,6 +168,14 @@ class Drafter(Protocol):
         ...
 
     @property
+    def graphs_obstacle(self) -> str | None:
+        """Why a head records no CUDA graphs beside a target that does; None where it does, or where it does not apply.
+
+        A draft model says so itself (`LM.graphs_obstacle`).
+        """
+        ...
+
+    @property
     def taps(self) -> Sequence[Tap]:
         """The target's hidden states that it reads (`DraftRow.features`); known before it is loaded."""
         ...
@@ -235,6 +243,11 @@ class WithoutFeatures:
     @property
     def most_depth(self) -> int | None:
         """None: it drafts as many tokens as are wanted."""
+        return None
+
+    @property
+    def graphs_obstacle(self) -> str | None:
+        """None: it has no head."""
         return None
 
     @property

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafters.chain_head import ChainDrafter
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.drafters.feature_head import HeadDrafter
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
-    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 
 @dataclass
-class Drafter(HeadDrafter["HeadSequences"]):
+class Drafter(ChainDrafter):
     """Guesses with a published EAGLE head, chains or trees (EAGLE-2's are `--tree dynamic:N`).
 
     Args:

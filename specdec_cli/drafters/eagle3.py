@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafters.chain_head import ChainDrafter
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.layers_head import LayersDrafter
 
 if TYPE_CHECKING:
+    from specdec_cli.lm.heads.chain_sequences import ChainSequences
     from specdec_cli.lm.heads.head import Head
-    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 
 @dataclass
-class Drafter(LayersDrafter["HeadSequences"]):
+class Drafter(ChainDrafter, LayersDrafter["ChainSequences"]):
     """Guesses with a published EAGLE-3 head.
 
     Args:

@@ -68,6 +68,11 @@ class Either(WithoutFeatures):
         return _sum(num, other_num), _sum(num_bytes, other_bytes)
 
     @property
+    def graphs_obstacle(self) -> str | None:
+        """The second draft's: a first one has no head."""
+        return self.second.graphs_obstacle
+
+    @property
     def taps(self) -> Sequence[Tap]:
         """The second draft's: a first one reads no hidden states."""
         return self.second.taps

@@ -14,7 +14,7 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
@@ -95,9 +95,19 @@ class FeatureDrafter(Generic[S]):
         return self._max_context
 
     @property
+    def taps(self) -> Sequence[Tap]:
+        """The target's hidden states that the draft reads."""
+        raise NotImplementedError
+
+    @property
     def self_drafts(self) -> Sequence[SelfDraft]:
         """None."""
         return ()
+
+    @property
+    def graphs_obstacle(self) -> str | None:
+        """None: nothing of it is recorded."""
+        return None
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:
@@ -131,16 +141,26 @@ class FeatureDrafter(Generic[S]):
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth; fewer where the draft gives fewer."""
-        self._feed(rows, [row.k for row in rows])
         longest, most = self._max_context, self.most_depth
         assert longest is not None, "a drafter is loaded before it drafts"
-        drafts = [Growth(row, place) for place, row in enumerate(rows) if self.held.can_draft(row.handle)]
-        drafting = [draft for draft in drafts if draft.wants_more(longest)]
+        drafts = [Growth(row, place) for place, row in enumerate(rows)]
+        self._guess([draft for draft in drafts if draft.wants_more(longest)], longest)
+        others = [draft for draft in drafts if not draft.depth]
+        self._feed([draft.row for draft in others], [draft.row.k for draft in others])
+        able = [draft for draft in others if self.held.can_draft(draft.row.handle)]
+        drafting = [draft for draft in able if draft.wants_more(longest)]
         depths = {draft.place: draft.most_depth(longest) for draft in drafting}
         if drafting:
             self._grow(drafting, {place: min(depth, most or depth) for place, depth in depths.items()})
-        found = {draft.place: draft.guesses() for draft in drafts}
-        return [found.get(place, Guesses()) for place in range(len(rows))]
+        return [draft.guesses() for draft in drafts]
+
+    def _guess(self, drafts: Sequence[Growth], longest: int) -> None:
+        """Guess chains in one call where the draft has one for it; their features are taken with it.
+
+        Args:
+            drafts: that want more.
+            longest: context that is read.
+        """
 
     def _feed(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> None:
         """Take the features that rows bring; `depths` tokens are wanted behind each."""

@@ -69,6 +69,17 @@ class Growth:
         return Drafted.chain(self.tokens) if row.tree is None else Drafted(tuple(self.tokens), self.parents)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the draft's own scores alone say how a chain goes on: with the likeliest token, or by a draw."""
+        from specdec_cli.sampling.chain import ChainRow, is_edited
+
+        row = self.row
+        needs_wide_noise = row.params.temperature > 0 and row.shares_noise
+        if row.p_min > 0 or needs_wide_noise or row.tree is not None:
+            return False
+        return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
+
+    @property
     def needs_q(self) -> bool:
         """Whether its nodes come with the q that they were drawn from."""
         return self.row.needs_q and self.is_drawn

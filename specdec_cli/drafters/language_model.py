@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.rounds import grow_deeper
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.drafters.rounds import check_guess, grow_deeper
+from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.cache.unread import Unread
@@ -80,7 +79,7 @@ class LMDrafter(WithoutFeatures):
         """
         self._check_last_guess()
         drafts, most = self.begin(rows), self.lm.max_context
-        self._guess([draft for draft in drafts if draft.wants_more(most) and _is_plain(draft.row)])
+        self._guess([draft for draft in drafts if draft.wants_more(most) and draft.is_plain])
         while growing := [draft for draft in drafts if draft.wants_more(most)]:
             logits = self.lm.score([draft.to_score() for draft in growing])
             grow_deeper(growing, logits, self._num_tokens, self._name)
@@ -104,11 +103,7 @@ class LMDrafter(WithoutFeatures):
     def _check_last_guess(self) -> None:
         """A guess that was not read when it was made is known by now."""
         unread, self._unread = self._unread, None
-        if unread is not None and unread.is_read and not unread.is_whole:
-            raise RunError(
-                f"the draft `{self._name}` gave no finite number as its largest logit",
-                "try --draft-dtype float32, or another checkpoint if it is float32 already",
-            )
+        check_guess(unread, self._name, "try --draft-dtype float32, or another checkpoint if it is float32 already")
 
     def _feed_long_contexts(self, drafts: Sequence[Growth]) -> None:
         """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
@@ -136,16 +131,6 @@ class LMDrafter(WithoutFeatures):
             self._unread = found.unread
             for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
                 draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
-
-
-def _is_plain(row: DraftRow) -> bool:
-    """Whether the draft's own scores alone say how a chain goes on: with what is likeliest, or by a draw."""
-    from specdec_cli.sampling.chain import ChainRow, is_edited
-
-    needs_wide_noise = row.params.temperature > 0 and row.shares_noise
-    if row.p_min > 0 or needs_wide_noise or row.tree is not None:
-        return False
-    return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
 
 
 def _to_draw(row: DraftRow, num: int) -> Draw | None:

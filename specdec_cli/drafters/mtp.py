@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafters.chain_head import ChainDrafter
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.drafters.feature_head import HeadDrafter
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
-    from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 _READINGS = ("post-norm", "pre-norm")
 
 
 @dataclass
-class Drafter(HeadDrafter["HeadSequences"]):
+class Drafter(ChainDrafter):
     """Guesses with the target's MTP modules, each for one further token; the last one goes on for all others.
 
     Args:

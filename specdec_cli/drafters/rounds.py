@@ -7,10 +7,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.growth import Growth
+from specdec_cli.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.sampling.chain import Distribution
 
 
@@ -44,6 +46,21 @@ def grow_deeper(
             return
         raise LogitsError(f"the draft `{name}`: {error.message}", draft.place, error.hint) from error
     _take_children(drafts, q, confidence)
+
+
+def check_guess(unread: Unread | None, name: str, hint: str) -> None:
+    """Refuse an earlier guess that the host has read by now and that holds something else than tokens.
+
+    Args:
+        unread: the guess, if there was one.
+        name: of the draft, for messages.
+        hint: what to do about it.
+
+    Raises:
+        RunError: a largest logit was no finite number.
+    """
+    if unread is not None and unread.is_read and not unread.is_whole:
+        raise RunError(f"the draft `{name}` gave no finite number as its largest logit", hint)
 
 
 def _take_children(drafts: Sequence[Growth], q: Distribution, confidence: Tensor | None) -> None:

@@ -168,9 +168,11 @@ class TranslatedLM:
         """
         self.own.tap(taps)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings [n, hidden] of shared tokens."""
-        return self.own.embed([self._of_draft[token] for token in tokens])
+        import torch
+
+        return self.own.embed([self._of_draft[token] for token in torch.as_tensor(tokens).tolist()])
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of hidden states behind the final norm [n, hidden]."""

@@ -55,8 +55,9 @@ def _lacking_compiler(engine: Engine) -> list[str]:
 
 
 def _lacking_graphs(engine: Engine) -> list[str]:
-    obstacles = [lm.graphs_obstacle for lm in _models(engine).values() if lm.graphs_obstacle is not None]
-    return [f"{one}; it runs without CUDA graphs, which is slower" for one in dict.fromkeys(obstacles)]
+    obstacles = [*(lm.graphs_obstacle for lm in _models(engine).values()), engine.drafter.graphs_obstacle]
+    found = dict.fromkeys(one for one in obstacles if one is not None)
+    return [f"{one}; it runs without CUDA graphs, which is slower" for one in found]
 
 
 def not_sharing(engine: Engine) -> list[str]:

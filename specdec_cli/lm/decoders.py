@@ -11,7 +11,9 @@ import torch
 
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
+from specdec_cli.lm.door import Recording
 from specdec_cli.lm.files.architecture import carries_state
+from specdec_cli.lm.files.lengths import follows_length
 from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.compiled import CompiledForward
 from specdec_cli.lm.forward.eager import EagerForward
@@ -53,6 +55,18 @@ def decoder_when(decoder: str, is_compiled: bool) -> str:
 def tries_graphs(decoder: str, device: torch.device) -> bool:
     """Whether a decoder records graphs where that works, and otherwise does without."""
     return decoder in _CHOOSING and device.type == "cuda"
+
+
+def recording_of(forward: Forward, decoder: str) -> Recording:
+    """Whether a draft head on a model runs in graphs: as the model's own steps do.
+
+    Args:
+        forward: of the model.
+        decoder: its entry of DECODERS.
+    """
+    if not isinstance(forward, RecordedForward):
+        return "none"
+    return "required" if decoder in _RECORDED else "tried"
 
 
 def graphs_obstacle(name: str, config: Any, device: torch.device) -> str | None:
@@ -257,7 +271,5 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
     values = getattr(text_config, "v_head_dim", None)
     if values is not None and values != getattr(text_config, "head_dim", values):
         raise UsageError(f"`{name}` cannot be recorded: its values are not as wide as its keys", hint)
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}
-    if kinds & {"dynamic", "longrope"}:
+    if follows_length(text_config):
         raise UsageError(f"`{name}` cannot be recorded: its rotary positions depend on the context's length", hint)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Tap = int | Literal["final"]
 """Hidden states: the output of layer i, counted from 0, or what the output layer reads, behind the final norm."""
+Recording = Literal["none", "tried", "required"]
+"""Whether something is recorded as CUDA graphs: not at all, where that works, or always, so that it must work."""
 
 
 @dataclass(slots=True)
@@ -133,6 +135,7 @@ class LM(Protocol):
         dtype: what it computes in.
         decoder_obstacle: why our own decoder does not run it; None where it does, or where there is nothing to decode.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
+        recording: whether a draft head on it runs in CUDA graphs.
         state_bytes: what recurrent layers carry from a token to the next, beside keys and values; 0 without any.
         num_prefix_states: snapshots of this at the ends of cached prefixes that there is room for.
         taps: the hidden states that `score` gives to rows that want them.
@@ -147,6 +150,7 @@ class LM(Protocol):
     dtype: torch.dtype
     decoder_obstacle: str | None
     graphs_obstacle: str | None
+    recording: Recording
     state_bytes: int
     num_prefix_states: int
     taps: tuple[Tap, ...]
@@ -210,8 +214,8 @@ class LM(Protocol):
         """
         ...
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """Input embeddings [n, hidden] in the model's dtype."""
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        """Input embeddings [n, hidden] in the model's dtype, of tokens on the host or [n] int64 on any device."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:

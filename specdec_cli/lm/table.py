@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.door import LM, Row, Tap
+from specdec_cli.lm.door import LM, Recording, Row, Tap
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import Traffic
@@ -32,6 +32,7 @@ class LMWithoutWeights:
     decoder = "table"
     decoder_obstacle: str | None = None
     graphs_obstacle: str | None = None
+    recording: Recording = "none"
     state_bytes = num_prefix_states = 0
     compile_seconds: float | None = None
     num_parameters: int | None = None
@@ -69,7 +70,7 @@ class LMWithoutWeights:
         said = f"the draft `{draft.spec}` is made of the target's weights, and `{self.name}` has none"
         raise UsageError(said, "choose another draft")
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """It has no embeddings.
 
         Raises:

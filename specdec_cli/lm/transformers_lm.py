@@ -24,8 +24,8 @@ from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import num_snapshots
-from specdec_cli.lm.decoders import forward_for, own_obstacle, self_draft_forward
-from specdec_cli.lm.door import Continuations, Row, Tap
+from specdec_cli.lm.decoders import forward_for, own_obstacle, recording_of, self_draft_forward
+from specdec_cli.lm.door import Continuations, Recording, Row, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
@@ -67,6 +67,7 @@ class TransformersLM:
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
         compile_seconds: what `compile` took; None where it was not called.
+        recording: whether a draft head on it runs in CUDA graphs, as its own steps do.
         taps: the hidden states that `score` gives to rows that want them.
         origin: where the weights are from, as `load_lm` found them.
         generation: the checkpoint's sampling defaults and end tokens.
@@ -119,6 +120,7 @@ class TransformersLM:
             max_context=self.max_context,
         )
         self.graphs_obstacle = self._forward.graphs_obstacle
+        self.recording: Recording = recording_of(self._forward, decoder)
         self.taps: tuple[Tap, ...] = ()
         self.vocab_size = self._forward.shape.vocab_size
         self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token
@@ -300,9 +302,9 @@ class TransformersLM:
         self.taps = tuple(dict.fromkeys([*self.taps, *taps]))
 
     @on_its_device
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings [n, hidden] in the model's dtype."""
-        return self._forward.embed(torch.tensor(tokens, dtype=torch.int64))
+        return self._forward.embed(torch.as_tensor(tokens, dtype=torch.int64))
 
     @on_its_device
     def head(self, hidden: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class TappedLM(TableLM):
 
     vocab_size, num_blocks, block_size = VOCAB, 64, 16
 
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+    def embed(self, tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
         return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))[list(tokens)]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ def test_a_family_that_no_graph_can_hold_runs_without_and_says_so(gpu, tmp_path:
     lm = load_lm(str(make_tiny("falcon", tmp_path)))
     assert lm.decoder == "transformers"
     assert gpu.num_recorded == 0
-    engine = SimpleNamespace(target=lm, drafter=SimpleNamespace(lm=None))
+    engine = SimpleNamespace(target=lm, drafter=SimpleNamespace(lm=None, graphs_obstacle=None))
     (said,) = slow_forwards(stand_in(engine))
     assert said.startswith("architecture `falcon` of `")
     assert said.endswith("cannot be recorded: its attention is fixed; it runs without CUDA graphs, which is slower")

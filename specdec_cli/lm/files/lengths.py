@@ -33,3 +33,10 @@ def long_rope_threshold(config: Any) -> int | None:
         if isinstance(entry, dict) and entry.get("rope_type") == "longrope":
             return int(entry["original_max_position_embeddings"])
     return None
+
+
+def follows_length(config: Any) -> bool:
+    """Whether rotary frequencies follow the longest position of a forward pass."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}
+    return bool(kinds & {"dynamic", "longrope"})

@@ -15,6 +15,8 @@ from specdec_cli.lm.cache.held import Feed
 NOTHING = -1
 """A place, a position or a block that only fills the shape."""
 _TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
+MOST_TOKENS = _TOKENS[-1]
+"""Tokens of one sequence that a graph is made for."""
 _FEWEST_BLOCKS = 16
 
 
@@ -117,6 +119,12 @@ def values(bucket: Bucket, feeds: Sequence[Feed], counts: Sequence[int], more: S
         *tables, *[NOTHING] * (rows * bucket.num_blocks),
         *more, *[0] * (bucket.num_fed - len(more)),
     ]  # fmt: skip
+
+
+def fill(vector: Tensor, values: list[int]) -> None:
+    """Send values to a vector of the device, which nothing waits for."""
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=vector.is_cuda)
+    vector.copy_(pinned, non_blocking=True)
 
 
 def _signed(mask: int) -> int:

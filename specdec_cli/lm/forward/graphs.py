@@ -25,7 +25,7 @@ from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations
 from specdec_cli.lm.files.reading import first_line
-from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs, values
+from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs, fill, values
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.lm.kernels.kinds import has_triton
@@ -53,8 +53,7 @@ class _Graph:
         """Replay it on other inputs; the outputs are overwritten by the next run."""
         if unread is not None:
             self.drafted[: unread.tokens.numel()].copy_(unread.tokens.flatten())
-        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=self.inputs.is_cuda)
-        self.inputs.copy_(pinned, non_blocking=True)
+        fill(self.inputs, values)
         self.replay()
         return self.outputs
 
@@ -88,9 +87,7 @@ class Graphs:
         self._max_context = max_context
         self._device: torch.device = model.device
         self._kernels = kernels_for(self._device)
-        cuda: Any = torch.cuda
-        # One for all: an output is read before another graph is replayed.
-        self._pool = cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._pool = pool_of(self._device)
         self._scores: dict[tuple[Bucket, bool], _Graph] = {}
         self._guesses: dict[tuple[Bucket, int, int], _Graph] = {}
 
@@ -167,21 +164,14 @@ class Graphs:
         """
         inputs = torch.tensor(values(bucket, (), (), ()), device=self._device)
         drafted = torch.zeros(bucket.num_fed, dtype=torch.int64, device=self._device)
-        try:
-            replay, outputs = record(lambda: forward(inputs, drafted), self._device, self._pool)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            name = self._model.config.model_type
-            raise RunError(
-                f"a forward of `{name}` cannot be recorded: {first_line(error)}", "use --decoder transformers"
-            ) from error
+        name = f"a forward of `{self._model.config.model_type}`"
+        replay, outputs = recorded(lambda: forward(inputs, drafted), self._device, self._pool, name)
         return _Graph(inputs, drafted, replay, outputs)
 
     def _score(self, bucket: Bucket, is_tapped: bool, inputs: Tensor, drafted: Tensor) -> Outputs:
         """The logits [B·R, V] float32 that are wanted, and behind them any; hidden states [B·R, taps, hidden]."""
         step = GraphInputs.views(bucket, inputs)
-        slots = self._slots(step.tables)
+        slots = slots_of(step.tables, self._block_size, self._nowhere)
         nodes = DraftedNodes.among(step.places, step.positions, step.ancestors, step.num_text, slots.shape[1])
         forward = partial(self._forward, put_in(step.tokens, drafted), step.positions, slots, nodes)
         if not is_tapped:
@@ -193,23 +183,17 @@ class Graphs:
     def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Outputs:
         """Continuations [B, most]; `NOTHING` where no largest logit is a finite number."""
         step = GraphInputs.views(bucket, inputs)
-        slots = self._slots(step.tables)
+        slots = slots_of(step.tables, self._block_size, self._nowhere)
         last = step.more[: bucket.num_rows, None]
         logits = self._forward(step.tokens, step.positions, slots).view(*step.tokens.shape, -1)
         logits = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))
         places = step.positions.gather(1, last)
-        found = [_likeliest(logits, num_tokens)]
+        found = [likeliest(logits, num_tokens)]
         for _ in range(most - 1):
             places = torch.where(places == NOTHING, places, places + 1)
             logits = self._forward(found[-1].clamp(min=0), places, slots)[:, None]
-            found.append(_likeliest(logits, num_tokens))
+            found.append(likeliest(logits, num_tokens))
         return (torch.cat(found, 1),)
-
-    def _slots(self, tables: Tensor) -> Tensor:
-        """The slot of every position [B, T] by block tables [B, N]."""
-        inside = torch.arange(self._block_size, device=tables.device)
-        slots = tables[:, :, None] * self._block_size + inside
-        return torch.where(tables[:, :, None] == NOTHING, self._nowhere, slots).flatten(1)
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> Tensor:
         """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]; all text without nodes."""
@@ -242,6 +226,40 @@ def kernels_for(device: torch.device) -> Any:
     return split_attention
 
 
+def pool_of(device: torch.device) -> Any:
+    """Where graphs take their own memory from. One pool serves many: an output is read before the next replay."""
+    cuda: Any = torch.cuda
+    return cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def slots_of(tables: Tensor, block_size: int, nowhere: int) -> Tensor:
+    """The slot of every position [B, T] int64.
+
+    Args:
+        tables: blocks of each sequence [B, N]; `NOTHING` where it has no more.
+        block_size: tokens in a block.
+        nowhere: the slot of positions without a block.
+    """
+    inside = torch.arange(block_size, device=tables.device)
+    slots = tables[:, :, None] * block_size + inside
+    return torch.where(tables[:, :, None] == NOTHING, nowhere, slots).flatten(1)
+
+
+def recorded(run: Callable[[], Outputs], device: torch.device, pool: Any, what: str) -> tuple[Replay, Outputs]:
+    """`record`, which says in one sentence what it cannot record.
+
+    Raises:
+        RunError: `what` waits for the device, or does something else that a graph cannot hold.
+    """
+    try:
+        return record(run, device, pool)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        said = f"{what} cannot be recorded: {first_line(error)}"
+        raise RunError(said, "use --decoder transformers") from error
+
+
 def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[Replay, Outputs]:
     """Record what a function does on a GPU: what does it again, and where its results then stand.
 
@@ -268,7 +286,7 @@ def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple
     return replay, outputs
 
 
-def _likeliest(logits: Tensor, num_tokens: int) -> Tensor:
-    """The likeliest of the first tokens [B, 1] by logits [B, 1, V]."""
+def likeliest(logits: Tensor, num_tokens: int) -> Tensor:
+    """The likeliest of the first tokens [B, 1] by logits [B, 1, V]; `NOTHING` where no logit is a finite number."""
     best, tokens = logits[:, :, :num_tokens].max(-1)
     return torch.where(best.isfinite(), tokens, NOTHING)

@@ -57,12 +57,12 @@ class BlockHead(Head):
         mask = _mask_embedding(config)
         self._mask = self.embed([config.mask_token]) if mask is None else mask.to(target.device, target.dtype)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings [n, hidden] by its own table, or the target's where it has none."""
         table = self.weights.get("embed_tokens.weight")
         if table is None:
             return super().embed(tokens)
-        return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
+        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
 
     def mix(self, features: Tensor) -> Tensor:
         """One vector [n, hidden] of the target's states, normalized."""
@@ -124,7 +124,7 @@ class BlockHead(Head):
 
     def _before(self, tokens: Sequence[int]) -> Tensor:
         table = self.weights["markov_head.markov_w1.weight"]
-        return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
+        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
 
     def _linear(self, inputs: Tensor, name: str) -> Tensor:
         return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specdec_cli.lm.files.lengths import follows_length
 from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.eagle_files import HeadConfig
 from specdec_cli.lm.heads.head import Head
@@ -47,13 +48,15 @@ class _LayerHead(Head):
         self.layers = stack_of(config.layer, weights, target)
         super().__init__(target, weights, self.layers.key_shape, self.layers.key_shape)
         self._config, self._join = config, product_of(weights, "fc")
+        if follows_length(config.layer):
+            self.recording_obstacle = "its rotary positions depend on the context's length"
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings [n, hidden] by its own table, or the target's where it has none."""
         table = self.weights.get("embed_tokens.weight")
         if table is None:
             return super().embed(tokens)
-        return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
+        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
 
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The last layer's output, before any norm."""

@@ -28,9 +28,11 @@ class Head(ABC):
         vocab_size: V, the width of its logits.
         mask_token: stands for tokens that are not drafted yet, and `recycled` gives its feature, whatever the output;
             None where each drafted token is read.
+        recording_obstacle: why no CUDA graph can hold its forward; None where none is known before it is tried.
     """
 
     mask_token: int | None = None
+    recording_obstacle: str | None = None
 
     def __init__(
         self, target: LM, weights: dict[str, Tensor], key_shape: tuple[int, int], value_shape: tuple[int, int]
@@ -38,8 +40,8 @@ class Head(ABC):
         self._target, self.weights, self.vocab_size = target, weights, target.vocab_size
         self.key_shape, self.value_shape = key_shape, value_shape
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """Input embeddings [n, hidden] by the target's table."""
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        """Input embeddings [n, hidden] by the target's table, of tokens on the host or [n] int64 on its device."""
         return self._target.embed(tokens)
 
     def mix(self, features: Tensor) -> Tensor:

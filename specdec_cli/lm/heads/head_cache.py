@@ -54,6 +54,12 @@ class HeadContext:
         """Slots behind which the target's own states stand."""
         return max(0, len(self.tokens) - 1)
 
+    def extend(self, text: Sequence[int], output: Tensor) -> None:
+        """Take what a pass has filed of all of a text, and its last slot's output [hidden]."""
+        if len(text) - 1 > self.num_kept:
+            self.tokens += text[len(self.tokens) :]
+            self.outputs[()] = output
+
     def forget_nodes(self) -> None:
         """Forget what was drafted."""
         self.keep_nodes(frozenset())
@@ -102,7 +108,7 @@ class HeadCache:
         """Make room for so many blocks; what was there is lost."""
         self.num_blocks, self.pool = num_blocks, BlockPool(num_blocks)
         self._held: dict[int, HeadContext] = {}
-        num_slots = -(-num_blocks * self.block_size // _SLOTS_GRAIN) * _SLOTS_GRAIN
+        num_slots = (num_blocks * self.block_size // _SLOTS_GRAIN + 1) * _SLOTS_GRAIN
         shapes = [(num_heads, num_slots, size) for num_heads, size in self._shapes]
         num_keys = prod(shapes[0])
         self.keys = self.values = torch.empty(0)  # the old ones' memory may be needed
@@ -114,6 +120,11 @@ class HeadCache:
         if self._device.type == "cpu":
             return zeros((num,), self._dtype, in_huge_pages=False)
         return torch.zeros(num, dtype=self._dtype, device=self._device)
+
+    @property
+    def nowhere(self) -> int:
+        """A slot that no sequence has, behind all blocks."""
+        return self.num_blocks * self.block_size
 
     @property
     def bytes_per_slot(self) -> int:
@@ -142,6 +153,8 @@ class HeadCache:
             the first guess follows from its output.
         """
         assert handle not in self._held, "a sequence adopts before it is fed"
+        for other in self._held.values():
+            self.publish(other)
         size, first = self.block_size, module + 1  # of the tokens behind slots
         before = block_key(root_key(salt), context[:first])
         held = self._held[handle] = HeadContext(before)
@@ -181,7 +194,11 @@ class HeadCache:
         held.slots = self._slots(held.blocks)
 
     def publish(self, held: HeadContext) -> None:
-        """Make its whole blocks findable, unless their keys or values are no numbers: then its output is none."""
+        """Make its whole blocks findable, unless their keys or values are no numbers: then its output is none.
+
+        On a GPU the host waits for that output. Blocks that a graph has filled are therefore published later: in the
+        sequence's next step, when another sequence begins, or when this one ends.
+        """
         size = self.block_size
         news = range(len(held.keys), held.num_kept // size)
         if held.root is None or not news or not held.outputs[()].isfinite().all():
@@ -195,6 +212,7 @@ class HeadCache:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
         held = self._held.pop(handle, None)
         if held is not None:
+            self.publish(held)
             self.pool.free(held.blocks)
 
     def check(self) -> None:

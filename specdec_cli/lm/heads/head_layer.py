@@ -60,6 +60,24 @@ class LayerFeed:
             at = slice(self.slots.start, self.slots.start + self.end)
         return self.keys[:, at], self.values[:, at]
 
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """File the new keys and values; what the new queries find [new, heads * head size].
+
+        Args:
+            queries: [heads, new, head size], with their rotary embedding.
+            keys: [key heads, new, head size], likewise.
+            values: the same shape.
+        """
+        num, visible = len(self.places), self.visible
+        self.write(keys, values)
+        if visible is None and num > 1:
+            visible = torch.ones(num, self.end, dtype=torch.bool, device=queries.device).tril(self.places[0])
+        its_keys, its_values = self.read()
+        found = functional.scaled_dot_product_attention(
+            queries[None], its_keys[None], its_values[None], visible, enable_gqa=True
+        )
+        return found[0].transpose(0, 1).flatten(1)
+
 
 class HeadLayer:
     """One decoder layer. Its caller computes what goes into attention and what is added to its output.
@@ -118,16 +136,8 @@ class HeadLayer:
         queries, keys = self.rotate(positions, queries, keys)
         outputs, begin = [], 0
         for feed in feeds:
-            num, visible = len(feed.places), feed.visible
-            new = slice(begin, begin + num)
-            feed.write(keys[:, new], values[:, new])
-            if visible is None and num > 1:
-                visible = torch.ones(num, feed.end, dtype=torch.bool, device=inputs.device).tril(feed.places[0])
-            its_keys, its_values = feed.read()
-            found = functional.scaled_dot_product_attention(
-                queries[None, :, new], its_keys[None], its_values[None], visible, enable_gqa=True
-            )
-            outputs.append(found[0].transpose(0, 1).flatten(1))
+            new = slice(begin, begin + len(feed.places))
+            outputs.append(feed.attend(queries[:, new], keys[:, new], values[:, new]))
             begin = new.stop
         return torch.cat(outputs)
 

@@ -49,10 +49,10 @@ class Pard2Head(Head):
         self.config, self._project = config, product_of(weights, "target_proj")
         self._head = product_of(weights, "lm_head") if "lm_head.weight" in weights else None
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings [n, hidden] by its own table."""
         table = self.weights["embed_tokens.weight"]
-        return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
+        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
 
     def mix(self, features: Tensor) -> Tensor:
         """The projected states [n, hidden], scaled."""

@@ -24,6 +24,7 @@ from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.from_files import ON_PAPER
 from specdec_cli.lm.heads.head_layer import LayerFeed
+from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import pack_model
 
@@ -61,13 +62,16 @@ class TransformersLayer:
             positions: [n] int64 in their texts.
             feeds: the sequences.
         """
+        whole = feeds[0]
+        if isinstance(whole, RecordedFeed):
+            return self._forward(hidden, _FeedCache(_RecordedStore(whole)), whole.layout(positions))
         spans: list[Span] = []
         owners: dict[int, LayerFeed] = {}
         for feed in feeds:
             for span in _spans(feed, spans[-1].stop if spans else 0):
                 spans.append(span)
                 owners[span.start] = feed
-        return self._forward(hidden, _FeedCache(owners), _layout(positions.tolist(), spans, hidden.device))
+        return self._forward(hidden, _FeedCache(_FeedStore(owners)), _layout(positions.tolist(), spans, hidden.device))
 
     def _forward(self, inputs: Tensor, cache: BlockCache, layout: Layout) -> Tensor:
         with torch.inference_mode(), cache.running(layout):
@@ -140,12 +144,19 @@ class _FeedStore(LayerStore):
         return keys.index_select(1, span.slots)[None], values.index_select(1, span.slots)[None]
 
 
+class _RecordedStore(LayerStore):
+    """The keys and values of all sequences of a recorded forward, which a layout reads and writes."""
+
+    def __init__(self, feed: RecordedFeed) -> None:
+        self.keys, self.values = feed.keys[None], feed.values[None]
+
+
 class _FeedCache(BlockCache):
     """The cache object that the decoder gets."""
 
-    def __init__(self, owners: Mapping[int, LayerFeed]) -> None:
+    def __init__(self, store: LayerStore) -> None:
         super().__init__(0)
-        self._store = _FeedStore(owners)
+        self._store = store
 
     def store_at(self, place: Any, key_states: Tensor, value_states: Tensor) -> LayerStore:
         """The sequences' own keys and values."""

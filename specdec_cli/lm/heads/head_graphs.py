@@ -1,0 +1,258 @@
+"""Greedy chains of a draft head as CUDA graphs: the target's new states go in, k tokens stay on the device.
+
+One graph feeds the states of all sequences and then drafts token by token. Sequences, new positions and blocks are
+padded to a `Bucket`, and what differs from step to step is one vector of integers, as in `lm.forward.graphs`. Nothing
+is kept of drafted nodes: the next step writes over their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.unread import Unread
+from specdec_cli.lm.door import Continuations
+from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fill
+from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, likeliest, pool_of, recorded, slots_of
+from specdec_cli.lm.heads.head_module import HeadModule
+from specdec_cli.lm.heads.recorded_feed import RecordedFeed
+
+_NO_PLACE = -(1 << 30)  # however many tokens follow it
+
+
+@dataclass(slots=True)
+class GreedyRow:
+    """One sequence that wants a greedy chain.
+
+    Args:
+        handle: names the sequence.
+        context: of the sequence.
+        features: the target's states [n, taps, target hidden] of the last n positions that a token follows.
+        num_tokens: to draft, at least 1.
+    """
+
+    handle: int
+    context: Sequence[int]
+    features: Tensor | None
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """A step's inputs for M modules, all int64 and views of one vector.
+
+    Args:
+        tokens: behind the new positions [B, R].
+        places: of the new slots in each module [M, B, R]; negative for none.
+        last: column of the last new position of each sequence [B]; `NOTHING` where there is none.
+        begin: place of the first drafted node in the first module [B]; each further module's is one less.
+        tables: blocks of each sequence in each module [M, B, N].
+    """
+
+    tokens: Tensor
+    places: Tensor
+    last: Tensor
+    begin: Tensor
+    tables: Tensor
+
+    @classmethod
+    def views(cls, bucket: Bucket, num_modules: int, vector: Tensor) -> _Inputs:
+        """The parts of a vector that `_values` filled."""
+        rows, each, blocks = bucket.num_rows, bucket.num_tokens, bucket.num_blocks
+        fed, every = rows * each, num_modules * rows
+        parts = torch.split(vector, [fed, every * each, rows, rows, every * blocks])
+        tokens, places = parts[0].view(rows, each), parts[1].view(num_modules, rows, each)
+        return cls(tokens, places, parts[2], parts[3], parts[4].view(num_modules, rows, blocks))
+
+
+def _values(
+    bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[GreedyRow], counts: Sequence[int]
+) -> list[int]:
+    """A step's inputs one after another, as `_Inputs.views` takes them apart.
+
+    Args:
+        bucket: holds them.
+        modules: of the head.
+        rows: the sequences, with blocks for all that is to be written.
+        counts: how many new positions each has.
+    """
+    each, missing = bucket.num_tokens, bucket.num_rows - len(rows)
+    tokens: list[int] = []
+    for row, num in zip(rows, counts, strict=True):
+        tokens += [*row.context[len(row.context) - num :], *[0] * (each - num)]
+    values = [*tokens, *[0] * (missing * each)]
+    for m, module in enumerate(modules):
+        for row, num in zip(rows, counts, strict=True):
+            first, kept = len(row.context) - 1 - num - m, module.cache.of(row.handle).num_kept
+            values += [place if place >= kept else NOTHING for place in range(first, first + num)]
+            values += [NOTHING] * (each - num)
+        values += [NOTHING] * (missing * each)
+    values += [*(num - 1 if num else NOTHING for num in counts), *[NOTHING] * missing]
+    values += [*(len(row.context) - 1 for row in rows), *[_NO_PLACE] * missing]
+    for module in modules:
+        for row in rows:
+            blocks = module.cache.of(row.handle).blocks
+            values += [*blocks, *[NOTHING] * (bucket.num_blocks - len(blocks))]
+        values += [NOTHING] * (missing * bucket.num_blocks)
+    return values
+
+
+@dataclass(slots=True)
+class _ChainGraph:
+    """A recorded chain: what it reads, how it runs, what it leaves.
+
+    Args:
+        inputs: as `_values` fills it.
+        states: the target's, of new positions [B, R, taps, target hidden].
+        before: each module's output before the new positions [M, B, hidden].
+        replay: runs it.
+        outputs: tokens [B, most], and each module's output at the last kept slot [M, B, hidden].
+    """
+
+    inputs: Tensor
+    states: Tensor
+    before: Tensor
+    replay: Replay
+    outputs: Outputs
+
+
+class HeadGraphs:
+    """The graphs of one head, each recorded when it is first needed.
+
+    Args:
+        modules: of the head; once their caches move, `drop` the graphs.
+        name: of the draft, for messages.
+        state_shape: taps, and the width of the target's states.
+        like: a tensor of the target's dtype, on its device.
+    """
+
+    def __init__(self, modules: Sequence[HeadModule], name: str, state_shape: tuple[int, int], like: Tensor) -> None:
+        self._modules, self._name, self._state_shape, self._like = modules, name, state_shape, like
+        self._device = like.device
+        self._kernels, self._pool = kernels_for(self._device), pool_of(self._device)
+        with torch.inference_mode():
+            self._width = modules[0].head.mix(like.new_zeros(2, *state_shape)).shape[-1]
+        self._graphs: dict[tuple[Bucket, int, int], _ChainGraph] = {}
+
+    def try_out(self) -> None:
+        """Record the smallest chain that runs every module.
+
+        Raises:
+            RunError: the head cannot be recorded.
+        """
+        bucket = Bucket.around(1, 1, 1)
+        assert bucket is not None, "one token fits a bucket"
+        for module in self._modules:
+            obstacle = module.head.recording_obstacle
+            if module.head.key_shape != module.head.value_shape:
+                obstacle = "its values are not as wide as its keys"
+            if obstacle is not None:
+                raise RunError(f"{self._what} cannot be recorded: {obstacle}", "use --decoder transformers")
+        self._recorded(bucket, len(self._modules) + 1, self._modules[0].head.vocab_size)
+
+    def drop(self) -> None:
+        """Forget what was recorded, as the caches move."""
+        self._graphs.clear()
+
+    def guess(self, rows: Sequence[GreedyRow], num_tokens: int) -> tuple[Continuations, Tensor]:
+        """Greedy chains, whose keys and values are written.
+
+        Args:
+            rows: sequences with blocks for their new positions and drafted nodes; at most `MOST_TOKENS` are new.
+            num_tokens: V, the real vocabulary; no token is beyond it.
+
+        Returns:
+            The chains, and each module's output at the last kept slot [M, rows, hidden], tensors of their own.
+
+        Raises:
+            RunError: the head cannot be recorded.
+        """
+        counts = [0 if row.features is None else len(row.features) for row in rows]
+        blocks = [len(module.cache.of(row.handle).blocks) for row in rows for module in self._modules]
+        most = max(row.num_tokens for row in rows)
+        # However many tokens of such a chain are accepted: one shape for all further steps.
+        num_new = max(*counts, min(most + 1, MOST_TOKENS))
+        bucket = Bucket.around(len(rows), num_new, max(blocks))
+        assert bucket is not None, "more positions are fed before"
+        key = bucket, most, num_tokens
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._recorded(*key)
+        self._fill(graph, bucket, rows, counts)
+        graph.replay()
+        found, ends = graph.outputs
+        unread = Unread(found[: len(rows)].clone())
+        tokens = [unread.stand_ins(i, row.num_tokens) for i, row in enumerate(rows)]
+        return Continuations(tokens, unread), ends[:, : len(rows)].clone()
+
+    @property
+    def _what(self) -> str:
+        return f"the draft head `{self._name}`"
+
+    def _fill(self, graph: _ChainGraph, bucket: Bucket, rows: Sequence[GreedyRow], counts: Sequence[int]) -> None:
+        """Give a graph what differs from step to step; states that no slot reads are those of an earlier step."""
+        fill(graph.inputs, _values(bucket, self._modules, rows, counts))
+        for i, (row, num) in enumerate(zip(rows, counts, strict=True)):
+            if row.features is not None:
+                graph.states[i, :num].copy_(row.features)
+            for m, module in enumerate(self._modules):
+                before = module.cache.of(row.handle).outputs.get(())
+                if before is not None and (len(self._modules) > 1 or not num):
+                    graph.before[m, i].copy_(before)
+
+    def _recorded(self, bucket: Bucket, most: int, num_tokens: int) -> _ChainGraph:
+        inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
+        states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
+        before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
+        run = partial(self._guess, bucket, most, num_tokens, inputs, states, before)
+        replay, outputs = recorded(run, self._device, self._pool, self._what)
+        return _ChainGraph(inputs, states, before, replay, outputs)
+
+    def _guess(
+        self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, states: Tensor, before: Tensor
+    ) -> Outputs:
+        """Chains [B, most], and each module's output [M, B, hidden] at the last kept slot."""
+        step = _Inputs.views(bucket, len(self._modules), inputs)
+        caches = [module.cache for module in self._modules]
+        slots = [slots_of(its, one.block_size, one.nowhere) for its, one in zip(step.tables, caches, strict=True)]
+        ends = self._feed(step, states, before, slots)
+        heads, last = [module.head for module in self._modules], len(self._modules) - 1
+        outputs, found = ends[0][:, None], [likeliest(heads[0].logits(ends[0])[:, None], num_tokens)]
+        for depth in range(1, most):
+            # A module of its own reads the one before it at every node so far; the last one goes on with its own.
+            m, num = min(depth, last), depth if depth <= last else 1
+            source = m - 1 if depth <= last else m
+            feature = heads[source].recycled(outputs[:, -num:].flatten(0, 1)).view(-1, num, self._width)
+            places = step.begin[:, None] - m + torch.arange(depth - num, depth, device=self._device)
+            outputs = self._run(m, torch.cat(found[-num:], 1), feature, places, slots[m])
+            if depth <= last:
+                outputs = torch.cat([ends[m][:, None], outputs], 1)
+            found.append(likeliest(heads[m].logits(outputs[:, -1])[:, None], num_tokens))
+        return torch.cat(found, 1), torch.stack(ends)
+
+    def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
+        """Take new positions, module after module; the output [B, hidden] of each at its last kept slot."""
+        feature = self._modules[0].head.mix(states.flatten(0, 1)).view(*states.shape[:2], -1)
+        column, ends = step.last.clamp(min=0)[:, None], []
+        for m, module in enumerate(self._modules):
+            output = self._run(m, step.tokens, feature, step.places[m], slots[m])
+            end = output.gather(1, column[:, :, None].expand(-1, -1, output.shape[2]))[:, 0]
+            is_new = (step.last[:, None] >= 0) & (step.places[m].gather(1, column) >= 0)
+            ends.append(torch.where(is_new, end, before[m]))
+            if module is not self._modules[-1]:
+                shifted = torch.cat([before[m][:, None], output[:, :-1]], 1)
+                feature = module.head.recycled(shifted.flatten(0, 1)).view(shifted.shape)
+        return ends
+
+    def _run(self, m: int, tokens: Tensor, feature: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+        """A module's output [B, R, hidden] of tokens [B, R] with their features [B, R, hidden] at places [B, R]."""
+        head, cache = self._modules[m].head, self._modules[m].cache
+        feed = RecordedFeed.at(cache.keys, cache.values, slots, places, cache.nowhere, self._kernels)
+        positions = places.clamp(0, slots.shape[1] - 1).flatten()
+        embedded = head.embed(tokens.clamp(min=0).flatten())
+        return head.run(embedded, feature.flatten(0, 1), positions, [feed]).view(*tokens.shape, -1)

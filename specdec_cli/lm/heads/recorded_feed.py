@@ -1,0 +1,86 @@
+"""New slots of all sequences of a recorded forward, whose places and masks are on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specdec_cli.lm.cache.layout import Layout, Span
+from specdec_cli.lm.heads.head_layer import LayerFeed
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordedFeed(LayerFeed):
+    """B sequences in one feed, R new slots of each: `slots` are [B, T], `places` only count n = B·R.
+
+    Args:
+        write_slots: of each new slot [n] int64.
+        kernels: attention for all sequences at once (`lm.split_attention`); None without a GPU or without Triton.
+    """
+
+    write_slots: Tensor
+    kernels: Any
+
+    @classmethod
+    def at(
+        cls, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor, nowhere: int, kernels: Any
+    ) -> RecordedFeed:
+        """New slots, each of which sees the places before it and its own; all on the device.
+
+        Args:
+            keys: [key heads, slots, head size] of all sequences.
+            values: the same.
+            slots: of every place of each sequence [B, T] int64.
+            places: of the new slots [B, R] int64; negative, or T and more, where one only fills the shape.
+            nowhere: the slot that takes what only fills the shape.
+            kernels: as above.
+        """
+        num_keys = slots.shape[1]
+        at = places.clamp(0, num_keys - 1)
+        write_slots = torch.where(at == places, slots.gather(1, at), nowhere).view(-1)
+        every = torch.arange(num_keys, device=slots.device)
+        visible = (every <= at[:, :, None]).view(-1, num_keys)
+        new = range(places.numel())
+        return cls(keys, values, slots, new, num_keys, visible, write_slots=write_slots, kernels=kernels)
+
+    def layout(self, positions: Tensor) -> Layout:
+        """The same for a forward of transformers.
+
+        Args:
+            positions: of the new slots [n] int64.
+        """
+        assert isinstance(self.slots, Tensor), "slots of a recorded forward are on the device"
+        each, num = len(self.places) // len(self.slots), len(self.places)
+        spans = [Span(i * each, (i + 1) * each, self.end, 0, one) for i, one in enumerate(self.slots)]
+        layout = Layout([], [], spans, [], wanted=[], num_written=num, device=positions.device)
+        layout.position_ids = positions.view(1, -1)
+        layout.kernels, layout.slots, layout.write_slots = self.kernels, self.slots, self.write_slots
+        return layout
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """As `LayerFeed.attend`, for all sequences at once."""
+        assert isinstance(self.slots, Tensor), "slots of a recorded forward are on the device"
+        assert self.visible is not None, "a recorded forward says what its queries see"
+        if self.kernels is not None:
+            stored = self.keys[None], self.values[None]
+            self.kernels.write(keys[None], values[None], *stored, self.write_slots)
+            scale = queries.shape[2] ** -0.5
+            found: Tensor = self.kernels.attend(queries[None], *stored, self.slots, self.visible, scale, None, None)
+            return found[0].flatten(1)
+        self.keys.index_copy_(1, self.write_slots, keys)
+        self.values.index_copy_(1, self.write_slots, values)
+        num_rows, num_heads, size = len(self.slots), queries.shape[0], queries.shape[2]
+        visible = self.visible.view(num_rows, -1, self.end)
+        is_hidden = ~visible.any(1)[:, None, :, None]  # others' may be no numbers, and nothing times NaN is NaN
+        its_keys, its_values = (
+            one[:, self.slots].transpose(0, 1).masked_fill(is_hidden, 0) for one in (self.keys, self.values)
+        )
+        its_queries = queries.reshape(num_heads, num_rows, -1, size).transpose(0, 1)
+        result = functional.scaled_dot_product_attention(
+            its_queries, its_keys, its_values, visible[:, None], enable_gqa=True
+        )
+        return result.transpose(1, 2).flatten(0, 1).flatten(1)

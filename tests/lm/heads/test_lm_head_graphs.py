@@ -1,0 +1,318 @@
+"""Greedy chains of a draft head in CUDA graphs: the tokens that the head drafts layer by layer, whatever comes before.
+
+On a CPU nothing can be recorded; there what would be recorded runs anew at each replay. On a GPU the same tests take
+CUDA's graphs.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from head_drafts import LAYERS, TEXT, features_of
+from head_drafts import loaded as loaded_head
+from test_lm_graphs import GPU, Recorder
+from tiny_engine import PROMPTS, decode, tiny_engine, tokens
+from tiny_heads import publish, random_weights
+from tiny_models import VOCAB, make_tiny
+from tiny_mtp import make_target
+from typed import not_none, stand_in
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import DraftRow, Resources
+from specdec_cli.engine.caveats import slow_forwards
+from specdec_cli.errors import RunError
+from specdec_cli.lm import decoders
+from specdec_cli.lm.cache.unread import Unread
+from specdec_cli.lm.forward import graphs
+from specdec_cli.lm.heads import head_graphs, stacks
+from specdec_cli.lm.load import load_lm
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
+
+GREEDY = SamplingParams(max_new_tokens=40)
+HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama 3"]
+NORMS = {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True}
+
+
+@pytest.fixture(params=["cpu", GPU])
+def device(request: pytest.FixtureRequest):
+    return request.param
+
+
+@pytest.fixture
+def recorder(device, monkeypatch: pytest.MonkeyPatch):
+    """Counts what is recorded; without a GPU it stands in for one, and heads are built as on one."""
+    recorder, real = Recorder(), graphs.record
+
+    def counted(*given):
+        recorder.num_recorded += 1
+        return real(*given)
+
+    monkeypatch.setattr(graphs, "record", recorder if device == "cpu" else counted)
+    if device == "cpu":
+        monkeypatch.setattr(decoders, "check_recordable", lambda *_: None)
+        monkeypatch.setattr(stacks, "compiles", lambda *_: False)
+        monkeypatch.setattr(stacks, "compiled_family", lambda *_: None)
+        monkeypatch.setattr(stacks, "multiplies", lambda *_: False)
+    return recorder
+
+
+@pytest.fixture
+def both(tmp_path, device, recorder):
+    """Makes a target and a draft head on it twice: as they are, and in graphs. Blocks have four tokens."""
+
+    def made(head: str = "official", **options: Any):
+        folder = tmp_path / "target"
+        kind, _, num = head.partition(" ")
+        if num:
+            make_target(kind, folder, int(num))
+        else:
+            make_tiny("llama", folder, 1, num_hidden_layers=6)
+            variant = NORMS if head == "norms" else {}
+            weights = random_weights(head != "eagle", seed=3, **variant)
+            form = "speculators" if head == "norms" else head
+            layers = (1, 2, 2) if head == "official" else LAYERS
+            publish(tmp_path / "head", weights, form, layers, **variant)
+        pairs = []
+        for decoder in ("transformers", "graphs"):
+            lm = load_lm(str(folder), decoder=decoder, device=device, block_size=4, max_num_seqs=4, check=False)
+            pairs.append((lm, loaded_mtp(lm) if num else loaded_head(lm, tmp_path / "head", **options)))
+        return pairs
+
+    return made
+
+
+def loaded_mtp(lm):
+    drafter = drafters.create("mtp", {})
+    lm.tap(drafter.taps)
+    drafter.load(Resources(lambda _: lm, None, VOCAB, lm))
+    return drafter
+
+
+class Round:
+    """Sequences whose texts grow, and both drafters' guesses for them."""
+
+    def __init__(self, pairs) -> None:
+        (self.lm, self.plain), (_, self.recorded) = pairs
+        self.texts: dict[int, list[int]] = {}
+        self.num_known: dict[int, int] = {}
+
+    def rows(self, handles, **more) -> list[DraftRow]:
+        """Rows with the states that are new."""
+        found = []
+        for handle in handles:
+            text, known = self.texts[handle], self.num_known.get(handle, 0)
+            states = features_of(self.lm, text, self.plain.taps)[known : len(text) - 1]
+            self.num_known[handle] = len(text) - 1
+            features = states if len(states) else None
+            found.append(
+                DraftRow(handle, text, 3, 4, GREEDY, frozenset(), False, False, 0.0, features=features, **more)
+            )
+        return found
+
+    def guess(self, rows) -> list[tuple[int, ...]]:
+        """What both drafters guess, which is the same."""
+        expected = [guess.drafted.tokens for guess in self.plain.propose([replace(row) for row in rows])]
+        found = self.recorded.propose(rows)
+        assert all(guess.unread is not None for guess in found), "the host has not waited"
+        for module in self.recorded.held.modules:
+            module.cache.check()
+        assert [guess.read().drafted.tokens for guess in found] == expected
+        return expected
+
+    def go_on(self, drafted, accepted, bonus: int = 5) -> None:
+        """Keep some drafted tokens of each sequence, and add another one."""
+        for text, guess, num in zip(self.texts.values(), drafted, accepted, strict=True):
+            text += [*guess[:num], bonus + len(text) % 7]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) -> None:
+    rounds = Round(both(head))
+    # One longer than a graph is made for, one that ends with a block, one that later modules have no slot of.
+    rounds.texts = {0: TEXT[:9], 1: [*TEXT, *TEXT[3:23]], 2: TEXT[20:22]}
+    for accepted in ([4, 0, 2], [0, 0, 0], [1, 4, 3], [2, 3, 0]):
+        rows = rounds.rows(rounds.texts)
+        drafted = rounds.guess(rows)
+        assert {len(one) for one in drafted} == {4}
+        rounds.go_on(drafted, accepted)
+    again = rounds.rows(rounds.texts)
+    assert rounds.guess(again) == rounds.guess(again), "rows that come again bring the same states"
+
+
+def test_rows_come_and_go_with_depths_of_their_own(both, recorder) -> None:
+    rounds = Round(both())
+    rounds.texts = {0: TEXT[:9], 1: TEXT[30:44], 2: TEXT[20:25]}
+    for handles, depths in (([0, 1, 2], [4, 1, 3]), ([0], [2]), ([2, 1], [1, 5]), ([0, 2], [3, 3])):
+        rows = [replace(row, k=k) for row, k in zip(rounds.rows(handles), depths, strict=True)]
+        drafted = dict(zip(handles, rounds.guess(rows), strict=True))
+        assert [len(drafted[handle]) for handle in handles] == depths
+        rounds.go_on([drafted.get(handle, ()) for handle in rounds.texts], [1 if h in drafted else 0 for h in range(3)])
+    before = recorder.num_recorded
+    rounds.texts[2] += [7, 8]
+    rounds.guess([replace(row, k=3) for row in rounds.rows([2, 0])])
+    assert recorder.num_recorded == before, "a shape that was recorded is recorded again"
+
+
+@pytest.mark.parametrize("head", ["official", "llama 1", "llama 3"])
+def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -> None:
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
+    others: list[dict[str, Any]] = [
+        {"tree": TreeShape.parse("2,2,1")},
+        {"params": SamplingParams(temperature=1.0, seed=5), "needs_q": True},
+        {"p_min": 1e-6},
+        {"tree": TreeShape.parse("dynamic:6")},
+    ]
+    for other in others:
+        drafted = rounds.guess(rounds.rows(rounds.texts))
+        rounds.go_on(drafted, [2, 0])
+        rows = [replace(row, **other) for row in rounds.rows(rounds.texts)]
+        expected, found = (one.propose([replace(row) for row in rows]) for one in (rounds.plain, rounds.recorded))
+        assert [guess.drafted for guess in found] == [guess.drafted for guess in expected]
+        assert all(guess.unread is None for guess in found)
+        rounds.go_on(drafted, [0, 1])
+    mixed = rounds.rows(rounds.texts)
+    mixed[0] = replace(mixed[0], **others[0])
+    expected, found = (one.propose([replace(row) for row in mixed]) for one in (rounds.plain, rounds.recorded))
+    assert [guess.unread is None for guess in found] == [True, False]
+    assert [guess.read().drafted for guess in found] == [guess.drafted for guess in expected]
+
+
+def test_a_path_after_a_chain_has_the_logits_of_one_without(both) -> None:
+    rounds = Round(both())
+    rounds.texts = {0: TEXT[:9]}
+    rounds.go_on(rounds.guess(rounds.rows([0])), [3])
+    rows = rounds.rows([0])
+    expected, found = (one.path_logits(rows, [[7, 8, 9]])[0] for one in (rounds.plain, rounds.recorded))
+    is_scored = expected > -torch.inf
+    assert torch.allclose(found[is_scored], expected[is_scored], atol=2e-4)
+
+
+@pytest.mark.parametrize("head", ["specforge", "llama 2"])
+def test_prefixes_are_found_again_as_without_graphs(head: str, both) -> None:
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:11]}
+    both_drafters = rounds.plain, rounds.recorded
+    assert [one.adopt(0, TEXT[:11], "salt") for one in both_drafters] == [0, 0]
+    rounds.go_on(rounds.guess(rounds.rows([0])), [4])
+    drafted = rounds.guess(rounds.rows([0]))
+    rounds.texts[1] = [*rounds.texts[0], *drafted[0]]
+    num, other = (one.adopt(1, rounds.texts[1], "salt") for one in both_drafters)
+    assert num == other >= 8
+    rounds.num_known[1] = num
+    rounds.guess(rounds.rows([0, 1]))
+    for one in both_drafters:
+        one.release(0)
+        one.release(1)
+    num, other = (one.adopt(2, rounds.texts[1], "salt") for one in both_drafters)
+    assert num == other >= 12
+    rounds.texts[2], rounds.num_known[2] = rounds.texts[1], num
+    rounds.guess(rounds.rows([2]))
+
+
+def stale_keys(bucket, modules, rows, counts):
+    """Of several new positions the last ones keep what was drafted in their place."""
+    given = real_values(bucket, modules, rows, counts)
+    fed = bucket.num_fed
+    for at in range(fed, fed * (1 + len(modules))):
+        if at % bucket.num_tokens >= 2:
+            given[at] = -1
+    return given
+
+
+def one_place_off(bucket, modules, rows, counts):
+    """Drafted nodes stand one place behind their own."""
+    given = real_values(bucket, modules, rows, counts)
+    begin = bucket.num_fed * (1 + len(modules)) + bucket.num_rows
+    for at in range(begin, begin + len(rows)):
+        given[at] += 1
+    return given
+
+
+real_values = head_graphs._values
+
+
+@pytest.mark.parametrize("fault", [stale_keys, one_place_off])
+def test_a_planted_fault_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_graphs, "_values", fault)
+    with pytest.raises(AssertionError):
+        test_rounds_in_graphs_draft_the_tokens_of_rounds_without("official", both)
+
+
+@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2"])
+def test_whole_texts_are_the_targets(head: str, both) -> None:
+    (plain, layer_by_layer), (target, drafter) = both(head)
+    params = SamplingParams(max_new_tokens=24)
+    expected = decode(plain, layer_by_layer, 3, PROMPTS, params)
+    found = decode(target, drafter, 3, PROMPTS, params)
+    assert tokens(found) == tokens(decode(plain, None, 0, PROMPTS, params))
+    counts = [
+        [(one.speculative.num_draft_tokens, one.speculative.num_accepted_tokens) for one in outputs]
+        for outputs in (found, expected)
+    ]
+    assert counts[0] == counts[1]
+    assert drafter.held.cache.pool.num_free == drafter.held.num_blocks, "an idle engine holds blocks"
+
+
+def test_the_target_reads_a_chain_before_the_host_does(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wait in a step: by the time the host reads what was drafted, the target has judged it."""
+    _, (target, drafter) = both()
+    told: list[Any] = []
+    score, known = target.score, Unread.known
+
+    def scored(rows):
+        told.append(("score", [row.unread is not None and not row.unread.is_read for row in rows]))
+        return score(rows)
+
+    def read(self, context):
+        if not self.is_read:
+            told.append(("read", None))
+        return known(self, context)
+
+    monkeypatch.setattr(target, "score", scored)
+    monkeypatch.setattr(Unread, "known", read)
+    decode(target, drafter, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True))
+    steps = [one for one in told if one != ("score", [False, False])]
+    assert len(steps) >= 6
+    assert {what for what, _ in steps[::2]} == {"score"}
+    assert {what for what, _ in steps[1::2]} == {"read"}
+
+
+def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(both) -> None:
+    (plain, _), (target, drafter) = both()
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True)
+    right = tokens(decode(plain, None, 0, PROMPTS, params))
+    drafter.held.modules[0].head.weights["norm.weight"].fill_(torch.nan)
+    engine = tiny_engine(target, drafter, 3)
+    assert [output.token_ids for output in engine.generate(PROMPTS, params)] == right
+    assert engine.drafters.num_failures["eagle3"] >= 1
+
+
+def test_a_head_that_cannot_be_recorded_runs_as_it_is_or_is_refused(both, tmp_path, monkeypatch, recorder) -> None:
+    (plain, expected), (target, _) = both()
+    monkeypatch.setattr(head_graphs, "recorded", refuse)
+    with pytest.raises(RunError, match=r"the draft head `.*` cannot be recorded: CUDA error: operation not permitted"):
+        loaded_head(target, tmp_path / "head")
+    target.recording = "tried"
+    drafter = loaded_head(target, tmp_path / "head")
+    assert not drafter.held.is_recorded
+    engine = SimpleNamespace(target=target, drafter=drafter)
+    (said,) = slow_forwards(stand_in(engine))
+    assert said.startswith("the draft head `")
+    assert said.endswith("it runs without CUDA graphs, which is slower")
+    texts = [tokens(decode(lm, one, 3, PROMPTS, GREEDY)) for lm, one in ((plain, expected), (target, drafter))]
+    assert texts[0] == texts[1]
+
+
+def refuse(run, device, pool, what) -> None:
+    raise RunError(f"{what} cannot be recorded: CUDA error: operation not permitted", "use --decoder transformers")
+
+
+def test_rotary_positions_by_length_are_refused(both) -> None:
+    _, (_, drafter) = both()
+    drafter.held.modules[0].head.recording_obstacle = "its rotary positions depend on the context's length"
+    with pytest.raises(RunError, match="cannot be recorded: its rotary positions depend on the context's length"):
+        not_none(drafter.held._graphs).try_out()
