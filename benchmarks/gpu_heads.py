@@ -7,7 +7,8 @@ The target has the shape of Llama 3 8B, the draft that of Llama 3.2 1B, the head
 32,000 drafted tokens. All weights are random, and chance decides which tokens stand: each with the probability
 `--acceptance` when those before it do; of trees the first child of each depth. So what differs is time alone. Every arm
 decodes the same number of tokens of one sequence, in the order A B C … C B A, `--repeats` times. Kept as
-results/gpu_heads.json; without a GPU the script can be tried, and nothing is kept except in `--output`.
+results/gpu_heads.json, or gpu_heads_compiled.json; without a GPU the script can be tried, and nothing is kept except
+in `--output`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.lm.files.dummy import shape_folder
 
 DRAFTED = 32000
+ABOUT = ("target", "draft", "dtype", "decoder", "compile", "acceptance", "context")
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def loaded(options: argparse.Namespace, folder: Path) -> dict[str, Engine]:
     """The target, loaded once, with each draft."""
     head = eagle3(folder / "head", shape_of(options.target), options.layers_read)
     dummy = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
-    settings = LoadSettings(target=dummy, decoder=options.decoder, max_model_len=options.max_model_len)
+    settings = LoadSettings(
+        target=dummy, decoder=options.decoder, max_model_len=options.max_model_len, compile=options.compile
+    )
     drafts: dict[str, Any] = {"none": None, "head": head.options, "model": options.draft}
     made = load_engines(
         Engine, options.target, list(drafts.values()), options=EngineOptions(max_num_seqs=1), settings=settings,
@@ -129,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--decoder", default="graphs")
+    parser.add_argument("--compile", action="store_true", help="the models' layers, by torch")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--target", default="shape:llama-3-8b")
     parser.add_argument("--draft", default="shape:llama-3.2-1b")
@@ -145,12 +150,13 @@ def main() -> None:
     before = record.machine()
     with tempfile.TemporaryDirectory() as folder:
         made = loaded(options, Path(folder))
-    about = {name: getattr(options, name) for name in ("target", "draft", "dtype", "decoder", "acceptance", "context")}
+    about = {name: getattr(options, name) for name in ABOUT}
     found: dict[str, Any] = {**about, "arms": measured(ARMS, made, options)}
     if options.device != "cpu":
         found["gpu"] = torch.cuda.get_device_name(torch.device(options.device))
     if options.device != "cpu" or options.output:
-        print(record.save("gpu_heads", before, found, path=options.output))
+        name = "gpu_heads_compiled" if options.compile else "gpu_heads"
+        print(record.save(name, before, found, path=options.output))
     else:
         print("this is no GPU: nothing is kept")
 
