@@ -30,7 +30,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 REPAIR = Path(__file__).parent / "vllm_cpu_fix"
-OPTIONS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "512")
+OPTIONS = ("--enforce-eager", "--max-model-len", "512")
+EACH_REQUEST = ("--per-request-spec-decode-metrics", "detailed")
 
 
 @contextmanager
@@ -42,6 +43,7 @@ def vllm_serving(
     *,
     max_num_seqs: int = 8,
     is_repaired: bool = False,
+    dtype: str = "float32",
 ) -> Iterator[str]:
     """Run `vllm serve` until the block ends.
 
@@ -52,13 +54,15 @@ def vllm_serving(
         log: file that takes its output.
         max_num_seqs: most sequences of a step.
         is_repaired: whether sampled speculation of the CPU build is repaired (`vllm_cpu_fix`).
+        dtype: of target and draft.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [command, "serve", str(target.resolve()), "--host", "127.0.0.1", "--port", str(port), *OPTIONS]
-    words += ["--served-model-name", "target", "--max-num-seqs", str(max_num_seqs)]
-    words += [] if speculative is None else ["--speculative-config", json.dumps(dict(speculative))]
+    words += ["--dtype", dtype, "--served-model-name", "target", "--max-num-seqs", str(max_num_seqs)]
+    if speculative is not None:
+        words += ["--speculative-config", json.dumps(dict(speculative)), *EACH_REQUEST]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | ENVIRONMENT
     environment |= {"PYTHONPATH": str(REPAIR)} if is_repaired else {}
     with log.open("ab") as out:

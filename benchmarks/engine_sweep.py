@@ -11,10 +11,11 @@ target. Speed is that of temperature 0, one request at a time.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ import record
 from served import serving
 from trace_over_http import BUILT_IN, Serve, counted, own, traced, vllm
 
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
+from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.tracing import trace_draft
 from specdec_cli.measure.workload.workload import read_rows
@@ -37,9 +40,11 @@ DATASET = "builtin:stories"
 class Starts:
     """An engine with k drafted tokens, and its acceptance at temperature 1 before each start ends."""
 
-    def __init__(self, serve: Serve, options: list[str], k_max: int) -> None:
-        self.serve, self.options, self.k_max = serve, options, k_max
-        self.trace: dict[str, Any] = {}
+    def __init__(self, serve: Serve, rows: Sequence[PromptRow], sampling: Sampling, k_max: int) -> None:
+        self.serve, self.rows, self.k_max = serve, rows, k_max
+        self.sampling = sampling.model_copy(update={"temperature": 1.0})
+        self.trace: Trace | None = None
+        self.took: dict[str, Any] = {}
         self.counted: dict[int, float] = {}
 
     @contextmanager
@@ -47,12 +52,12 @@ class Starts:
         """A start, for `EngineSweep`."""
         with self.serve(k) as url:
             yield url
-            sampled = [*self.options, "--temperature", "1"]
             if k:
-                self.counted[k] = counted(url, sampled)
+                accepted, steps = counted(url, self.rows, self.sampling)
+                self.counted[k] = float(1 + accepted.sum() / steps.sum())
             else:
                 with serving("-t", str(BUILT_IN / "draft"), "-d", "none") as draft:
-                    self.trace = traced(url, draft.url, [*sampled, "--k-max", str(self.k_max)])
+                    self.trace, self.took = asyncio.run(traced(url, draft.url, self.rows, self.sampling, self.k_max))
         print(f"k = {k} at load {os.getloadavg()[0]:.1f}: {self.counted.get(k)}", file=sys.stderr, flush=True)
 
 
@@ -101,13 +106,14 @@ def greedy(sweep: EngineSweep) -> dict[str, Any]:
 
 def sampled(starts: Starts, rule: str) -> dict[str, Any]:
     """Acceptance lengths at temperature 1 under the engine's default rule."""
-    lengths = starts.trace["acceptance_length"][rule]
+    assert starts.trace is not None, "the first start traces"
+    found = replay(starts.trace, "draft", rule, starts.k_max)
+    lengths = {one.k: one.acceptance_length().median for one in found}
     rows = [
         {"k": k, "predicted": lengths[k], "counted": length, "error": lengths[k] / length - 1}
         for k, length in sorted(starts.counted.items())
     ]
-    took = {name: starts.trace[name] for name in ("requests", "bytes", "seconds")}
-    return {"rule": rule, "rows": rows, "trace": took}
+    return {"rule": rule, "rows": rows, "trace": starts.took}
 
 
 def main() -> None:
@@ -127,7 +133,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         there = None if options.vllm is None else vllm(options.vllm, Path(folder), is_repaired=True)
         rule = "block" if there is None else "one-hot"
-        starts = Starts(there or own, asked, options.k_max)
+        starts = Starts(there or own, rows, sampling, options.k_max)
         plan = EngineSweepPlan(rows, sampling, False, options.k_max, (1,), options.num_measured, rule)
         sweep = EngineSweep(starts.start, plan, read, lambda said: print(said, file=sys.stderr, flush=True))
         sweep.run()

@@ -2,6 +2,7 @@
 
     python benchmarks/vllm_arm.py --engine-command /opt/vllm/bin/vllm --engine-args='--enforce-eager' -- --num-prompts 8
     python benchmarks/vllm_arm.py --embedded /tmp/embedded --only 'embedded pair, sweep-k'
+    python benchmarks/vllm_arm.py --stories bitstories-3M stories260K-wide --only 'stories pair, serve'
 
 The counts of `bench` are those of vLLM's `/metrics`; beside them stand the sums of the lines that vLLM logs itself.
 Options behind `--` go to `bench` and `compare-drafts`. A part that fails keeps its sentence.
@@ -20,6 +21,7 @@ from time import sleep
 from typing import Any
 
 import record
+from engine_front import front
 
 from specdec_cli.cli.options import Shared
 from specdec_cli.cli.other_engine import OtherEngine
@@ -44,9 +46,9 @@ def specdec(words: list[str]) -> dict[str, Any]:
     return {"exit_code": 0, "document": json.loads(run.stdout)}
 
 
-def counted(given: argparse.Namespace) -> dict[str, Any]:
-    """The counts of some answers by `/metrics` and by the lines that vLLM logs."""
-    sets = ("engine.name=vllm", "target.dtype=float32", "sampling.max_new_tokens=48")
+def counted(given: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """The counts of some answers by `/metrics` and by the lines that vLLM logs; `more` are keys of the recipe."""
+    sets = ("engine.name=vllm", "target.dtype=float32", "sampling.max_new_tokens=48", *more)
     command = f"env VLLM_LOG_STATS_INTERVAL={_LOGGED_SECONDS} {given.engine_command}"
     shared = Shared(sets=sets, takes_engine=True, engine_command=command, engine_args=given.engine_args)
     engine = OtherEngine.asked(shared.resolve(), shared)
@@ -66,6 +68,28 @@ def counted(given: argparse.Namespace) -> dict[str, Any]:
         arm.stop()
     logged = read_vllm_log(process.log_text)
     return {"version": arm.version, "metrics": counts.as_dict(), "log": None if logged is None else logged.counts}
+
+
+def compared(target: Path, drafts: list[str], k: int, engine: list[str], more: list[str]) -> dict[str, Any]:
+    """`compare-drafts`."""
+    named = [word for draft in drafts for word in ("-d", draft)]
+    sets = ["--set", f"speculation.num_speculative_tokens={k}"]
+    return specdec(["compare-drafts", *engine, "-t", str(target), *named, *sets, *more])
+
+
+def pair_parts(
+    name: str, target: Path, draft: Path, engine: list[str], given: argparse.Namespace
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Parts on a pair: counts, drafts side by side, and the server in front."""
+    few = ["--dataset", "builtin:mini", "--num-prompts", "8", "--max-new-tokens", "48", "--ignore-eos"]
+    dtype = engine[engine.index("--dtype") + 1]
+    sets = (f"target.model={target}", f"draft.model={draft}", f"target.dtype={dtype}")
+    serve = [*engine, "-t", str(target), "-d", str(draft), "-k", "4"]
+    return {
+        f"{name}, counters": lambda: counted(given, *sets),
+        f"{name}, compare-drafts": lambda: compared(target, [str(draft), "ngram"], 4, engine, few),
+        f"{name}, serve": lambda: front(serve),
+    }
 
 
 def embedded(folder: Path, engine: list[str]) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -88,13 +112,14 @@ def main() -> None:
     parser.add_argument("--engine-command", default="vllm")
     parser.add_argument("--engine-args", default="")
     parser.add_argument("--embedded", type=Path, help="folder of the pair that embedded_pair.py makes")
+    parser.add_argument("--stories", type=Path, nargs=2, metavar=("TARGET", "DRAFT"), help="another pair, in float32")
     parser.add_argument("--only", nargs="*", default=None, help="parts; the file keeps the others")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     given, more = parser.parse_args(words[:end]), words[end + 1 :]
     before = record.machine()
-    engine = ["--engine", "vllm", "--engine-command", given.engine_command, f"--engine-args={given.engine_args}"]
-    engine += ["--dtype", "float32"]
+    installed = ["--engine", "vllm", "--engine-command", given.engine_command, f"--engine-args={given.engine_args}"]
+    engine = [*installed, "--dtype", "float32"]
     one = ["generate", *engine, "-n", "16", "Once upon a time"]
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "counters": lambda: counted(given),
@@ -104,7 +129,13 @@ def main() -> None:
         "compare-drafts": lambda: specdec(["compare-drafts", *engine, "-d", "builtin:draft", "-d", "ngram", *more]),
     }
     if given.embedded is not None:
-        parts |= embedded(given.embedded, [*engine, "--dtype", "bfloat16"])
+        of_pair = [*installed, "--dtype", "bfloat16"]
+        parts |= embedded(given.embedded, of_pair)
+        target, draft = given.embedded / "target", given.embedded / "draft_n0.02"
+        parts |= pair_parts("embedded pair", target, draft, of_pair, given)
+    if given.stories is not None:
+        target, draft = given.stories
+        parts |= pair_parts("stories pair", target, draft, engine, given)
     path = record.RESULTS / "vllm_arm.json"
     results: dict[str, Any] = json.loads(path.read_text())["results"] if given.only and path.exists() else {}
     results["command"] = shlex.join(["python", "benchmarks/vllm_arm.py", *words])

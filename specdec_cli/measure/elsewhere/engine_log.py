@@ -15,6 +15,11 @@ _USAGE = re.compile(r"^[\w.-]+(?: [\w.-]+)*: error: (.*)$")
 _OF_PYDANTIC = re.compile(r"^\s+(?:Value error, |Assertion failed, )?(.*?) \[type=\w+,.*$")
 _FRAMES = ("Traceback (", 'File "', "During handling", "The above exception", "^", "~")
 _BARS = re.compile(r"\d+%\||it/s|s/it")
+_AFTERMATH = re.compile(
+    r"^\[shutdown\]|^(?:INFO: +)?(?:Shutting down|Waiting for application|Application shutdown|Finished server process)"
+    r"|nanobind|^- (?:leaked |\.\.\. skipped)"
+)
+"""How vLLM takes leave: uvicorn's and its own lines, and its C++ bindings' list of what was not freed."""
 _WRAPPERS = ("Engine core initialization failed", "WorkerProc initialization failed", "EngineDeadError", "SystemExit")
 _MOST_CHARACTERS = 300
 
@@ -36,7 +41,7 @@ def reason(log: str) -> str | None:
 
 
 def last_lines(log: str, most: int = 8) -> list[str]:
-    """The last lines that say something: no frames of a traceback, no progress bars, none twice in a row."""
+    """The last lines that say something: no traceback's frames, no progress bars, no shutdown, none twice in a row."""
     kept: list[str] = []
     is_code = False
     for line in _lines(log):
@@ -47,7 +52,7 @@ def last_lines(log: str, most: int = 8) -> list[str]:
         if is_code and line.startswith("    "):
             continue
         is_code = False
-        if text and not _BARS.search(text) and kept[-1:] != [text]:
+        if text and not _BARS.search(text) and not _AFTERMATH.search(text) and kept[-1:] != [text]:
             kept.append(text)
     return [_short(line) for line in kept[-most:]]
 

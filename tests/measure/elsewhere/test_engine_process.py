@@ -205,3 +205,14 @@ def test_a_log_is_read_as_people_would() -> None:
     assert reason(log) == "ValueError: y"
     assert reason("RuntimeError: Engine core initialization failed. See above.") is not None
     assert last_lines("one\rtwo\n\n50%|#| 1/2 [1it/s]\nthree\nthree\n") == ["two", "three"]
+
+
+def test_the_lines_shown_are_not_those_of_its_shutdown() -> None:
+    log = (
+        "RuntimeError: Worker failed with error 'head_dim=8'\n"
+        "(APIServer pid=7) INFO 11-27 03:05:24 [utils.py:628] [shutdown] Process manager: send sigterm\n"
+        "INFO:     Shutting down\nINFO:     Finished server process [7]\n"
+        'nanobind: leaked 4 instances!\n - leaked function "get_name"\n - ... skipped remainder\n'
+        "See https://nanobind.readthedocs.io/en/latest/refleaks.html\n"
+    )
+    assert last_lines(log) == ["RuntimeError: Worker failed with error 'head_dim=8'"]
