@@ -45,11 +45,11 @@ def test_auto_records_graphs_on_a_gpu(gpu, tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path))
     lm = load_lm(folder, check=False)
     assert lm.decoder == "transformers, graphs"
-    assert lm.graphs_obstacle is None
+    assert (lm.graphs_obstacle, lm.recording) == (None, "tried")
     assert gpu.num_recorded == 1, "one forward is tried"
     params = SamplingParams(max_new_tokens=12)
     plain = load_lm(folder, decoder="transformers")
-    assert (plain.decoder, plain.graphs_obstacle) == ("transformers", None)
+    assert (plain.decoder, plain.graphs_obstacle, plain.recording) == ("transformers", None, "none")
     texts = [tokens(decode(one, "ngram", 3, PROMPTS, params)) for one in (lm, plain)]
     assert texts[0] == texts[1]
     assert gpu.num_recorded > 1

@@ -17,6 +17,8 @@ from tiny_engine import PROMPTS, decode, tiny_engine, tokens
 from tiny_heads import publish, random_weights
 from tiny_models import VOCAB, make_tiny
 from tiny_mtp import make_target
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from typed import not_none, stand_in
 
 from specdec_cli import drafters
@@ -36,6 +38,42 @@ HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama
 NORMS = {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True}
 
 
+class NotRead(TorchFunctionMode):
+    """Refuses to have the host read a tensor."""
+
+    NAMES = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.NAMES:
+            raise RuntimeError(f"`{func.__name__}` while a graph is recorded")
+        return func(*args, **(kwargs or {}))
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses what has a size that depends on numbers, and tensors that the host brings."""
+
+    NAMES = ("nonzero", "masked_select", "equal", "lift_fresh", "_unique2")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        given = args[1] if name in ("index", "index_put_") else []
+        is_masked = any(one is not None and one.dtype == torch.bool for one in given)
+        if name in self.NAMES or is_masked:
+            raise RuntimeError(f"`{name}` while a graph is recorded")
+        return func(*args, **(kwargs or {}))
+
+
+class StrictRecorder(Recorder):
+    """Stands in for `graphs.record` on a CPU, and refuses what CUDA would."""
+
+    def __call__(self, run, device, pool):
+        with torch.inference_mode():
+            run()  # as a warm-up makes what is made once
+            with NotRead(), OnDevice():
+                run()
+        return super().__call__(run, device, pool)
+
+
 @pytest.fixture(params=["cpu", GPU])
 def device(request: pytest.FixtureRequest):
     return request.param
@@ -44,7 +82,7 @@ def device(request: pytest.FixtureRequest):
 @pytest.fixture
 def recorder(device, monkeypatch: pytest.MonkeyPatch):
     """Counts what is recorded; without a GPU it stands in for one, and heads are built as on one."""
-    recorder, real = Recorder(), graphs.record
+    recorder, real = StrictRecorder(), graphs.record
 
     def counted(*given):
         recorder.num_recorded += 1
@@ -140,6 +178,20 @@ def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) ->
         rounds.go_on(drafted, accepted)
     again = rounds.rows(rounds.texts)
     assert rounds.guess(again) == rounds.guess(again), "rows that come again bring the same states"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernels in all these tests")
+@pytest.mark.parametrize("head", ["official", "llama 2"])
+def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton interprets them here."""
+    pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
+    from specdec_cli.lm.kernels import split_attention
+
+    monkeypatch.setattr(head_graphs, "kernels_for", lambda _: split_attention)
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: TEXT[20:22]}
+    rounds.go_on(rounds.guess(rounds.rows(rounds.texts)), [4, 1])
+    rounds.guess(rounds.rows(rounds.texts))
 
 
 def test_rows_come_and_go_with_depths_of_their_own(both, recorder) -> None:
@@ -293,6 +345,7 @@ def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(both) -> N
 
 def test_a_head_that_cannot_be_recorded_runs_as_it_is_or_is_refused(both, tmp_path, monkeypatch, recorder) -> None:
     (plain, expected), (target, _) = both()
+    assert (plain.recording, target.recording) == ("none", "required")
     monkeypatch.setattr(head_graphs, "recorded", refuse)
     with pytest.raises(RunError, match=r"the draft head `.*` cannot be recorded: CUDA error: operation not permitted"):
         loaded_head(target, tmp_path / "head")
