@@ -134,10 +134,11 @@ class HeadGraphs:
     def __init__(self, modules: Sequence[HeadModule], name: str, state_shape: tuple[int, int], like: Tensor) -> None:
         self._modules, self._name, self._state_shape, self._like = modules, name, state_shape, like
         self._device = like.device
-        self._kernels, self._pool = kernels_for(self._device), pool_of(self._device)
+        self._kernels = kernels_for(self._device)
         with torch.inference_mode():
             self._width = modules[0].head.mix(like.new_zeros(2, *state_shape)).shape[-1]
         self._graphs: dict[tuple[Bucket, int, int], _ChainGraph] = {}
+        self.drop()
 
     def try_out(self) -> None:
         """Record the smallest chain that runs every module.
@@ -158,6 +159,7 @@ class HeadGraphs:
     def drop(self) -> None:
         """Forget what was recorded, as the caches move."""
         self._graphs.clear()
+        self._pool = pool_of(self._device)  # the old one went with the last of its graphs
 
     def guess(self, rows: Sequence[GreedyRow], num_tokens: int) -> tuple[Continuations, Tensor]:
         """Greedy chains, whose keys and values are written.
