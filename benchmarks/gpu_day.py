@@ -72,7 +72,7 @@ STEPS = (
     DayStep(
         "tests",
         "-m pytest -p no:cacheprovider -p no:benchmark",
-        "-m gpu tests/lm -n 4",
+        "-m gpu tests/lm -n 8",
         "tests/lm/forward/test_lm_graph_trees.py",
         140,
         is_timed=False,
@@ -90,6 +90,14 @@ STEPS = (
         f"{_SPECDEC} audit --output {{document}}",
         f"{_GPU} --time-limit 30",
         f"{_CPU} --time-limit 1 --num-prompts 2 --k-values 2 --batch-sizes 1",
+        110,
+        is_timed=False,
+    ),
+    DayStep(
+        "training",
+        f"{_SPECDEC} train-draft --method eagle3 --data builtin:stories --output {{document}}.head",
+        "--device cuda -n 64 --max-steps 150",
+        "--device cpu -n 8 --max-steps 3 --num-prompts 8 --num-held-out 2",
         110,
         is_timed=False,
     ),

@@ -153,5 +153,5 @@ def test_the_whole_script_runs_without_a_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     kept = json.loads((tmp_path / "gpu_day_cpu.json").read_text())
-    assert [one["outcome"] for one in kept["steps"]] == ["passed"] * 7
-    assert all(one["document"] for one in kept["steps"][1:])
+    assert [one["outcome"] for one in kept["steps"]] == ["passed"] * 8
+    assert all(one["document"] for one in kept["steps"] if one["step"] not in ("tests", "training"))
