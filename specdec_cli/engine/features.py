@@ -85,7 +85,7 @@ class FeatureBook:
         num = num_context - tapped.first
         if pending.end < num_context:
             pending.keep(found.part(pending.end - tapped.first, num))
-        pending.nodes = found.part(num, len(found))
+        pending.nodes = found.part(num, len(found)) if num < len(found) else None
 
     def accept(self, sequence_id: int, path: Sequence[int]) -> None:
         """Keep the nodes on the accepted path."""

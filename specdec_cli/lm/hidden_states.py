@@ -11,7 +11,7 @@ from torch import Tensor
 _ROOM_ROWS = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HiddenStates:
     """Those of neighbouring tokens, a part of a larger tensor that is not written again.
 
@@ -35,6 +35,8 @@ class HiddenStates:
 
     def part(self, begin: int, end: int) -> HiddenStates:
         """Those from one place among these to another."""
+        if not begin and end == self.end - self.begin:
+            return self
         return HiddenStates(self.whole, self.begin + begin, self.begin + end)
 
     def chosen(self, places: Sequence[int]) -> HiddenStates:
