@@ -11,9 +11,10 @@ differ from run to run, so where text depends on k (sampling in every mode but g
 
 Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION_SHARE` of the time, and
 of the time that plain decoding would have taken; the first look at a draft alone may take more, and is for some rows of
-a large batch. It waits until the time seen and the tokens still asked for are enough that it will have been little. A
-draft has to read first what it did not draft itself, which is part of what a look costs: where that is much, requests
-that just began are looked at. What soon ends is not read. `tuning` holds the constants.
+a large batch. It waits until the time seen and the tokens still asked for are enough that it will have been little,
+and ends early if a step with the draft takes many times what a plain one takes. A draft has to read first what it did
+not draft itself, which is part of what a look costs: where that is much, requests that just began are looked at. What
+soon ends is not read. `tuning` holds the constants.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
 learned from afterwards; one to draft nothing outlives the rows that it was made for. What deciding takes is no part of
@@ -58,6 +59,7 @@ class _Plan:
     num_unread: int = 0  # tokens that its drafters read before they draft
     best_rate: float | None = None  # tokens a second and row that the best k would give
     is_exploring: bool = False
+    is_first_look: bool = False
     most_seconds: float = 0.0  # that exploring is charged with for a step
     outlives: bool = False  # whether nothing would be drafted for requests of which nothing is known either
     reading_first: float = 0.0  # seconds that drafters would read before a look, which had to wait for that, too
@@ -105,6 +107,7 @@ class Adaptive:
     _costs: StepCosts = field(default_factory=StepCosts)
     _acceptance: Acceptance = field(default_factory=Acceptance)
     _read: dict[int, int] = field(default_factory=dict)  # tokens of a sequence that its drafter has read
+    _dear: dict[tuple[str, ...], float] = field(default_factory=dict)  # seconds of a step with drafts, of an ended look
     _ended: list[int] = field(default_factory=list)  # sequences to be dropped once their last steps are learned from
 
     @property
@@ -147,6 +150,8 @@ class Adaptive:
         plan.steps.append((plan.company, plan.wishes, seconds, draft_seconds, num_alike, outcome))
         plan.num_steps += 1
         plan.seconds += seconds
+        if plan.is_first_look and plan.num_steps == tuning.FIRST_LOOK_STEPS_LEAST:
+            self._end_if_dear(plan)
         self._num_alike = num_alike + 1
 
     def forget(self, handle: int) -> None:
@@ -239,13 +244,23 @@ class Adaptive:
         plan.best_rate, plan.most_seconds = 1 / seconds, tuning.SLOWEST_FACTOR * seconds
         left = sum(wish.left for wish in plan.drafting) / len(plan.drafting)
         cost = tuning.FIRST_LOOK_PLAIN_STEPS * seconds + self._deciding_to_look
+        cost += tuning.LOOK_STEPS * self._dear.get(plan.company.drafters, 0.0)
         if cost > tuning.FIRST_LOOK_SHARE * (self._spent + left * seconds):
             plan.num_left = max(int(left), 1)
         elif plan.is_pure:
             self._explored += self._deciding_to_look
             plan.drafting = sorted(plan.drafting, key=_LENGTH)[: tuning.FIRST_LOOK_ROWS]
             plan.k, plan.is_exploring = min(max(map(_MOST, wishes)), tuning.FIRST_K), True
+            plan.is_first_look = True
             plan.num_left = tuning.LOOK_STEPS
+
+    def _end_if_dear(self, plan: _Plan) -> None:
+        """End a first look at a draft whose steps take far longer than plain ones, until more time was seen."""
+        assert plan.best_rate is not None, "a first look follows plain steps"
+        shortest = min(seconds for _, _, seconds, *_ in plan.steps)
+        if shortest * plan.best_rate > tuning.FIRST_LOOK_DEAR:
+            self._dear[plan.decided_for.drafters] = shortest
+            plan.num_left = 0
 
     def _unread(self, wishes: Sequence[DecodingRow]) -> int:
         """Tokens that drafters would have to read before they draft for these rows."""

@@ -21,6 +21,10 @@ FIRST_LOOK_PLAIN_STEPS = 2
 """Plain steps; what a first look is expected to lose, besides the time to decide about it. (t)"""
 FIRST_LOOK_SHARE = 0.02
 """Share of the time seen and still asked for; what a first look may cost, so that short runs go without one. (t)"""
+FIRST_LOOK_STEPS_LEAST = 2
+"""Steps; a first look is not ended earlier, for its first step has the draft's first forward and a prompt in it. (t)"""
+FIRST_LOOK_DEAR = 4
+"""Plain steps; a first look whose steps all took longer ends, and the rest waits for more time to be seen. (t)"""
 FIRST_LOOK_PLAIN_KNOWN = 3
 """Plain steps; measured before a first look, for beside one interrupted step any draft looks good. (t)"""
 LOOK_STEPS = 3
