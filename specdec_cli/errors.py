@@ -37,6 +37,10 @@ class RunError(SpecdecError):
     """It could not run: a model that does not load, memory, a port."""
 
 
+class WeightsError(RunError):
+    """The weights of a model can be read, and are not those of its configuration, or no numbers."""
+
+
 class UsageError(SpecdecError):
     """A wrong option, recipe or input, or an incompatible pair."""
 

@@ -57,7 +57,7 @@ def _dspark(folder: Path) -> None:
     publish_dflash(folder, random_block_weights(dspark="gated"), "dspark", markov_head_type="gated")
 
 
-_FOLDERS: dict[str, Callable[[Path], Any]] = {
+FOLDERS: dict[str, Callable[[Path], Any]] = {
     "model": _model,
     "universal": _universal,
     "eagle": lambda folder: publish(folder, random_weights(False), "eagle"),
@@ -89,13 +89,13 @@ def specs(folder: Path) -> dict[str, str]:
     """Save the target as `folder/target` and every draft; return them as `--draft` takes them, by name.
 
     Raises:
-        AssertionError: a method reads a folder, and `_FOLDERS` has no maker of one.
+        AssertionError: a method reads a folder, and `FOLDERS` has no maker of one.
     """
     make_target("llama", folder / "target", 2, num_hidden_layers=NUM_LAYERS)
     TOKENIZER.save_pretrained(folder / "target")
     found: dict[str, str] = {}
     for name in [*METHODS, "dspark"]:
-        maker = _FOLDERS.get(name)
+        maker = FOLDERS.get(name)
         if maker is None:
             has_folder = name not in drafters.without_model()
             assert not has_folder, f"`{name}` reads a folder: add a maker of a tiny one to tests/every_draft.py"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
-from specdec_cli.engine.draft_check import checked_drafters, named_fields
+from specdec_cli.engine.draft_check import check_draft_numbers, checked_drafters, draft_weights, named_fields
 from specdec_cli.engine.draft_tokenizer import by_tokenizer, draft_tokenizer, of_own_length
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings, model_settings
 from specdec_cli.engine.options import EngineOptions
@@ -19,6 +19,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import decoder_when
+from specdec_cli.lm.files.dummy import is_dummy
 from specdec_cli.lm.files.generation import NONE
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
@@ -166,7 +167,11 @@ class _DraftLoader:
     def _load_model(self, name: str) -> LM:
         say = self.settings.progress or (lambda _: None)
         say(f"loading draft {name}")
-        lm = _load(name, self.settings.draft, self.settings, self.options)
+        draft, trusted = self.settings.draft, self.settings.trust_remote_code
+        if not is_dummy(name, draft.load_format):
+            check_draft_numbers(name, draft.revision, trusted)
+        with draft_weights():
+            lm = _load(name, draft, self.settings, self.options)
         if self.settings.compile:
             _compile(lm, "draft", say)
         self.models.append(lm)

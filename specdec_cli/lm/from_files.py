@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from specdec_cli.errors import RunError
+from specdec_cli.errors import WeightsError
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
@@ -47,7 +47,7 @@ def model_on_paper(
         form: settings of quantized weights that are undone here.
 
     Raises:
-        RunError: the files do not hold the model that the configuration describes.
+        WeightsError: the files do not hold the model that the configuration describes.
     """
     if folder is not None and gguf_of(folder) is None:
         model = model_from_files(name, folder, config, dtype, trust_remote_code, form, is_on_paper=True)
@@ -86,7 +86,8 @@ def model_from_files(
         has_our_attention: attention is replaced by ours where it can be; else it is transformers' default.
 
     Raises:
-        RunError: the files do not hold the model that the configuration describes, or an adapter does not fit it.
+        WeightsError: the files do not hold the model that the configuration describes.
+        RunError: an adapter does not fit it.
     """
     settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
     how: dict[str, Any] = {
@@ -118,7 +119,7 @@ def model_from_files(
     wrong += [f"`{key}` is not read" for key in unread]
     if wrong:
         said = f"the weights of `{name}` do not match its `config.json`: {wrong[0]}"
-        raise RunError(said, "copy or download the model again")
+        raise WeightsError(said, "copy or download the model again")
     if has_bfloat16:
         give_dtype(model, dtype)
     is_expanded = has_bfloat16 or form is not None or gguf_of(folder) is not None

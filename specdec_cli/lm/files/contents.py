@@ -107,7 +107,9 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
         yield "a diffusers pipeline (images or video)", "choose a language model"
     head = head_kind(folder, config)
     if head is not None:
-        yield _HEADS[head], _HEAD_HINT if head in _RUN else _DRAFT_HINT
+        kind = config.get("speculators_model_type")
+        of_kind = f" (`speculators_model_type: {kind}`)" if kind is not None else ""
+        yield _HEADS[head] + of_kind, _HEAD_HINT if head in _RUN else _DRAFT_HINT
     if any((folder / file).is_file() for file in ("config_sentence_transformers.json", "modules.json")):
         yield "a sentence-transformers model, which embeds texts and cannot continue them", "choose a language model"
     ggufs = sorted(folder.glob("*.gguf"))
@@ -131,11 +133,11 @@ def _has_weights(folder: Path) -> bool:
 
 def head_kind(folder: Path, config: dict[str, Any]) -> str | None:
     """The kind of draft head, by what its configuration calls it, else by tensors that only such a head has."""
-    if any(str(key).startswith("medusa_num") for key in config):
-        return "medusa"
     if any(str(key).startswith("speculators_") for key in config):
         kind = str(config.get("speculators_model_type", "")).lower()
         return next((word for word in _HEADS if word in kind), "speculator")
+    if any(str(key).startswith("medusa_num") for key in config):
+        return "medusa"
     called = [config.get("model_type"), *_listed(config.get("architectures"))]
     names = " ".join(str(one).lower() for one in called)
     named = next((word for word in _HEADS if word in names), None)

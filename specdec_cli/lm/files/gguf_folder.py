@@ -28,7 +28,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, UsageError, WeightsError
 from specdec_cli.lm.files.dummy import on_paper
 from specdec_cli.lm.files.gguf_header import ROPE_FACTORS, GgufHeader, header_reader, read_gguf_header
 from specdec_cli.lm.files.reading import first_line, quiet, read_object
@@ -198,7 +198,7 @@ def check_gguf_tensors(name: str, folder: Path, config: Any) -> None:
         config: of the model.
 
     Raises:
-        RunError: a tensor is missing, has another size, or belongs to nothing.
+        WeightsError: a tensor is missing, has another size, or belongs to nothing.
     """
     path = gguf_of(folder)
     if path is None:
@@ -224,7 +224,7 @@ def check_gguf_tensors(name: str, folder: Path, config: Any) -> None:
             what = "is missing" if not found[place] else "has another shape"
             wrong.insert(0, f"`{names.get(place, place)}` {what}")
     if wrong:
-        raise RunError(f"the weights of `{name}` do not match its header: {wrong[0]}", _OTHER)
+        raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", _OTHER)
 
 
 def _is_legacy(config: Any) -> bool:

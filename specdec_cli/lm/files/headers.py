@@ -99,6 +99,15 @@ def read_tensors(files: list[Path], wanted: Container[str] | None = None) -> dic
     return found
 
 
+def not_finite(path: Path) -> str | None:
+    """The first tensor of a file with an infinite number or a NaN; None where all numbers are finite."""
+    for key, tensor in read_tensors([path]).items():
+        has_numbers = tensor.is_floating_point() and tensor.itemsize > 1  # scales of smaller ones are tensors, too
+        if has_numbers and not bool(tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all()):
+            return key
+    return None
+
+
 def differing(files: list[Path], pairs: Mapping[str, str], dtype: torch.dtype) -> list[str]:
     """Tensors whose first rows hold other numbers than those they are tied to, where the files hold both.
 

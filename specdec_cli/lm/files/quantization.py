@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, UsageError, WeightsError
 from specdec_cli.lm.files.dequantize import is_known, obstacle
 from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.headers import tensor_dtypes
@@ -129,12 +129,12 @@ def check_finite(name: str, model: Any) -> None:
     """Refuse weights that became no numbers when they were dequantized, as broken scales make them.
 
     Raises:
-        RunError: one is infinite or NaN.
+        WeightsError: one is infinite or NaN.
     """
     for key, parameter in model.named_parameters():
         if not bool(parameter.sum(dtype=torch.float32).isfinite()):
             said = f"the weight `{key}` of `{name}` holds numbers that are not finite"
-            raise RunError(said, "copy or download the model again")
+            raise WeightsError(said, "copy or download the model again")
 
 
 @torch.no_grad()

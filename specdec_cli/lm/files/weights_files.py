@@ -7,12 +7,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from specdec_cli.errors import RunError
+from specdec_cli.errors import RunError, WeightsError
 from specdec_cli.lm.files.adapter import adapter_files, adapter_of, adapter_words, shown
 from specdec_cli.lm.files.contents import check_pointer
 from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
 from specdec_cli.lm.files.gguf_header import read_gguf_header
-from specdec_cli.lm.files.headers import is_pickled, read_pickle
+from specdec_cli.lm.files.headers import is_pickled, not_finite, read_pickle
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 
 PICKLED = "pytorch_model.bin"
@@ -134,3 +134,19 @@ def check_weights(name: str, folder: Path) -> None:
         except (SafetensorError, OSError) as error:
             said = first_line(error).removeprefix("Error while deserializing header: ")
             raise RunError(f"`{path}` is not a whole safetensors file: {said}", hint) from error
+
+
+def check_numbers(name: str, folder: Path) -> None:
+    """See that all weights are finite numbers; what is quantized is checked when it is dequantized.
+
+    Raises:
+        WeightsError: one is infinite or NaN.
+        RunError: a file is missing or broken.
+    """
+    for file in all_files(name, folder):
+        if file == WEIGHTS or file.endswith(".json"):
+            continue
+        key = not_finite(shown(folder, file))
+        if key is not None:
+            said = f"the weight `{key}` of `{name}` holds numbers that are not finite"
+            raise WeightsError(said, "copy or download the model again")

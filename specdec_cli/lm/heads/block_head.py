@@ -52,8 +52,7 @@ class BlockHead(Head):
         self.config, self._join = config, product_of(weights, "fc")
         names = ("lm_head", "markov_head.markov_w2")
         self._products = {name: product_of(weights, name) for name in names if f"{name}.weight" in weights}
-        reduced = weights.get("d2t") if config.draft_vocab_size != config.layer.vocab_size else None
-        self._ids = target_ids(config.name, reduced, target)
+        self._ids = target_ids(config, weights, target.name, target.vocab_size)
         mask = _mask_embedding(config)
         self._mask = self.embed([config.mask_token]) if mask is None else mask.to(target.device, target.dtype)
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.draft_vocabulary import offset_ids
 from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
 from specdec_cli.lm.heads.layer_stack import BlockLayer
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
@@ -166,6 +168,11 @@ class DFlashConfig(PublishedDraft):
             width = size + (rank if self.dspark.confidence_reads_token else 0)
             shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias?": (1,)}
         return shapes
+
+    def drafted_ids(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """By `d2t`, where it drafts fewer tokens than the target has."""
+        is_reduced = self.draft_vocab_size != self.layer.vocab_size
+        return offset_ids(tensors["d2t"]) if is_reduced and "d2t" in tensors else None
 
     @staticmethod
     def common_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,27 +11,33 @@ from torch import Tensor
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.heads.published import PublishedDraft
 
 
-def target_ids(name: str, offsets: Tensor | None, target: LM) -> Tensor | None:
-    """The target's id of each drafted token: `d2t` holds how much larger it is than the draft's.
+def target_ids(config: PublishedDraft, tensors: Mapping[str, Tensor], target: str, vocab_size: int) -> Tensor | None:
+    """The target's id of each drafted token [drafted tokens] int64; None where all are drafted by the target's ids.
 
     Args:
-        name: of the head, for messages.
-        offsets: [drafted tokens] int64; None where it drafts all tokens by the target's ids.
-        target: whose ids they are.
+        config: of the draft.
+        tensors: the draft's, by common names.
+        target: its name, for messages.
+        vocab_size: V, the width of its logits.
 
     Raises:
         UsageError: the ids are not the target's.
     """
-    if offsets is None:
+    ids = config.drafted_ids(tensors)
+    if ids is None:
         return None
-    ids = torch.arange(len(offsets), device=offsets.device) + offsets.long()
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(set(ids.tolist())) != len(ids):
-        said = f"`d2t` of the draft head `{name}` leads to tokens that `{target.name}` does not have, or has twice"
-        raise UsageError(said, "choose a draft that was made for this target")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(set(ids.tolist())) != len(ids):
+        said = f"the draft `{config.name}` drafts tokens that `{target}` does not have, or has twice"
+        raise UsageError(f"{said}, by its tensor `{config.ids_tensor}`", "choose a draft that was made for this target")
     return ids
+
+
+def offset_ids(offsets: Tensor) -> Tensor:
+    """The target's id of each drafted token, of how much larger it is than the draft's (`d2t`)."""
+    return torch.arange(len(offsets), device=offsets.device) + offsets.long()
 
 
 def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:

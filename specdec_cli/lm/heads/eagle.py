@@ -91,8 +91,7 @@ class Eagle3Head(_LayerHead):
 
     def __init__(self, config: HeadConfig, target: LM) -> None:
         super().__init__(config, target)
-        is_reduced = config.draft_vocab_size != config.vocab_size
-        self._ids = target_ids(config.name, self.weights.get("d2t") if is_reduced else None, target)
+        self._ids = target_ids(config, self.weights, target.name, target.vocab_size)
         self._head = product_of(self.weights, "lm_head") if "lm_head.weight" in self.weights else None
 
     def mix(self, features: Tensor) -> Tensor:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind, tensor_names
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.draft_vocabulary import offset_ids
 from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
@@ -112,6 +114,11 @@ class HeadConfig(PublishedDraft):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of EAGLE's tensors, or EAGLE-3's and P-EAGLE's."""
         return _eagle_shapes(self) if self.method == "eagle" else _eagle3_shapes(self)
+
+    def drafted_ids(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """By `d2t`, where it drafts fewer tokens than the target has."""
+        is_reduced = self.draft_vocab_size != self.vocab_size
+        return offset_ids(tensors["d2t"]) if is_reduced and "d2t" in tensors else None
 
     @staticmethod
     def common_name(name: str) -> str:

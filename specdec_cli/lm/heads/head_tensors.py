@@ -30,15 +30,26 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
         RunError: no weights are there, or they cannot be read.
         UsageError: one is not a finite number.
     """
+    tensors = finite_tensors(config)
+    return {
+        name: value.to(device, dtype if value.is_floating_point() else torch.int64) for name, value in tensors.items()
+    }
+
+
+def finite_tensors(config: PublishedDraft) -> dict[str, Tensor]:
+    """All tensors of a head that it reads, by their common names, as they are stored.
+
+    Raises:
+        RunError: no weights are there, or they cannot be read.
+        UsageError: one is not a finite number.
+    """
     tensors = stored_tensors(config)
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise UsageError(
                 f"the tensor `{name}` of `{config.name}` holds numbers that are not finite", "download it again"
             )
-    return {
-        name: value.to(device, dtype if value.is_floating_point() else torch.int64) for name, value in tensors.items()
-    }
+    return tensors
 
 
 def stored_tensors(config: PublishedDraft) -> dict[str, Tensor]:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.errors import UsageError
-from specdec_cli.lm.heads.draft_vocabulary import spread
+from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
 from specdec_cli.lm.heads.medusa_files import MedusaConfig
@@ -48,8 +47,7 @@ class MedusaHeads:
         blocks = [f"blocks.{i}.layers.{j}" for i in range(config.num_heads) for j in range(config.num_layers)]
         outputs = {self._output_name(i) for i in range(config.num_heads)}
         self._products = {name: product_of(self.weights, name) for name in (*blocks, *outputs) if name is not None}
-        self._ids = self.weights.get("token_map") if config.draft_vocab_size != config.vocab_size else None
-        _check_ids(config.name, self._ids, target)
+        self._ids = target_ids(config, self.weights, target.name, target.vocab_size)
 
     @property
     def num_parameters(self) -> int:
@@ -85,15 +83,6 @@ class MedusaHeads:
         """The output layer of a head, its own or all heads'; None for the target's."""
         names = ("lm_head", "lm_heads.0") if self.config.shares_output else (f"lm_heads.{head}",)
         return next((name for name in names if f"{name}.weight" in self.weights), None)
-
-
-def _check_ids(name: str, ids: Tensor | None, target: LM) -> None:
-    """Refuse tokens that the target does not have, or has twice."""
-    if ids is None:
-        return
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(set(ids.tolist())) != len(ids):
-        said = f"`token_map` of the Medusa heads `{name}` names tokens that `{target.name}` does not have, or twice"
-        raise UsageError(said, "choose a draft that was made for this target")
 
 
 class MedusaSequences:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind
 from specdec_cli.lm.files.reading import first_line
@@ -43,6 +45,7 @@ class MedusaConfig(PublishedDraft):
         shares_output: all heads have one output layer.
     """
 
+    ids_tensor: ClassVar[str] = "token_map"
     own_files: ClassVar[tuple[str, ...]] = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
     file_format: str
@@ -105,6 +108,10 @@ class MedusaConfig(PublishedDraft):
         found = re.match(r"(?:blocks|lm_heads)\.(\d+)\.", name)
         is_left_out = found is not None and int(found[1]) >= self.num_heads
         return not is_left_out and not (self.has_bias is False and name.endswith(".bias"))
+
+    def drafted_ids(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """By `token_map`, where they draft fewer tokens than the target has."""
+        return tensors.get("token_map") if self.draft_vocab_size != self.vocab_size else None
 
     @staticmethod
     def common_name(name: str) -> str:

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NOT_READ = ("t2d", "rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
 """Tensors of published heads that say nothing new."""
@@ -30,6 +33,9 @@ class PublishedDraft(ABC):
 
     own_files: ClassVar[tuple[str, ...]] = ()
     """Files of weights under names that this format alone has; the first one that is there holds them all."""
+
+    ids_tensor: ClassVar[str] = "d2t"
+    """The tensor that leads from the draft's tokens to the target's."""
 
     name: str
     folder: Path
@@ -71,6 +77,10 @@ class PublishedDraft(ABC):
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors that it must have, by common names; a name that ends in `?` may be missing."""
+
+    def drafted_ids(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The target's id of each drafted token, by its tensors; None where it drafts by the target's ids."""
+        return None
 
     @property
     def kv_numbers(self) -> int | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli import drafters
 from specdec_cli.drafters import universal
+from specdec_cli.engine.draft_check import check_draft_numbers, draft_weights
 from specdec_cli.engine.draft_tokenizer import UNIVERSAL
 from specdec_cli.engine.heads import own_modules, published_draft, published_fields
 from specdec_cli.engine.loading import model_settings
@@ -16,8 +18,9 @@ from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.files.generation import Generation, read_generation
+from specdec_cli.lm.heads.draft_vocabulary import target_ids
 from specdec_cli.lm.heads.head_shapes import check_shapes
-from specdec_cli.lm.heads.head_tensors import has_head_weights, head_bytes, read_head_shapes
+from specdec_cli.lm.heads.head_tensors import finite_tensors, has_head_weights, head_bytes, read_head_shapes
 from specdec_cli.lm.heads.mtp import kv_bytes_per_token
 from specdec_cli.lm.load import DTYPES, check_target
 from specdec_cli.measure.machine.figures import figure
@@ -146,11 +149,13 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     found = Preflight(recipe.draft.method or "model")
     models: dict[str, Target | Draft] = {"target": recipe.target}
     head = _read_draft(found, recipe)
-    if recipe.draft.model is not None and (head is None or not head.runs_as_target):
+    is_read = not found.problems
+    if recipe.draft.model is not None and is_read and (head is None or not head.runs_as_target):
         models["draft"] = recipe.draft
     decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
     found.target = _describe(found, recipe.target, trust_remote_code, decoder)
-    found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
+    if "draft" in models:
+        found.draft = _describe_draft(found, recipe.draft, trust_remote_code, decoder)
     if found.self_draft is not None and found.target is not None:
         found.draft = _describe(found, recipe.target, trust_remote_code, decoder, found.self_draft)
     if head is not None and head.runs_as_target and found.target is not None:
@@ -180,20 +185,22 @@ def _describe(
     trust_remote_code: bool,
     decoder: str,
     self_draft: SelfDraft | None = None,
+    is_draft: bool = False,
 ) -> ModelFacts | None:
     assert model.model is not None, "only a named model is described"
     try:
-        facts = describe(
-            model.model,
-            revision=model.revision,
-            dtype=model.dtype,
-            trust_remote_code=trust_remote_code,
-            load_format=model.load_format,
-            quantize=model.quantize,
-            device=model.device,
-            decoder=decoder,
-            self_draft=self_draft,
-        )
+        with draft_weights() if is_draft else nullcontext():
+            facts = describe(
+                model.model,
+                revision=model.revision,
+                dtype=model.dtype,
+                trust_remote_code=trust_remote_code,
+                load_format=model.load_format,
+                quantize=model.quantize,
+                device=model.device,
+                decoder=decoder,
+                self_draft=self_draft,
+            )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
         return None
@@ -203,6 +210,18 @@ def _describe(
             "not be tried without its weights: its KV cache is not known before it is loaded"
         )
         found.problems.append(Finding("warning", message))
+    return facts
+
+
+def _describe_draft(found: Preflight, draft: Draft, trust_remote_code: bool, decoder: str) -> ModelFacts | None:
+    """A draft model, whose weights are read to see that they are numbers."""
+    facts = _describe(found, draft, trust_remote_code, decoder, is_draft=True)
+    if facts is None or not facts.is_complete:
+        return facts
+    try:
+        check_draft_numbers(facts.name, draft.revision, trust_remote_code)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
     return facts
 
 
@@ -231,6 +250,7 @@ def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> N
         if has_head_weights(type(head), head.folder) or given_path(head.name).is_dir():  # else they are not fetched yet
             shapes = read_head_shapes(head)
             check_shapes(head, shapes)
+            target_ids(head, finite_tensors(head), target.name, target.embedding_size)
             if head.kv_numbers is not None:
                 dtype = DTYPES[target.dtype]
                 found.head_facts = HeadFacts(

@@ -1,0 +1,217 @@
+"""Drafts that are no draft for this target end with one sentence and exit 2; files that cannot be read with exit 1."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every_draft import FOLDERS, TOKENIZER
+from safetensors.torch import load_file, save_file
+from tiny_heads import publish, random_weights
+from tiny_mtp import make_target
+from torch import Tensor
+
+from specdec_cli.cli.main import run
+
+Damage = Callable[[Path], Any]
+FORMATS = [name for name in FOLDERS if name != "universal"]
+MODELS = ("model", "pard")
+COMMANDS = {
+    "generate": ["generate", "-n", "2", "abc"],
+    "doctor": ["doctor"],
+    "bench": ["bench", "-n", "2", "--num-prompts", "1"],
+    "compare-drafts": ["compare-drafts", "-d", "ngram", "-n", "2", "--num-prompts", "1"],
+    "sweep-k": ["sweep-k", "-n", "2", "--num-prompts", "1"],
+    "serve": ["serve", "--port", "0"],
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target and a sound draft of every format."""
+    folder = tmp_path_factory.mktemp("sound")
+    make_target("llama", folder / "target", 2, num_hidden_layers=6)
+    TOKENIZER.save_pretrained(folder / "target")
+    for name in FORMATS:
+        FOLDERS[name](folder / name)
+        if name in ("model", "pard", "pard2"):
+            TOKENIZER.save_pretrained(folder / name)
+    publish(folder / "reduced", random_weights(True, drafted=40), "speculators")
+    return folder
+
+
+@pytest.fixture
+def bad(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Damage], None]:
+    """Copies a sound draft to `./bad` and damages it."""
+
+    def made(name: str, damage: Damage) -> None:
+        shutil.copytree(sound / "target", tmp_path / "target")
+        shutil.copytree(sound / name, tmp_path / "bad")
+        damage(tmp_path / "bad")
+
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def weights_of(folder: Path) -> Path:
+    """The file of a draft's weights."""
+    files = [*folder.glob("*.safetensors"), *folder.glob("medusa*.pt"), *folder.glob("pytorch_model.bin")]
+    return files[0]
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    path = weights_of(folder)
+    is_pickled = path.suffix != ".safetensors"
+    tensors = torch.load(path) if is_pickled else load_file(path)
+    change(tensors)
+    torch.save(tensors, path) if is_pickled else save_file(tensors, path)
+
+
+def change_config(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) | keys
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def matrix(tensors: dict[str, Tensor]) -> str:
+    """A matrix of a layer."""
+    return sorted(key for key, one in tensors.items() if one.dim() == 2 and ("layers" in key or "linear" in key))[0]
+
+
+def without_a_tensor(folder: Path) -> None:
+    change_weights(folder, lambda tensors: tensors.pop(matrix(tensors)))
+
+
+def of_another_shape(folder: Path) -> None:
+    def cut(tensors: dict[str, Tensor]) -> None:
+        tensors[matrix(tensors)] = tensors[matrix(tensors)][:-1].clone()
+
+    change_weights(folder, cut)
+
+
+def with_a_nan(folder: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        one = tensors[matrix(tensors)].clone()
+        one.view(-1)[3] = torch.nan
+        tensors[matrix(tensors)] = one
+
+    change_weights(folder, spoil)
+
+
+def of_an_unknown_kind(folder: Path) -> None:
+    change_config(folder, speculators_model_type="unheard")
+
+
+def for_another_width(folder: Path) -> None:
+    change_config(folder, target_hidden_size=96)
+
+
+def without_layer_ids(folder: Path) -> None:
+    change_config(folder, aux_hidden_state_layer_ids=None)
+
+
+def with_wrong_ids(folder: Path) -> None:
+    change_weights(folder, lambda tensors: tensors["d2t"].add_(10**6))
+
+
+def truncated(folder: Path) -> None:
+    path = weights_of(folder)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def without_weights(folder: Path) -> None:
+    weights_of(folder).unlink()
+
+
+def without_configuration(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def of_broken_json(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a":')
+
+
+WRONG = [
+    (without_a_tensor, "lacks the tensor", "is missing"),
+    (of_another_shape, "has the shape", "has another shape"),
+    (with_a_nan, "holds numbers that are not finite", "holds numbers that are not finite"),
+    (of_an_unknown_kind, "`speculators_model_type: unheard`", "`speculators_model_type: unheard`"),
+]
+"""What is wrong, and the words for a head and for a model."""
+UNREADABLE = [truncated, without_weights, without_configuration, of_broken_json]
+OF_ONE_FORMAT = [
+    ("eagle3", for_another_width, "reads hidden states of width 96, and `./target` has 32"),
+    ("dflash", for_another_width, "reads hidden states of width 96, and `./target` has 32"),
+    ("dspark", without_layer_ids, "`aux_hidden_state_layer_ids` of `./bad` is no list of layers"),
+    ("reduced", with_wrong_ids, "drafts tokens that `./target` does not have, or has twice, by its tensor `d2t`"),
+]
+
+
+def refused(command: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, and nothing on stdout but doctor's report."""
+    first, *rest = COMMANDS[command]
+    assert run([first, "-t", "./target", "-d", "./bad", *rest]) == code
+    out, err = capsys.readouterr()
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert words in said[0]
+    assert "unexpected" not in said[0]
+    assert command == "doctor" or not out
+
+
+@pytest.mark.parametrize("damage", WRONG, ids=lambda one: one[0].__name__)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_draft_that_is_wrong_is_refused(
+    name: str,
+    damage: tuple[Damage, str, str],
+    bad: Callable[[str, Damage], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad(name, damage[0])
+    refused("generate", 2, damage[2 if name in MODELS else 1], capsys)
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "pard", "model"])
+def test_files_that_cannot_be_read_did_not_run(
+    name: str, damage: Damage, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad(name, damage)
+    refused("generate", 1, "bad", capsys)
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), OF_ONE_FORMAT)
+@pytest.mark.parametrize("command", ["generate", "doctor"])
+def test_a_draft_for_another_target_is_refused(
+    command: str,
+    name: str,
+    damage: Damage,
+    words: str,
+    bad: Callable[[str, Damage], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad(name, damage)
+    refused(command, 2, words, capsys)
+
+
+@pytest.mark.parametrize("damage", [*(one[0] for one in WRONG), *UNREADABLE])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "generate"])
+def test_every_command_refuses_it_alike(
+    command: str, damage: Damage, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad("eagle3", damage)
+    refused(command, 1 if damage in UNREADABLE else 2, "bad", capsys)
+
+
+@pytest.mark.parametrize("damage", [one[0] for one in WRONG])
+@pytest.mark.parametrize("name", ["model", "medusa"])
+def test_doctor_sees_what_loading_refuses(
+    name: str, damage: Damage, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad(name, damage)
+    refused("doctor", 2, "bad", capsys)
