@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
+import typer
+
+from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.cli.terminal import colourful
@@ -22,7 +24,20 @@ _WITHOUT = [one.path for one in OPTIONS if one.path.startswith(_OF_A_RUN) and on
 
 
 @with_shared_options(aliases=True, without=_WITHOUT)
-def doctor(*, shared: Shared) -> None:
+def doctor(
+    kernels: Annotated[
+        bool | None,
+        typer.Option(
+            "--kernels/--no-kernels",
+            help="Test whether the CPU's bfloat16 kernels give a row the same bits in any company. Some seconds, "
+            "and minutes on a busy machine.",
+            show_default="only if no pair is named",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    *,
+    shared: Shared,
+) -> None:
     """Check this machine and, with a target, a draft or a recipe, the pair without loading its weights."""
     shared.takes_structured = True  # a recipe may ask for it
     resolved = shared.resolve()
@@ -33,7 +48,8 @@ def doctor(*, shared: Shared) -> None:
 
         say("looking at the machine")
         recipe = resolved.recipe if _names_pair(resolved, shared) else None
-        diagnosis = examine(recipe, trust_remote_code=shared.trust_remote_code)
+        tests_kernels = recipe is None if kernels is None else kernels
+        diagnosis = examine(recipe, trust_remote_code=shared.trust_remote_code, tests_kernels=tests_kernels)
     if shared.json or shared.output is not None:
         document = envelope(SCHEMA, recipe.as_dict() if recipe is not None else None, diagnosis.as_dict())
         deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)

@@ -92,6 +92,9 @@ def _device_table(machine: Machine) -> Table:
 
 
 def _print_invariance(console: Console, diagnosis: Diagnosis) -> None:
+    if diagnosis.invariance is None:
+        console.print(Text("row invariance of the CPU kernels: not tested; --kernels tests it", style="dim"))
+        return
     needed = [check for check in diagnosis.invariance if check.needed]
     failed = [check for check in needed if not check.holds]
     table = Grid("kernel", "dtype", "rows that differ", title="Row invariance of the CPU kernels")

@@ -207,8 +207,23 @@ def test_kernels_without_the_property_are_said(
     assert any("depend on the other rows" in warning for warning in document["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("words", "is_tested"), [((), True), (("--no-kernels",), False), (("PAIR",), False), (("PAIR", "--kernels"), True)]
+)
+def test_kernels_are_tested_where_the_machine_is_asked_about(
+    words: tuple[str, ...], is_tested: bool, capsys: pytest.CaptureFixture[str], models
+) -> None:
+    pair = ["-t", models / "target", "-d", models / "draft"] if "PAIR" in words else []
+    given = [*pair, *(word for word in words if word != "PAIR")]
+    document, _ = doctor(capsys, *given)
+    assert document["row_invariance"]["holds"] is (True if is_tested else None)
+    assert bool(document["row_invariance"]["checks"]) is is_tested
+    assert run(["doctor", *map(str, given)]) == 0
+    assert ("not tested; --kernels tests it" in capsys.readouterr().out) is not is_tested
+
+
 def test_the_report_is_for_people(capsys: pytest.CaptureFixture[str], models) -> None:
-    assert run(["doctor", "-t", str(models / "target"), "-d", str(models / "draft")]) == 0
+    assert run(["doctor", "-t", str(models / "target"), "-d", str(models / "draft"), "--kernels"]) == 0
     out, _ = capsys.readouterr()
     assert "row invariance: passed" in out
     assert "tokenizers: equal" in out

@@ -34,7 +34,7 @@ class Diagnosis:
 
     Args:
         machine: versions, devices, load.
-        invariance: the CPU kernels' row-invariance test in bfloat16.
+        invariance: the CPU kernels' row-invariance test in bfloat16; None where it was not run.
         pair: the preflight; None where no pair was named.
         warnings: sentences about the machine.
         linear: what transformers' forward multiplies bfloat16 and int8 weights with.
@@ -43,7 +43,7 @@ class Diagnosis:
     """
 
     machine: Machine
-    invariance: tuple[InvarianceCheck, ...]
+    invariance: tuple[InvarianceCheck, ...] | None
     pair: Preflight | None
     warnings: tuple[str, ...]
     linear: Mapping[str, str] = field(default_factory=kernels)
@@ -51,9 +51,9 @@ class Diagnosis:
     decoder_remedy: str | None = None
 
     @property
-    def is_row_invariant(self) -> bool:
-        """Whether every kernel that the bit-for-bit promise rests on passed."""
-        return all(check.holds for check in self.invariance if check.needed)
+    def is_row_invariant(self) -> bool | None:
+        """Whether every kernel that the bit-for-bit promise rests on passed; None where none was tested."""
+        return None if self.invariance is None else all(check.holds for check in self.invariance if check.needed)
 
     @property
     def verdict(self) -> str:
@@ -78,7 +78,7 @@ class Diagnosis:
             "machine": self.machine.as_dict(),
             "row_invariance": {
                 "holds": self.is_row_invariant,
-                "checks": [asdict(check) | {"holds": check.holds} for check in self.invariance],
+                "checks": [asdict(check) | {"holds": check.holds} for check in self.invariance or ()],
             },
             "decoder": {
                 "is_compiled": self.decoder_obstacle is None,
@@ -93,18 +93,19 @@ class Diagnosis:
         }
 
 
-def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False) -> Diagnosis:
+def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False, tests_kernels: bool = True) -> Diagnosis:
     """Look at the machine, and at a recipe's pair without loading its weights.
 
     Args:
         recipe: names the pair; None looks at the machine alone.
         trust_remote_code: run Python code that comes with a configuration or a tokenizer.
+        tests_kernels: run the row-invariance test, which computes: some seconds, and minutes on a busy machine.
     """
     machine = look()
-    invariance = tuple(row_invariance(torch.bfloat16))
+    invariance = tuple(row_invariance(torch.bfloat16)) if tests_kernels else None
     pair = preflight(recipe, machine, trust_remote_code=trust_remote_code) if recipe is not None else None
     warnings = [machine.busy] if machine.busy else []
-    if any(not check.holds for check in invariance if check.needed):
+    if any(not check.holds for check in invariance or () if check.needed):
         warnings.append(
             "a row's bits depend on the other rows in this machine's bfloat16 kernels: greedy output with a draft may "
             "differ from plain decoding at near-ties, as it may in float32"
