@@ -10,6 +10,8 @@ from functools import lru_cache
 from specdec_cli.drafted import CONTEXT_END, MOST_NODES
 from specdec_cli.errors import UsageError
 
+AUTO = "auto"
+"""Stands for the best trees, where one looks for them."""
 _DYNAMIC = "dynamic"
 _HINT = (
     "write children per depth such as `4,2,1`, with `+` between the counts of single nodes as in `3,2+1`, or "
@@ -43,6 +45,9 @@ class TreeShape:
         Raises:
             UsageError: neither form, a number out of range, or a tree with more than MOST_NODES nodes.
         """
+        if text.strip() == AUTO:
+            said = f"the tree `{AUTO}` is for `sweep-k`, which looks for the best shape"
+            raise UsageError(said, "give the shape that it finds, such as `4,2,1`")
         kind, colon, number = text.strip().partition(":")
         levels = [[part.strip() for part in level.split("+")] for level in (number if colon else kind).split(",")]
         if (colon and (kind != _DYNAMIC or levels != [levels[0][:1]])) or not all(map(_are_counts, levels)):

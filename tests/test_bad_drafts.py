@@ -164,16 +164,18 @@ def refused(command: str, code: int, words: str, capsys: pytest.CaptureFixture[s
     assert command == "doctor" or not out
 
 
-@pytest.mark.parametrize("damage", WRONG, ids=lambda one: one[0].__name__)
+@pytest.mark.parametrize(("damage", "of_head", "of_model"), WRONG)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_draft_that_is_wrong_is_refused(
     name: str,
-    damage: tuple[Damage, str, str],
+    damage: Damage,
+    of_head: str,
+    of_model: str,
     bad: Callable[[str, Damage], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bad(name, damage[0])
-    refused("generate", 2, damage[2 if name in MODELS else 1], capsys)
+    bad(name, damage)
+    refused("generate", 2, of_model if name in MODELS else of_head, capsys)
 
 
 @pytest.mark.parametrize("damage", UNREADABLE)

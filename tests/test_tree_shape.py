@@ -70,13 +70,18 @@ def test_parents_come_depth_by_depth_and_siblings_together() -> None:
         "3,+1",
         "3,2+1.5",
         "dynamic:2+1",
-        "auto",
+        "autos",
         "²",
     ],
 )
 def test_what_is_no_shape_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a shape"):
         TreeShape.parse(text)
+
+
+def test_auto_is_a_wish_and_no_shape() -> None:
+    with pytest.raises(UsageError, match="the tree `auto` is for `sweep-k`, which looks for the best shape"):
+        TreeShape.parse(" auto ")
 
 
 @pytest.mark.parametrize("text", ["65", "8,8", "4,4,4", "dynamic:65", "64,1", ",".join("1" * 65), "999999,999999"])

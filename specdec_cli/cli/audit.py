@@ -338,6 +338,7 @@ class _AuditRun:
         draft = str(self.recipe.draft.method) if model is None else model
         if model is not None and given_path(model).is_dir():
             draft = Path(model).name
+        draft = self.recipe.draft.behind_first(draft)
         return AuditedPair(engine, draft, dtype, None if dtype == "float32" else self._load_float32)
 
     def _load_float32(self) -> LM:

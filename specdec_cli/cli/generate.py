@@ -195,8 +195,9 @@ class _GenerateRun:
 
     @property
     def draft_name(self) -> str:
-        model = self.recipe.draft.model
-        return str(self.recipe.draft.method) if model is None else model.rstrip("/").rpartition("/")[2] or model
+        draft, model = self.recipe.draft, self.recipe.draft.model
+        name = str(draft.method) if model is None else model.rstrip("/").rpartition("/")[2] or model
+        return draft.behind_first(name)
 
     def _arm_name(self) -> str:
         if not _drafts(self.recipe):
@@ -207,8 +208,9 @@ class _GenerateRun:
     def go(self) -> ExitCode | None:
         """Load, decode, show, write."""
         if self.resolved.built_in_pair:
-            target, draft = self.recipe.target.model, self.recipe.draft.model or self.draft_name
-            what = "pair" if draft.startswith("builtin:") else "target"
+            target, model = self.recipe.target.model, self.recipe.draft.model
+            what = "pair" if model is not None and model.startswith("builtin:") else "target"
+            draft = self.draft_name if model is None else self.recipe.draft.behind_first(model)
             self.screen.say(f"no target named: using the built-in {what} ({target}, draft {draft})")
         k = self.recipe.speculation.num_speculative_tokens
         if k > 0 and _K in self.shared.flags and not _drafts(self.recipe):

@@ -57,7 +57,7 @@ from specdec_cli.cli.sweep_elsewhere import (
     check_unwanted,
     run_elsewhere,
 )
-from specdec_cli.cli.sweep_trees import AUTO, Trees, check_ranks, check_trees, wanted_trees
+from specdec_cli.cli.sweep_trees import Trees, check_ranks, check_trees, wanted_trees
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.predict.draft_shape import DraftShape
@@ -65,7 +65,7 @@ from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweeps, sweep_body
 from specdec_cli.report.tuned_recipe import tuned_recipe
-from specdec_cli.tree_shape import TreeShape
+from specdec_cli.tree_shape import AUTO, TreeShape
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,14 +9,12 @@ import typer
 
 from specdec_cli.cli.measurement_options import HOW
 from specdec_cli.errors import UsageError
-from specdec_cli.tree_shape import TreeShape
+from specdec_cli.tree_shape import AUTO, TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe
     from specdec_cli.recipe.schema import Speculation
 
-AUTO = "auto"
-"""Stands for the best trees."""
 _MEASURE = "measure the tree with specdec bench --tree, or leave the tree out"
 
 Trees = Annotated[

@@ -94,7 +94,8 @@ def _draft(settings: ExportSettings, convert: list[str]) -> tuple[str, dict[str,
     convert.append(_conversion(settings, "draft", settings.draft_model))
     device = _DEVICES[str(settings.value("draft.device")).partition(":")[0]]
     argument = f'    draft_model=openvino_genai.draft_model(str(here / "draft"), "{device}"),\n'
-    least = settings.chains_only(knows_confidence=draft.method == DRAFT_MODEL)
+    own_trees = None if draft.method == DRAFT_MODEL else "branching_factor and tree_depth"
+    least = settings.chains_only(knows_confidence=draft.method == DRAFT_MODEL, own_trees=own_trees)
     if least is not None:
         settings.warn(f"k = {k} is left out: OpenVINO GenAI stops at assistant_confidence_threshold alone")
         return argument, {"assistant_confidence_threshold": least}

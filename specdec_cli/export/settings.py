@@ -163,20 +163,30 @@ class ExportSettings:
                 continue
             self.without(f"sampling.{name}", "requests must carry it, as those of the next command do")
 
-    def chains_only(self, *, knows_confidence: bool = False) -> float | None:
-        """Warn of a tree and of a policy, in an engine that drafts chains of a fixed length.
+    def chains_only(
+        self, *, knows_confidence: bool = False, own_trees: str | None = None, own_policy: str | None = None
+    ) -> float | None:
+        """Warn of a tree and of a policy, where the engine is to draft chains of a fixed length.
 
         Args:
             knows_confidence: whether the engine can stop where the draft is unsure.
+            own_trees: the settings of the engine's own trees of such a draft, for people; None where it has none.
+            own_policy: the setting of its own choice of depth; None where it has none.
 
         Returns:
             Below which probability of its token it is to stop; None to draft k tokens always.
         """
-        self.without("speculation.tree", f"{self.engine} drafts chains")
+        fixed = f"{self.engine} drafts a fixed number of tokens"
+        if own_policy is not None:
+            fixed = f"{self.engine} has a rule of its own, {own_policy}"
+        chains = f"{self.engine} drafts chains with {self.draft.what}"
+        if own_trees is not None:
+            chains = f"a chain is drafted, because {self.engine} describes trees in another way, by {own_trees}"
+        self.without("speculation.tree", chains)
         policy, least = self.value("speculation.depth_policy"), float(self.value("speculation.p_min"))
         if policy == "confidence" and knows_confidence:
             return least
-        self.without("speculation.depth_policy", f"{self.engine} drafts a fixed number of tokens")
+        self.without("speculation.depth_policy", fixed)
         return None
 
     def one_k(self) -> None:

@@ -18,6 +18,9 @@ NAME, VERSION = "SGLang", "0.5.23"
 _HEADS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
 _STEPS = {DRAFT_MODEL: "STANDALONE"} | _HEADS
 _BLOCKS = {"dflash": "DFLASH", "dspark": "DSPARK"}
+_TREES = dict.fromkeys(_STEPS, "--speculative-eagle-topk") | {"ngram": "--speculative-ngram-max-bfs-breadth"}
+"""What makes a tree of the drafts of a method, where SGLang has trees: a number of the likeliest children."""
+_ADAPTING = ("eagle", "eagle3")
 _ADAPTIVE = "adaptive.json"
 
 
@@ -92,7 +95,9 @@ def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any
         if draft.option("max") or draft.option("min"):
             settings.warn("SGLang's NGRAM looks up in a trie of all served text, and its depth is not the n-gram's")
     found["speculative_num_draft_tokens"] = k + 1
-    settings.chains_only()
+    settings.chains_only(
+        own_trees=_TREES.get(draft.method), own_policy="--speculative-adaptive" if draft.method in _ADAPTING else None
+    )
     table = _adaptive(settings)
     adaptive = {"speculative_adaptive": True, "speculative_adaptive_config": f"$HERE/{_ADAPTIVE}"} if table else {}
     return found | _rule(settings) | adaptive, table
@@ -120,7 +125,7 @@ def _adaptive(settings: ExportSettings) -> dict[str, Any]:
     pairs = settings.k_by_batch
     if not pairs:
         return {}
-    if settings.draft.method not in ("eagle", "eagle3"):
+    if settings.draft.method not in _ADAPTING:
         settings.warn("k by batch size is left out: SGLang has such a table for EAGLE heads alone")
         return {}
     return {str(size): {"candidate_steps": [k]} for size, k in pairs}

@@ -77,7 +77,7 @@ def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
         found["max_matching_ngram_size"] = draft.option("max")
     if draft.method == "suffix":
         settings.warn("the draft `suffix` becomes TensorRT-LLM's suffix automaton, which has none of its options")
-    settings.chains_only()
+    settings.chains_only(own_trees="use_dynamic_tree" if draft.method == "eagle3" else None)
     return found | _rule(settings) | _schedule(settings, k)
 
 

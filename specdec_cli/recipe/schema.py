@@ -137,7 +137,7 @@ def _tree(value: Any) -> Any:
     try:
         return str(TreeShape.parse(str(value)))
     except UsageError as error:
-        raise PydanticCustomError("tree", "{why}", {"why": f"{error.message}: {error.hint}"}) from error
+        raise PydanticCustomError("tree", "{why}", {"why": f"is not usable: {error.message}; {error.hint}"}) from error
 
 
 _AS_TEXT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
@@ -266,6 +266,10 @@ class Draft(Section):
     def options(self) -> dict[str, Any]:
         """The method's own options."""
         return dict(self.model_extra or {})
+
+    def behind_first(self, name: str) -> str:
+        """A name of the draft behind that of `first`, if any: `suffix+NAME`."""
+        return name if self.first is None else f"{self.first}+{name}"
 
 
 class Speculation(Section):

@@ -137,7 +137,7 @@ def test_chat_says_how_large_the_trees_were(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abab\n")))
     assert command("chat", *SHORT, "--tree", "3,2,1") == 0
-    assert re.search(r"[\d.]+ nodes per step", capsys.readouterr().err)
+    assert re.search(r"[\d.]+\s+nodes per step", capsys.readouterr().err)
 
 
 def test_a_recipe_names_a_tree(folder: Path, tmp_path: Path) -> None:
@@ -155,12 +155,19 @@ def test_a_recipe_names_a_tree(folder: Path, tmp_path: Path) -> None:
     assert tree("speculation:", "  tree: null")[0] is None
 
 
+AUTO_WORDS = (
+    "the tree `auto` is for `sweep-k`, which looks for the best shape; give the shape that it finds, such as `4,2,1`"
+)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--tree", "4,x"], "the tree `4,x` is not a shape"),
+        (["--tree", "4,x"], "`--tree` is not usable: the tree `4,x` is not a shape; write children per depth"),
         (["--tree", ""], "the tree `` is not a shape"),
         (["--tree", "none"], "the tree `none` is not a shape"),
+        (["--tree", "auto"], f"`--tree` is not usable: {AUTO_WORDS}"),
+        (["--set", "speculation.tree=auto"], AUTO_WORDS),
         (["--tree", "0,2"], "the tree `0,2`"),
         (["--tree", "dynamic:65"], "`65` nodes, and `64` are possible"),
         (["--tree", "8,8"], "`72` nodes, and `64` are possible"),
@@ -189,6 +196,7 @@ def test_what_does_not_fit_a_tree_is_refused(
     ("given", "words"),
     [
         (["--tree", "4,x"], "the tree `4,x` is not a shape"),
+        (["--tree", "auto"], f"`--tree` is not usable: {AUTO_WORDS}"),
         (["--tree", "dynamic:65"], "`64` are possible"),
         (["--tree", "3,2", "--verify", "block"], "`block` judges chains alone"),
     ],

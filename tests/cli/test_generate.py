@@ -90,6 +90,13 @@ def test_a_k_without_a_draft_is_said_to_do_nothing(loaded, capsys: pytest.Captur
     assert "has no effect" not in capsys.readouterr().err
 
 
+def test_a_pair_of_drafts_is_named_by_both(loaded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "ab", "-n", "5", "-d", "suffix+builtin:draft", "--compare"]) == 0
+    err = capsys.readouterr().err
+    assert "using the built-in pair (builtin:target, draft suffix+builtin:draft)" in err
+    assert "with suffix+builtin:draft" in err
+
+
 def test_quiet_leaves_stderr_to_errors(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "-n", "20", "--quiet", "--compare") == 0
     out, err = capsys.readouterr()

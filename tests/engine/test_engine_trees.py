@@ -143,7 +143,7 @@ def test_a_shape_without_siblings_is_the_chain() -> None:
     [
         ({"tree": "4,2", "verify": "block"}, "`block` judges chains alone, and the tree is"),
         ({"tree": "4,2", "verify": "typical"}, "`typical` judges chains alone"),
-        ({"tree": "auto"}, "the tree `auto` is not a shape"),
+        ({"tree": "auto"}, "the tree `auto` is for `sweep-k`, which looks for the best shape"),
         ({"tree": "2,1,1,1,1,1,1"}, "`7` deep, and num_speculative_tokens is `6`"),
         ({"tree": "4,2", "depth_policy": "adaptive"}, "`adaptive` does not fit the tree"),
     ],

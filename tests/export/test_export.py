@@ -74,6 +74,42 @@ def test_a_k_beyond_what_the_draft_gives_is_told(
         assert told[0] in next(iter(made.files.values()))
 
 
+@pytest.mark.parametrize(
+    ("engine", "draft", "words"),
+    [
+        ("sglang", {"method": "eagle3", "model": "org/head"}, "SGLang describes trees in another way, by --spec"),
+        ("sglang", {"model": "org/draft"}, "in another way, by --speculative-eagle-topk"),
+        ("sglang", {"method": "ngram"}, "in another way, by --speculative-ngram-max-bfs-breadth"),
+        ("sglang", {"method": "dflash", "model": "org/draft"}, "SGLang drafts chains with a DFlash draft"),
+        ("trtllm", {"method": "eagle3", "model": "org/head"}, "in another way, by use_dynamic_tree"),
+        ("trtllm", {"model": "org/draft"}, "TensorRT-LLM drafts chains with a draft model"),
+        ("openvino", {"method": "eagle3", "model": "org/head"}, "in another way, by branching_factor and tree_depth"),
+        ("openvino", {"model": "org/draft"}, "OpenVINO GenAI drafts chains with a draft model"),
+        ("vllm", {"method": "eagle3", "model": "org/head"}, "vLLM drafts chains with an EAGLE-3 head"),
+    ],
+)
+def test_a_tree_is_left_out_for_a_reason_that_is_the_engines(engine: str, draft: dict[str, Any], words: str) -> None:
+    flags: dict[str, Any] = {"target.model": "org/target", "draft": draft, "speculation.tree": "2,1"}
+    named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
+    _, warnings = export(engine, named, "0")
+    (told,) = [one for one in warnings if one.startswith("speculation.tree = 2,1 is left out")]
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ({"method": "eagle3", "model": "org/head"}, "SGLang has a rule of its own, --speculative-adaptive"),
+        ({"model": "org/draft"}, "SGLang drafts a fixed number of tokens"),
+    ],
+)
+def test_sglangs_own_depth_policy_is_named(draft: dict[str, Any], words: str) -> None:
+    flags: dict[str, Any] = {"target.model": "org/target", "draft": draft, "speculation.depth_policy": "adaptive"}
+    named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
+    _, warnings = export("sglang", named, "0")
+    assert f"speculation.depth_policy = adaptive is left out: {words}" in warnings
+
+
 @pytest.mark.parametrize(("num", "k", "is_told"), [(3, 4, True), (3, 6, False), (3, 2, False), (1, 5, False)])
 def test_a_k_that_vllm_refuses_with_mtp_modules_is_told(num: int, k: int, is_told: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": num}))

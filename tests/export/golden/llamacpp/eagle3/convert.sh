@@ -3,7 +3,7 @@
 # Nothing was measured: give the result of a measurement with --measured FILE.
 # Warning: the draft `AngelSlim/Qwen3-8B_eagle3` is taken for an EAGLE-3 head because of its name.
 # Warning: k by batch size is left out: llama.cpp has one k.
-# Warning: speculation.tree = 2,1 is left out: llama.cpp drafts chains.
+# Warning: speculation.tree = 2,1 is left out: llama.cpp drafts chains with an EAGLE-3 head.
 # Measure it: specdec bench --endpoint http://127.0.0.1:9000 -t Qwen/Qwen3-8B
 # A hub id must be downloaded first: convert_hf_to_gguf.py reads folders (or add --remote).
 set -euo pipefail

@@ -2,7 +2,7 @@
 # Written by specdec X.Y.Z for Triton Inference Server with TensorRT-LLM 1.4.
 # Nothing was measured: give the result of a measurement with --measured FILE.
 # Warning: the draft `AngelSlim/Qwen3-8B_eagle3` is taken for an EAGLE-3 head because of its name.
-# Warning: speculation.tree = 2,1 is left out: Triton Inference Server drafts chains.
+# Warning: speculation.tree = 2,1 is left out: a chain is drafted, because Triton Inference Server describes trees in another way, by use_dynamic_tree.
 # Warning: serve.port = 9000 is left out: launch_triton_server.py has its own ports (8000, 8001, 8002).
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -2,7 +2,7 @@
 # Written by specdec X.Y.Z for vLLM 0.33.0.
 # Nothing was measured: give the result of a measurement with --measured FILE.
 # Warning: the draft `AngelSlim/Qwen3-8B_eagle3` is taken for an EAGLE-3 head because of its name.
-# Warning: speculation.tree = 2,1 is left out: vLLM drafts chains.
+# Warning: speculation.tree = 2,1 is left out: vLLM drafts chains with an EAGLE-3 head.
 # Measure it: specdec bench --endpoint http://127.0.0.1:9000 -t Qwen/Qwen3-8B
 set -euo pipefail
 exec vllm serve Qwen/Qwen3-8B \
