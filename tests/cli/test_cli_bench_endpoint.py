@@ -127,7 +127,7 @@ def test_a_row_has_its_own_length_and_seed(capsys: pytest.CaptureFixture[str], t
         assert bench(fake, "--dataset", str(path), "--temperature", "1", "--repeats", "1") == 0
     first, second = fake.requests[1:]
     assert (first["prompt"], first["max_tokens"], first["seed"]) == ("a", 3, 8)
-    assert (second["prompt"], second["max_tokens"], second["seed"]) == ("b", 15, 0)
+    assert (second["prompt"], second["max_tokens"], second["seed"]) == ("b", 15, 1)
 
 
 def test_the_key_goes_into_the_header_alone(

@@ -93,7 +93,7 @@ def request_body(
     max_tokens_field: MaxTokensField = "max_tokens",
 ) -> dict[str, Any]:
     """The request body for one prompt. Its own length and seed override the run's."""
-    own = {max_tokens_field: row.max_new_tokens, "seed": row.seed}
+    own = {max_tokens_field: row.max_new_tokens, "seed": seed_of(row, fields["seed"]) if "seed" in fields else row.seed}
     asked = {"messages": row.chat()} if chat else {"prompt": row.prompt}
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     return {
@@ -104,6 +104,17 @@ def request_body(
         **(extra or {}),
         **stream,
     }
+
+
+def seed_of(row: PromptRow, seed: int) -> int:
+    """The seed of a prompt: its own, or the run's and its row.
+
+    Servers give two requests of one seed the same random numbers: they would accept and reject in the same steps, and
+    a run's prompts would say as little about chance as one.
+    """
+    if row.seed is not None:
+        return row.seed
+    return seed if seed < 0 else seed + max(row.index, 0)
 
 
 def warm_up_row(rows: Sequence[PromptRow]) -> PromptRow:

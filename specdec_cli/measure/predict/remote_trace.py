@@ -20,6 +20,7 @@ import numpy as np
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.request_fields import seed_of
 from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt
 from specdec_cli.recipe.schema import Sampling
@@ -159,7 +160,7 @@ class RemoteTracer:
         return row.max_new_tokens or self.sampling.max_new_tokens
 
     def _params(self, row: PromptRow) -> SamplingParams:
-        seed = self.sampling.seed + row.index if row.seed is None else row.seed
+        seed = seed_of(row, self.sampling.seed)
         return SamplingParams(
             max_new_tokens=self._most(row), temperature=self.sampling.temperature, seed=seed, ignore_eos=True
         )

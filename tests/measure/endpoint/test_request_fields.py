@@ -39,6 +39,15 @@ def test_a_row_has_its_own_length_and_seed() -> None:
     assert request_body(row, "m", True, {})["messages"] == [{"role": "user", "content": "hi"}]
 
 
+def test_rows_without_a_seed_share_no_random_numbers() -> None:
+    fields = sampling_fields(Sampling(temperature=1.0, seed=4))
+    rows = [PromptRow(-1, "warm up"), PromptRow(0, "a"), PromptRow(1, "b"), PromptRow(2, "c", seed=4)]
+    assert [request_body(row, "m", False, fields)["seed"] for row in rows] == [4, 4, 5, 4]
+    drawn = sampling_fields(Sampling(temperature=1.0, seed=-1))
+    assert request_body(rows[2], "m", False, drawn)["seed"] == -1
+    assert "seed" not in request_body(rows[2], "m", False, sampling_fields(Sampling()))
+
+
 def test_a_warm_up_shares_no_prefix_with_a_row() -> None:
     usual = warm_up_row(rows_of(["a", "b"])).prompt
     for rows in (rows_of([usual]), rows_of([f"{usual} more"]), rows_of([usual[:4], f"{len(usual)} {usual}"])):
