@@ -1,6 +1,6 @@
 """The steps of gpu_day.sh: each in a process of its own with a time limit, so that a failure loses no other step.
 
-    benchmarks/gpu_day.sh                      # tests, exactness and an audit; then speeds and a sweep
+    benchmarks/gpu_day.sh                      # every step: tests, exactness, ...; then speeds and a sweep
     benchmarks/gpu_day.sh --cpu                # the same steps, shortened
     benchmarks/gpu_day.sh --steps tests audit  # some of them
 
@@ -99,6 +99,14 @@ STEPS = (
         "--device cuda -n 64 --max-steps 150",
         "--device cpu -n 8 --max-steps 3 --num-prompts 8 --num-held-out 2",
         110,
+        is_timed=False,
+    ),
+    DayStep(
+        "drafts",
+        "benchmarks/every_draft.py --output {document}",
+        "--device cuda",
+        "--only ngram eagle3 --tokens 8 --prompts 2",
+        140,
         is_timed=False,
     ),
     DayStep(
