@@ -118,9 +118,9 @@ def num_emitted(events: Iterable[Event]) -> int:
     return sum(len(one.tokens) for event in events if isinstance(event, Stepped) for one in event.emitted)
 
 
-def decoded(engine: Engine, context: int, num_tokens: int, k: int) -> dict[str, Any]:
+def decoded(engine: Engine, context: int, num_tokens: int, k: int, temperature: float = 0) -> dict[str, Any]:
     """Seconds of a decoding step and tokens per second, of one sequence."""
-    begin(engine, context, num_tokens, k)
+    begin(engine, context, num_tokens, k, temperature)
     times, sizes = [], []
     while engine.has_work:
         began = perf_counter()
@@ -134,9 +134,9 @@ def decoded(engine: Engine, context: int, num_tokens: int, k: int) -> dict[str, 
     }
 
 
-def waits_per_step(engine: Engine, context: int, k: int) -> float:
+def waits_per_step(engine: Engine, context: int, k: int, temperature: float = 0) -> float:
     """How often the host waits for the device in a decoding step of one sequence."""
-    begin(engine, context, 16 + 9 * (k + 1), k)
+    begin(engine, context, 16 + 9 * (k + 1), k, temperature)
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] * (engine.target.device.type == "cuda")
     waits = []
@@ -150,9 +150,9 @@ def waits_per_step(engine: Engine, context: int, k: int) -> float:
     return (waits[1] - waits[0]) / 8
 
 
-def begin(engine: Engine, context: int, num_tokens: int, k: int) -> None:
+def begin(engine: Engine, context: int, num_tokens: int, k: int, temperature: float = 0) -> None:
     """Add a sequence, and read its prompt."""
-    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True, temperature=temperature, seed=1)
     engine.add([5 + i % 97 for i in range(context)], params, num_speculative_tokens=k)
     while not num_emitted(engine.step()):
         pass

@@ -6,9 +6,9 @@
 The target has the shape of Llama 3 8B, the draft that of Llama 3.2 1B, the head that of one for the target: one layer,
 32,000 drafted tokens. All weights are random, and chance decides which tokens stand: each with the probability
 `--acceptance` when those before it do; of trees the first child of each depth. So what differs is time alone. Every arm
-decodes the same number of tokens of one sequence, in the order A B C … C B A, `--repeats` times. Kept as
-results/gpu_heads.json, or gpu_heads_compiled.json; without a GPU the script can be tried, and nothing is kept except
-in `--output`.
+decodes the same number of tokens of one sequence, in the order A B C … C B A, `--repeats` times; a speed-up is over
+plain decoding at the same temperature. Kept as results/gpu_heads.json, or gpu_heads_compiled.json; without a GPU the
+script can be tried, and nothing is kept except in `--output`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ class HeadArm:
         draft: `none`, `head` or `model`.
         k: tokens drafted one after another.
         tree: their shape; None for a chain.
+        temperature: tokens are drawn at it.
     """
 
     draft: str
     k: int = 0
     tree: str | None = None
+    temperature: float = 0
 
     @property
     def name(self) -> str:
         """For the results."""
-        return "plain" if self.draft == "none" else f"{self.draft}, {self.tree or f'k = {self.k}'}"
+        shape = "plain" if self.draft == "none" else f"{self.draft}, {self.tree or f'k = {self.k}'}"
+        return f"{shape}, temperature {self.temperature:g}" if self.temperature else shape
 
 
 ARMS = (
@@ -64,6 +67,9 @@ ARMS = (
     HeadArm("model", 5),
     HeadArm("head", 4, "3,2,1,1"),
     HeadArm("model", 4, "3,2,1,1"),
+    HeadArm("none", temperature=1),
+    HeadArm("head", 3, temperature=1),
+    HeadArm("model", 3, temperature=1),
 )
 
 
@@ -107,13 +113,13 @@ def measured(arms: Sequence[HeadArm], made: dict[str, Engine], options: argparse
     engines = {arm: engine_of(arm, made, options.acceptance) for arm in arms}
     runs: dict[HeadArm, list[dict[str, Any]]] = {arm: [] for arm in arms}
     for arm in arms:  # graphs are recorded in these
-        decoded(engines[arm], options.context, options.tokens, arm.k)
+        decoded(engines[arm], options.context, options.tokens, arm.k, arm.temperature)
     for _ in range(options.repeats):
         for arm in (*arms, *reversed(arms)):
-            runs[arm].append(decoded(engines[arm], options.context, options.tokens, arm.k))
+            runs[arm].append(decoded(engines[arm], options.context, options.tokens, arm.k, arm.temperature))
     found = {}
     for arm, its in runs.items():
-        plain = median(run["tokens_per_second"] for run in runs[arms[0]])
+        plain = median(run["tokens_per_second"] for run in runs[HeadArm("none", temperature=arm.temperature)])
         rates = [run["tokens_per_second"] for run in its]
         found[arm.name] = {
             "tokens_per_second": round(median(rates), 1),
@@ -123,7 +129,9 @@ def measured(arms: Sequence[HeadArm], made: dict[str, Engine], options: argparse
             "tokens_per_step": round(median(run["tokens_per_step"] for run in its), 3),
         }
         if options.device != "cpu":
-            found[arm.name]["host_waits_per_step"] = waits_per_step(engines[arm], options.context, arm.k)
+            found[arm.name]["host_waits_per_step"] = waits_per_step(
+                engines[arm], options.context, arm.k, arm.temperature
+            )
         print(arm.name, json.dumps(found[arm.name]), flush=True)
     return found
 

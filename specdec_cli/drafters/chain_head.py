@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.feature_head import HeadDrafter
 from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.rounds import check_guess
+from specdec_cli.drafters.rounds import check_guess, draw_of, take_chains
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.chain_sequences import ChainSequences
 
 
 class ChainDrafter(HeadDrafter["ChainSequences"]):
-    """Guesses greedy chains in one CUDA graph where the head is recorded, and everything else round by round.
+    """Guesses chains in one CUDA graph where the head is recorded, and everything else round by round.
 
     Args:
         model: hub id or folder of the head.
@@ -44,20 +44,20 @@ class ChainDrafter(HeadDrafter["ChainSequences"]):
         return super().propose(rows)
 
     def _guess(self, drafts: Sequence[Growth], longest: int) -> None:
-        """Guess greedy chains in one graph."""
-        from specdec_cli.lm.heads.head_graphs import GreedyRow
+        """Guess chains in one graph, where the head's scores alone decide."""
+        from specdec_cli.lm.heads.head_graphs import HeadChainRow
 
         if not self.held.is_recorded:
             return
-        chains = [draft for draft in drafts if draft.is_plain and not draft.is_drawn and self._can_begin(draft.row)]
+        chains = [draft for draft in drafts if draft.is_plain and self._can_begin(draft.row)]
+        counts = [draft.most_depth(longest) for draft in chains]
         rows = [
-            GreedyRow(draft.row.handle, draft.row.context, draft.row.features, draft.most_depth(longest))
-            for draft in chains
+            HeadChainRow(one.row.handle, one.row.context, one.row.features, num, draw_of(one.row, num))
+            for one, num in zip(chains, counts, strict=True)
         ]
         found = self.held.guess(rows, self._num_tokens) if rows else None
         if found is not None:
-            for draft, tokens in zip(chains, found.tokens, strict=True):
-                draft.take_chain(tokens, found.unread, None)
+            take_chains(chains, found)
 
     def _can_begin(self, row: DraftRow) -> bool:
         """Whether there is, or comes with the row, what a first guess follows from."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.rounds import check_guess, grow_deeper
+from specdec_cli.drafters.rounds import check_guess, draw_of, grow_deeper, take_chains
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.cache.unread import Unread
-    from specdec_cli.lm.door import LM, Draw
+    from specdec_cli.lm.door import LM
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
 
@@ -123,23 +123,10 @@ class LMDrafter(WithoutFeatures):
 
         counts = [draft.most_depth(self.lm.max_context) for draft in drafts]
         rows = [
-            Row(draft.row.handle, draft.row.context, num, draw=_to_draw(draft.row, num))
+            Row(draft.row.handle, draft.row.context, num, draw=draw_of(draft.row, num))
             for draft, num in zip(drafts, counts, strict=True)
         ]
         found = self.lm.guess(rows, self._num_tokens) if rows else None
         if found is not None:
             self._unread = found.unread
-            for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
-                draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
-
-
-def _to_draw(row: DraftRow, num: int) -> Draw | None:
-    """How so many tokens of a plain row are drawn; None where the likeliest are taken."""
-    from specdec_cli.lm.door import Draw
-    from specdec_cli.sampling import noise
-
-    params = row.params
-    if params.temperature == 0:
-        return None
-    uniforms = noise.uniforms(params.seed, params.index, len(row.context), noise.Purpose.DRAFT, num)
-    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
+            take_chains(drafts, found)

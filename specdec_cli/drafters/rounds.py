@@ -1,4 +1,4 @@
-"""One round of drafting: the draft's logits at every end become the next depth of every row's guess."""
+"""Guesses from a draft's logits: chains in one call, or round by round, each of which adds a depth to every row's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from specdec_cli.errors import RunError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.drafters.contract import DraftRow
     from specdec_cli.lm.cache.unread import Unread
+    from specdec_cli.lm.door import Continuations, Draw
     from specdec_cli.sampling.chain import Distribution
 
 
@@ -61,6 +63,24 @@ def check_guess(unread: Unread | None, name: str, hint: str) -> None:
     """
     if unread is not None and unread.is_read and not unread.is_whole:
         raise RunError(f"the draft `{name}` gave no finite number as its largest logit", hint)
+
+
+def draw_of(row: DraftRow, num: int) -> Draw | None:
+    """How so many tokens of a plain row are drawn; None where the likeliest are taken."""
+    from specdec_cli.lm.door import Draw
+    from specdec_cli.sampling import noise
+
+    params = row.params
+    if params.temperature == 0:
+        return None
+    uniforms = noise.uniforms(params.seed, params.index, len(row.context), noise.Purpose.DRAFT, num)
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
+
+
+def take_chains(drafts: Sequence[Growth], found: Continuations) -> None:
+    """Give every plain row the chain that was guessed for it in one call."""
+    for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
+        draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
 
 
 def _take_children(drafts: Sequence[Growth], q: Distribution, confidence: Tensor | None) -> None:

@@ -331,7 +331,7 @@ class TransformersLM:
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
-        Graphs know no drawn ones, and no guess crosses long rope's threshold.
+        No guess crosses long rope's threshold.
 
         Raises:
             RunError: the cache has too few free blocks.

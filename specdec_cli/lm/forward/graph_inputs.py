@@ -121,9 +121,9 @@ def values(bucket: Bucket, feeds: Sequence[Feed], counts: Sequence[int], more: S
     ]  # fmt: skip
 
 
-def fill(vector: Tensor, values: list[int]) -> None:
+def fill(vector: Tensor, values: Sequence[float]) -> None:
     """Send values to a vector of the device, which nothing waits for."""
-    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=vector.is_cuda)
+    pinned = torch.tensor(values, dtype=vector.dtype, pin_memory=vector.is_cuda)
     vector.copy_(pinned, non_blocking=True)
 
 

@@ -23,8 +23,9 @@ from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
-from specdec_cli.lm.door import Continuations
+from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs, fill, values
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.hidden_states import HiddenStates
@@ -89,7 +90,7 @@ class Graphs:
         self._kernels = kernels_for(self._device)
         self._pool = pool_of(self._device)
         self._scores: dict[tuple[Bucket, bool], _Graph] = {}
-        self._guesses: dict[tuple[Bucket, int, int], _Graph] = {}
+        self._guesses: dict[tuple[Bucket, int, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
 
     def try_out(self) -> None:
         """Record the smallest forward.
@@ -134,12 +135,15 @@ class Graphs:
                 feed.states = HiddenStates.of(states[0][row * each : row * each + length].clone())
         return logits[: len(wanted)].clone()
 
-    def guess(self, feeds: Sequence[Feed], counts: Sequence[int], num_tokens: int) -> Continuations | None:
-        """Greedy continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
+    def guess(
+        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+    ) -> Continuations | None:
+        """Continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
 
         Args:
             feeds: contexts with placeholders for the tokens to find, except the last.
             counts: tokens to find for each, at least 1.
+            draws: how those of each are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
 
         Raises:
@@ -149,13 +153,17 @@ class Graphs:
         bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.held.blocks) for feed in feeds))
         if bucket is None:
             return None
-        key = bucket, max(counts), num_tokens
-        graph = self._guesses.get(key)
-        if graph is None:
-            graph = self._guesses[key] = self._recorded(partial(self._guess, *key), bucket)
-        (found,) = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
+        most, kind = max(counts), ChoiceKind.of(draws, num_tokens)
+        key = bucket, most, num_tokens, kind
+        if key not in self._guesses:
+            choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, most, self._device)
+            self._guesses[key] = self._recorded(partial(self._guess, bucket, most, choice), bucket), choice
+        graph, choice = self._guesses[key]
+        choice.fill(draws)
+        found, *q = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
         unread = Unread(found[: len(feeds)].clone())
-        return Continuations([unread.stand_ins(row, n) for row, n in enumerate(counts)], unread)
+        tokens = [unread.stand_ins(row, n) for row, n in enumerate(counts)]
+        return Continuations(tokens, unread, drawn_q(draws, counts, q))
 
     def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> _Graph:
         """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
@@ -180,20 +188,19 @@ class Graphs:
             logits = forward()[step.more].float()
         return logits, states()
 
-    def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Outputs:
-        """Continuations [B, most]; `NOTHING` where no largest logit is a finite number."""
+    def _guess(self, bucket: Bucket, most: int, choice: ChoiceInputs, inputs: Tensor, _drafted: Tensor) -> Outputs:
+        """Continuations [B, most], `NOTHING` where no largest logit is a finite number; and the q of drawn ones."""
         step = GraphInputs.views(bucket, inputs)
         slots = slots_of(step.tables, self._block_size, self._nowhere)
         last = step.more[: bucket.num_rows, None]
         logits = self._forward(step.tokens, step.positions, slots).view(*step.tokens.shape, -1)
-        logits = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))
-        places = step.positions.gather(1, last)
-        found = [likeliest(logits, num_tokens)]
+        logits = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))[:, 0]
+        places, choices = step.positions.gather(1, last), Choices(choice)
+        token = choices.take(logits)
         for _ in range(most - 1):
             places = torch.where(places == NOTHING, places, places + 1)
-            logits = self._forward(found[-1].clamp(min=0), places, slots)[:, None]
-            found.append(likeliest(logits, num_tokens))
-        return (torch.cat(found, 1),)
+            token = choices.take(self._forward(token.clamp(min=0), places, slots))
+        return choices.tokens, *choices.q
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> Tensor:
         """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]; all text without nodes."""
@@ -284,9 +291,3 @@ def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple
             outputs = run()
     replay: Replay = graph.replay
     return replay, outputs
-
-
-def likeliest(logits: Tensor, num_tokens: int) -> Tensor:
-    """The likeliest of the first tokens [B, 1] by logits [B, 1, V]; `NOTHING` where no logit is a finite number."""
-    best, tokens = logits[:, :, :num_tokens].max(-1)
-    return torch.where(best.isfinite(), tokens, NOTHING)

@@ -22,7 +22,7 @@ class RecordedForward:
         max_context: most tokens of a context.
     """
 
-    can_guess, can_draw = True, False
+    can_guess = can_draw = True
     graphs_obstacle: str | None = None
 
     def __init__(self, inner: EagerForward, max_context: int) -> None:
@@ -76,9 +76,8 @@ class RecordedForward:
     def guess(
         self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations | None:
-        """The likeliest continuations in one graph; None where no graph is made for what is fed first."""
-        assert not any(draws), "a graph draws nothing"
-        return self._graphs.guess(feeds, counts, num_tokens)
+        """Continuations in one graph; None where no graph is made for what is fed first."""
+        return self._graphs.guess(feeds, counts, draws, num_tokens)
 
     def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
         """No model with a state runs here."""

@@ -1,4 +1,4 @@
-"""The sequences of a head that drafts from its own outputs: on a GPU, their greedy chains are one CUDA graph."""
+"""The sequences of a head that drafts from its own outputs: on a GPU, their chains are one CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.heads.head import Head
-from specdec_cli.lm.heads.head_graphs import GreedyRow, HeadGraphs
+from specdec_cli.lm.heads.head_graphs import HeadChainRow, HeadGraphs
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ChainSequences(HeadSequences):
-    """Runs a head over sequences; greedy chains run in graphs where the target's own steps do.
+    """Runs a head over sequences; chains run in graphs where the target's own steps do.
 
     Args:
         heads: as for `HeadSequences`.
@@ -54,7 +54,7 @@ class ChainSequences(HeadSequences):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether `guess` drafts greedy chains."""
+        """Whether `guess` drafts chains."""
         return self._graphs is not None
 
     def hold(
@@ -71,8 +71,8 @@ class ChainSequences(HeadSequences):
 
     @on_its_device
     @torch.inference_mode()
-    def guess(self, rows: Sequence[GreedyRow], num_tokens: int) -> Continuations:
-        """Take the target's states of some sequences and draft a greedy chain behind each, in one graph.
+    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> Continuations:
+        """Take the target's states of some sequences and draft a chain behind each, in one graph.
 
         More states than a graph is made for are taken before it.
 
@@ -107,7 +107,7 @@ class ChainSequences(HeadSequences):
         graphs.drop()
         return graphs
 
-    def _only_new(self, row: GreedyRow) -> GreedyRow:
+    def _only_new(self, row: HeadChainRow) -> HeadChainRow:
         """A row with the states that its sequence lacks; those of a long text are taken at once."""
         if row.features is None or self.num_kept(row.handle) == len(row.context) - 1:
             return replace(row, features=None)

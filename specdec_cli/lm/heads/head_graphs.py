@@ -1,4 +1,4 @@
-"""Greedy chains of a draft head as CUDA graphs: the target's new states go in, k tokens stay on the device.
+"""Chains of a draft head as CUDA graphs: the target's new states go in, k tokens stay on the device.
 
 One graph feeds the states of all sequences and then drafts token by token. Sequences, new positions and blocks are
 padded to a `Bucket`, and what differs from step to step is one vector of integers, as in `lm.forward.graphs`. Nothing
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.unread import Unread
-from specdec_cli.lm.door import Continuations
+from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fill
-from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, likeliest, pool_of, recorded, slots_of
+from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, pool_of, recorded, slots_of
 from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
@@ -26,20 +27,22 @@ _NO_PLACE = -(1 << 30)  # however many tokens follow it
 
 
 @dataclass(slots=True)
-class GreedyRow:
-    """One sequence that wants a greedy chain.
+class HeadChainRow:
+    """One sequence that wants a chain.
 
     Args:
         handle: names the sequence.
         context: of the sequence.
         features: the target's states [n, taps, target hidden] of the last n positions that a token follows.
         num_tokens: to draft, at least 1.
+        draw: how they are drawn; None takes the likeliest.
     """
 
     handle: int
     context: Sequence[int]
     features: Tensor | None
     num_tokens: int
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class _Inputs:
 
 
 def _values(
-    bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[GreedyRow], counts: Sequence[int]
+    bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[HeadChainRow], counts: Sequence[int]
 ) -> list[int]:
     """A step's inputs one after another, as `_Inputs.views` takes them apart.
 
@@ -110,13 +113,15 @@ class _ChainGraph:
         inputs: as `_values` fills it.
         states: the target's, of new positions [B, R, taps, target hidden].
         before: each module's output before the new positions [M, B, hidden].
+        choice: chooses the tokens.
         replay: runs it.
-        outputs: tokens [B, most], and each module's output at the last kept slot [M, B, hidden].
+        outputs: tokens [B, most], each module's output at the last kept slot [M, B, hidden], and the q of drawn tokens.
     """
 
     inputs: Tensor
     states: Tensor
     before: Tensor
+    choice: ChoiceInputs
     replay: Replay
     outputs: Outputs
 
@@ -137,7 +142,7 @@ class HeadGraphs:
         self._kernels = kernels_for(self._device)
         with torch.inference_mode():
             self._width = modules[0].head.mix(like.new_zeros(2, *state_shape)).shape[-1]
-        self._graphs: dict[tuple[Bucket, int, int], _ChainGraph] = {}
+        self._graphs: dict[tuple[Bucket, int, int, ChoiceKind], _ChainGraph] = {}
         self.drop()
 
     def try_out(self) -> None:
@@ -154,15 +159,15 @@ class HeadGraphs:
                 obstacle = "its values are not as wide as its keys"
             if obstacle is not None:
                 raise RunError(f"{self._what} cannot be recorded: {obstacle}", "use --decoder transformers")
-        self._recorded(bucket, len(self._modules) + 1, self._modules[0].head.vocab_size)
+        self._recorded(bucket, len(self._modules) + 1, self._modules[0].head.vocab_size, ChoiceKind())
 
     def drop(self) -> None:
         """Forget what was recorded, as the caches move."""
         self._graphs.clear()
         self._pool = pool_of(self._device)  # the old one went with the last of its graphs
 
-    def guess(self, rows: Sequence[GreedyRow], num_tokens: int) -> tuple[Continuations, Tensor]:
-        """Greedy chains, whose keys and values are written.
+    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> tuple[Continuations, Tensor]:
+        """Chains, whose keys and values are written.
 
         Args:
             rows: sequences with blocks for their new positions and drafted nodes; at most `MOST_TOKENS` are new.
@@ -176,27 +181,28 @@ class HeadGraphs:
         """
         counts = [0 if row.features is None else len(row.features) for row in rows]
         blocks = [len(module.cache.of(row.handle).blocks) for row in rows for module in self._modules]
-        most = max(row.num_tokens for row in rows)
+        most, draws = max(row.num_tokens for row in rows), [row.draw for row in rows]
         # However many tokens of such a chain are accepted: one shape for all further steps.
         num_new = max(*counts, min(most + 1, MOST_TOKENS))
         bucket = Bucket.around(len(rows), num_new, max(blocks))
         assert bucket is not None, "more positions are fed before"
-        key = bucket, most, num_tokens
+        key = bucket, most, num_tokens, ChoiceKind.of(draws, num_tokens)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._recorded(*key)
         self._fill(graph, bucket, rows, counts)
+        graph.choice.fill(draws)
         graph.replay()
-        found, ends = graph.outputs
-        unread = Unread(found[: len(rows)].clone())
-        tokens = [unread.stand_ins(i, row.num_tokens) for i, row in enumerate(rows)]
-        return Continuations(tokens, unread), ends[:, : len(rows)].clone()
+        found, ends, *q = graph.outputs
+        unread, nums = Unread(found[: len(rows)].clone()), [row.num_tokens for row in rows]
+        tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]
+        return Continuations(tokens, unread, drawn_q(draws, nums, q)), ends[:, : len(rows)].clone()
 
     @property
     def _what(self) -> str:
         return f"the draft head `{self._name}`"
 
-    def _fill(self, graph: _ChainGraph, bucket: Bucket, rows: Sequence[GreedyRow], counts: Sequence[int]) -> None:
+    def _fill(self, graph: _ChainGraph, bucket: Bucket, rows: Sequence[HeadChainRow], counts: Sequence[int]) -> None:
         """Give a graph what differs from step to step; states that no slot reads are those of an earlier step."""
         fill(graph.inputs, _values(bucket, self._modules, rows, counts))
         for i, (row, num) in enumerate(zip(rows, counts, strict=True)):
@@ -207,24 +213,26 @@ class HeadGraphs:
                 if before is not None and (len(self._modules) > 1 or not num):
                     graph.before[m, i].copy_(before)
 
-    def _recorded(self, bucket: Bucket, most: int, num_tokens: int) -> _ChainGraph:
+    def _recorded(self, bucket: Bucket, most: int, num_tokens: int, kind: ChoiceKind) -> _ChainGraph:
         inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
         states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
         before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
-        run = partial(self._guess, bucket, most, num_tokens, inputs, states, before)
+        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, most, self._device)
+        run = partial(self._guess, bucket, most, choice, inputs, states, before)
         replay, outputs = recorded(run, self._device, self._pool, self._what)
-        return _ChainGraph(inputs, states, before, replay, outputs)
+        return _ChainGraph(inputs, states, before, choice, replay, outputs)
 
     def _guess(
-        self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, states: Tensor, before: Tensor
+        self, bucket: Bucket, most: int, choice: ChoiceInputs, inputs: Tensor, states: Tensor, before: Tensor
     ) -> Outputs:
-        """Chains [B, most], and each module's output [M, B, hidden] at the last kept slot."""
+        """Chains [B, most], each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
         step = _Inputs.views(bucket, len(self._modules), inputs)
         caches = [module.cache for module in self._modules]
         slots = [slots_of(its, one.block_size, one.nowhere) for its, one in zip(step.tables, caches, strict=True)]
         ends = self._feed(step, states, before, slots)
         heads, last = [module.head for module in self._modules], len(self._modules) - 1
-        outputs, found = ends[0][:, None], [likeliest(heads[0].logits(ends[0])[:, None], num_tokens)]
+        outputs, choices = ends[0][:, None], Choices(choice)
+        found = [choices.take(heads[0].logits(ends[0]))]
         for depth in range(1, most):
             # A module of its own reads the one before it at every node so far; the last one goes on with its own.
             m, num = min(depth, last), depth if depth <= last else 1
@@ -234,8 +242,8 @@ class HeadGraphs:
             outputs = self._run(m, torch.cat(found[-num:], 1), feature, places, slots[m])
             if depth <= last:
                 outputs = torch.cat([ends[m][:, None], outputs], 1)
-            found.append(likeliest(heads[m].logits(outputs[:, -1])[:, None], num_tokens))
-        return torch.cat(found, 1), torch.stack(ends)
+            found.append(choices.take(heads[m].logits(outputs[:, -1])))
+        return choices.tokens, torch.stack(ends), *choices.q
 
     def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
         """Take new positions, module after module; the output [B, hidden] of each at its last kept slot."""

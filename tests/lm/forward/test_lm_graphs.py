@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from test_lm_compiled import num_graphs
+from test_lm_llama import CUTS, drawn_one_by_one, one_by_one
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
 from typed import not_none
@@ -180,11 +181,56 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both) -> None:
             contexts[handle] = context[:-1]
 
 
-def test_a_guess_by_chance_is_left_to_scores(both) -> None:
-    _, recorded = both()
-    rows = [Row(0, TEXT[:9], 2), Row(1, TEXT[:4], 2, draw=Draw(1.0, None, 1.0, 0.0, [0.5, 0.5]))]
-    assert recorded.guess(rows, VOCAB) is None
-    assert recorded.guess(rows[:1], VOCAB) is not None
+@pytest.mark.parametrize("num_tokens", [VOCAB, VOCAB - 20])
+@pytest.mark.parametrize("cut", CUTS)
+def test_drawn_guesses_are_those_of_the_sampling_chain(cut: str, num_tokens: int, device, both, recorder) -> None:
+    """Beside one of likeliest tokens, and one that is drawn otherwise; then others in the same graph."""
+    plain, recorded = both()
+    noise = torch.rand(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).tolist()
+    noise[0][:3] = 2.0**-53, 1 - 2.0**-53, 0.5
+    draws = [Draw(*CUTS[cut], noise[0]), None, Draw(*CUTS[cut], noise[1]), Draw(0.05, None, 1.0, 0.0, noise[2][:2])]
+    for some in (draws, [draws[0], None, None, Draw(*CUTS[cut], noise[3])]):
+        rows = [
+            Row(i, TEXT[7 * i : 9 * i + 5], 8 if draw is None else len(draw.uniforms), draw=draw)
+            for i, draw in enumerate(some)
+        ]
+        found = not_none(recorded.guess(rows, num_tokens))
+        assert found.q.keys() == {i for i, draw in enumerate(some) if draw is not None}
+        for place, row in enumerate(rows):
+            tokens = not_none(found.unread).known(found.tokens[place])
+            if row.draw is None:
+                assert tokens == one_by_one(plain, row, num_tokens)
+                continue
+            expected, q = drawn_one_by_one(plain, row, num_tokens)
+            assert tokens == expected
+            if device == "cpu":  # a GPU may round what stands at the cut
+                assert torch.equal(found.q[place] > 1e-36, q > 1e-36)
+            torch.testing.assert_close(found.q[place], q, rtol=1e-3, atol=1e-4)
+    assert recorder.num_recorded == 2, "another draw was another graph"
+
+
+def test_equal_logits_are_cut_in_the_order_of_their_ids(both) -> None:
+    plain, recorded = both()
+    with torch.no_grad():
+        for lm in (plain, recorded):
+            lm.model.get_output_embeddings().weight[1::2] = lm.model.get_output_embeddings().weight[::2][: VOCAB // 2]
+    draw = Draw(0.5, 9, 1.0, 0.0, [0.05, 0.5, 0.95])
+    found = not_none(recorded.guess([Row(0, TEXT[:9], 3, draw=draw)], VOCAB))
+    expected, q = drawn_one_by_one(plain, Row(0, TEXT[:9], 3, draw=draw), VOCAB)
+    assert not_none(found.unread).known(found.tokens[0]) == expected
+    assert ((q > 0).sum(-1) == 9).all()
+    assert torch.equal(found.q[0] > 0, q > 0)
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_sampled_texts_with_a_draft_in_graphs_are_those_without(verify: str, both, recorder) -> None:
+    target, other = both(), both(seed=1)
+    params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3, ignore_eos=True)
+    expected, found = (decode(*pair, 3, PROMPTS, params, verify=verify) for pair in zip(target, other, strict=True))
+    assert tokens(found) == tokens(expected)
+    counts = [[one.speculative.num_accepted_tokens for one in outputs] for outputs in (found, expected)]
+    assert counts[0] == counts[1]
+    assert recorder.num_recorded
 
 
 def test_a_guess_says_where_no_largest_logit_is_a_number(both) -> None:
@@ -195,6 +241,9 @@ def test_a_guess_says_where_no_largest_logit_is_a_number(both) -> None:
     assert found.unread.is_whole
     with torch.no_grad():
         recorded.model.get_input_embeddings().weight[clean[1]] = torch.nan
+    drawn = recorded.guess([Row(2, TEXT[:9], 4, draw=Draw(1e-3, 5, 1.0, 0.0, [0.5] * 4))], VOCAB)
+    assert not drawn.unread.is_whole
+    assert drawn.q[0].isfinite().all()
     found = recorded.guess([Row(1, TEXT[:9], 4)], VOCAB)
     assert not found.unread.is_whole
     num = clean.index(clean[1]) + 1

@@ -1,4 +1,4 @@
-"""Greedy chains of a draft head in CUDA graphs: the tokens that the head drafts layer by layer, whatever comes before.
+"""Chains of a draft head in CUDA graphs: the tokens that the head drafts layer by layer, whatever comes before.
 
 On a CPU nothing can be recorded; there what would be recorded runs anew at each replay. On a GPU the same tests take
 CUDA's graphs.
@@ -214,7 +214,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
     others: list[dict[str, Any]] = [
         {"tree": TreeShape.parse("2,2,1")},
-        {"params": SamplingParams(temperature=1.0, seed=5), "needs_q": True},
+        {"params": SamplingParams(temperature=1.0, seed=5), "shares_noise": True},
         {"p_min": 1e-6},
         {"tree": TreeShape.parse("dynamic:6")},
     ]
@@ -231,6 +231,39 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     expected, found = (one.propose([replace(row) for row in mixed]) for one in (rounds.plain, rounds.recorded))
     assert [guess.unread is None for guess in found] == [True, False]
     assert [guess.read().drafted for guess in found] == [guess.drafted for guess in expected]
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
+@pytest.mark.parametrize("head", ["official", "specforge", "llama 2"])
+def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
+    """Beside greedy ones; some come with the q that they were drawn from."""
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: TEXT[30:43], 2: TEXT[20:22]}
+    sampled = SamplingParams(temperature=0.7, seed=5, **cut)
+    for accepted in ([2, 0, 1], [0, 4, 0], [4, 1, 2]):
+        rows = rounds.rows(rounds.texts)
+        rows[0] = replace(rows[0], params=sampled, needs_q=True)
+        rows[2] = replace(rows[2], params=replace(sampled, index=1))
+        expected = rounds.plain.propose([replace(row) for row in rows])
+        drafted = rounds.guess(rows)
+        found = rounds.recorded.propose(rows)[0]
+        assert found.q is not None
+        torch.testing.assert_close(found.q, not_none(expected[0].q), rtol=1e-3, atol=1e-4)
+        if device == "cpu":  # a GPU may round what stands at the cut
+            assert torch.equal(found.q > 0, not_none(expected[0].q) > 0)
+        assert rounds.recorded.propose(rows)[2].q is None
+        rounds.go_on(drafted, accepted)
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_whole_sampled_texts_are_those_without_graphs(verify: str, both) -> None:
+    (plain, layer_by_layer), (target, drafter) = both()
+    params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3)
+    expected = decode(plain, layer_by_layer, 3, PROMPTS, params, verify=verify)
+    found = decode(target, drafter, 3, PROMPTS, params, verify=verify)
+    assert tokens(found) == tokens(expected)
+    counts = [[one.speculative.num_accepted_tokens for one in outputs] for outputs in (found, expected)]
+    assert counts[0] == counts[1]
 
 
 def test_a_path_after_a_chain_has_the_logits_of_one_without(both) -> None:

@@ -1,0 +1,152 @@
+"""The tokens of a recorded chain, chosen on the device: the likeliest, or drawn as the sampling chain draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.door import Draw
+from specdec_cli.lm.forward.graph_inputs import NOTHING, fill
+
+_NUM_SETTINGS = 4  # temperature, top-k, top-p, min-p
+_LIKELIEST = (0.0, 1.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceKind:
+    """How the tokens of a recorded chain are chosen, which decides what is recorded.
+
+    Args:
+        is_drawn: some may be drawn by chance.
+        is_cut: top-k, top-p or min-p may leave some tokens out.
+    """
+
+    is_drawn: bool = False
+    is_cut: bool = False
+
+    @classmethod
+    def of(cls, draws: Sequence[Draw | None], num_tokens: int) -> ChoiceKind:
+        """The kind that does for rows which are drawn so, of a vocabulary's first tokens."""
+        some = [draw for draw in draws if draw is not None]
+        cut = any((one.top_k or num_tokens) < num_tokens or one.top_p < 1 or one.min_p > 0 for one in some)
+        return cls(bool(some), cut)
+
+
+@dataclass(slots=True)
+class ChoiceInputs:
+    """Numbers on the device that say how the tokens of a recorded chain are chosen.
+
+    Args:
+        kind: of the choice.
+        num_tokens: V, the real vocabulary; no token is beyond it.
+        numbers: [B, 4 + most] float64: temperature (0 takes the likeliest), top-k, top-p and min-p of each row, and a
+            uniform number for each of its tokens. Empty where nothing is drawn.
+    """
+
+    kind: ChoiceKind
+    num_tokens: int
+    numbers: Tensor
+
+    @classmethod
+    def sized(cls, kind: ChoiceKind, num_tokens: int, num_rows: int, most: int, device: torch.device) -> ChoiceInputs:
+        """Room for so many rows of so many tokens at most; nothing is drawn yet."""
+        width = _NUM_SETTINGS + most if kind.is_drawn else 0
+        found = cls(kind, num_tokens, torch.zeros(num_rows, width, dtype=torch.float64, device=device))
+        found.fill([])
+        return found
+
+    def fill(self, draws: Sequence[Draw | None]) -> None:
+        """Send how each row is drawn to the device, which nothing waits for."""
+        num_rows, width = self.numbers.shape
+        if not width:
+            return
+        values: list[float] = []
+        for draw in draws:
+            its = _LIKELIEST if draw is None else _settings(draw, self.num_tokens)
+            uniforms = () if draw is None else draw.uniforms
+            values += [*its, *uniforms, *[0.0] * (width - _NUM_SETTINGS - len(uniforms))]
+        values += [*_LIKELIEST, *[0.0] * (width - _NUM_SETTINGS)] * (num_rows - len(draws))
+        fill(self.numbers.view(-1), values)
+
+
+@dataclass(slots=True)
+class Choices:
+    """Chooses a recorded chain's tokens one after another.
+
+    Args:
+        inputs: say how.
+    """
+
+    inputs: ChoiceInputs
+    _tokens: list[Tensor] = field(default_factory=list)
+    _q: list[Tensor] = field(default_factory=list)
+
+    def take(self, logits: Tensor) -> Tensor:
+        """The next token of each row [B, 1] int64, by logits [B, V_model]; `NOTHING` where the largest is not finite.
+
+        A token is drawn by the inverse of the cumulative probabilities, as `sampling.chain.inverse_cdf` draws it.
+        """
+        scores = logits[:, : self.inputs.num_tokens]
+        best, tokens = scores.max(-1, keepdim=True)
+        is_number = best.isfinite()
+        if self.inputs.kind.is_drawn:
+            temperature = self.inputs.numbers[:, :1]
+            q = self._distribution(scores.float(), best.float())
+            q = torch.where(is_number, q, 1 / q.shape[1])  # of no use; but nothing that reads it meets a NaN
+            cumulative = q.cumsum(-1, dtype=torch.float64)
+            place = _NUM_SETTINGS + len(self._tokens)
+            point = self.inputs.numbers[:, place : place + 1] * cumulative[:, -1:]
+            drawn = torch.searchsorted(cumulative, point, right=True).clamp(max=q.shape[1] - 1)
+            tokens = torch.where(temperature > 0, drawn, tokens)
+            self._q.append(q)
+        self._tokens.append(torch.where(is_number, tokens, NOTHING))
+        return self._tokens[-1]
+
+    @property
+    def tokens(self) -> Tensor:
+        """All tokens so far [B, n] int64."""
+        return torch.cat(self._tokens, 1)
+
+    @property
+    def q(self) -> tuple[Tensor, ...]:
+        """Distributions of the tokens so far [B, n, V] float32, alone; nothing where none was drawn."""
+        return (torch.stack(self._q, 1),) if self._q else ()
+
+    def _distribution(self, scores: Tensor, best: Tensor) -> Tensor:
+        """Probabilities [B, V] of scores [B, V], whose largest are [B, 1]."""
+        temperature, top_k, top_p, min_p = (self.inputs.numbers[:, i : i + 1] for i in range(_NUM_SETTINGS))
+        smallest = torch.finfo(torch.float32).tiny
+        safe = torch.where(temperature > 0, temperature.clamp(min=smallest), 1.0).float()
+        scaled = (scores - best) / safe
+        if not self.inputs.kind.is_cut:
+            return scaled.softmax(-1)
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+        keep, weight = top_k.long(), ordered.exp()
+        held = weight.cumsum(-1, dtype=torch.float64)
+        enough = torch.where(top_p < 1, top_p, inf) * held.gather(1, keep - 1)
+        keep = torch.minimum(keep, torch.searchsorted(held, enough) + 1)
+        likely = weight.double() >= min_p * weight[:, :1]
+        keep = torch.minimum(keep, likely.sum(-1, keepdim=True)).clamp(min=1)
+        is_kept = torch.arange(scores.shape[1], device=scores.device) < keep
+        kept = torch.empty_like(is_kept).scatter_(1, order, is_kept)
+        return scaled.masked_fill(~kept, -inf).softmax(-1)
+
+
+def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Distributions that the tokens of each drawn row were drawn from, copies [its tokens, V] by its place.
+
+    Args:
+        draws: of each row.
+        counts: tokens of each row.
+        q: as `Choices.q` gives it.
+    """
+    wanted = [i for i, draw in enumerate(draws) if draw is not None]
+    return {i: q[0][i, : counts[i]].clone() for i in wanted}
+
+
+def _settings(draw: Draw, num_tokens: int) -> tuple[float, ...]:
+    return draw.temperature, float(min(draw.top_k or num_tokens, num_tokens)), draw.top_p, draw.min_p
