@@ -171,7 +171,7 @@ def stale(row: DraftRow, refused: Tensor) -> DraftRow:
 
 def d2t_as_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (eagle, block_head):
-        monkeypatch.setattr(module, "target_ids", lambda _name, offsets, _target: offsets)
+        monkeypatch.setattr(module, "target_ids", lambda _config, tensors, *_: tensors["d2t"].long())
 
 
 def embedding_not_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
