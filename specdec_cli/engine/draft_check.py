@@ -12,9 +12,10 @@ from specdec_cli.engine.heads import own_modules, published_draft, published_fie
 from specdec_cli.engine.loading import LoadSettings, model_settings
 from specdec_cli.errors import UsageError, WeightsError
 from specdec_cli.files import given_path
-from specdec_cli.lm.files.checkpoint import model_folder
+from specdec_cli.lm.files.architecture import check_architecture
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
 from specdec_cli.lm.files.dummy import is_dummy
-from specdec_cli.lm.files.reading import read_object
+from specdec_cli.lm.files.reading import quiet, read_object
 from specdec_cli.lm.files.weights_files import check_numbers, check_weights
 from specdec_cli.lm.load import check_target
 
@@ -90,6 +91,8 @@ def named_fields(fields: Mapping[str, Any], target: str, settings: LoadSettings)
     if name is not None and given_path(name).is_dir() and not is_dummy(name, settings.draft.load_format):
         folder = model_folder(name, None, settings.trust_remote_code)
         read_object(folder / "config.json")
+        with quiet(), clear_errors(name):
+            check_architecture(name, read_config(name, folder, settings.trust_remote_code), settings.trust_remote_code)
         check_weights(name, folder)  # a head's, if they could be read
     return dict(fields)
 

@@ -23,7 +23,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def engine(target: str | None, draft: str | None = None) -> SimpleNamespace:
     models = [SimpleNamespace(decoder_obstacle=obstacle, graphs_obstacle=None) for obstacle in (target, draft)]
-    return SimpleNamespace(target=models[0], drafter=SimpleNamespace(lm=models[1]))
+    return SimpleNamespace(target=models[0], drafter=SimpleNamespace(lm=models[1], graphs_obstacle=None))
 
 
 def test_a_missing_compiler_is_one_sentence_with_its_remedy(without_compiler) -> None:
