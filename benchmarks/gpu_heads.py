@@ -30,6 +30,7 @@ from shaped_heads import Target, eagle3
 from specdec_cli import Engine, EngineOptions
 from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
+from specdec_cli.errors import SpecdecError
 from specdec_cli.lm.files.dummy import shape_folder
 
 DRAFTED = 32000
@@ -109,15 +110,20 @@ def engine_of(arm: HeadArm, made: dict[str, Engine], acceptance: float) -> Engin
 
 
 def measured(arms: Sequence[HeadArm], made: dict[str, Engine], options: argparse.Namespace) -> dict[str, Any]:
-    """Every arm's runs, and the medians of what they found."""
+    """Every arm's runs, and the medians of what they found; of one that fails its error alone."""
     engines = {arm: engine_of(arm, made, options.acceptance) for arm in arms}
-    runs: dict[HeadArm, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    runs: dict[HeadArm, list[dict[str, Any]]] = {}
+    found: dict[str, Any] = {}
     for arm in arms:  # graphs are recorded in these
-        decoded(engines[arm], options.context, options.tokens, arm.k, arm.temperature)
+        try:
+            decoded(engines[arm], options.context, options.tokens, arm.k, arm.temperature)
+            runs[arm] = []
+        except SpecdecError as error:
+            found[arm.name] = {"error": error.message}
+            print(arm.name, error.message, flush=True)
     for _ in range(options.repeats):
-        for arm in (*arms, *reversed(arms)):
+        for arm in (*runs, *reversed(runs)):
             runs[arm].append(decoded(engines[arm], options.context, options.tokens, arm.k, arm.temperature))
-    found = {}
     for arm, its in runs.items():
         plain = median(run["tokens_per_second"] for run in runs[HeadArm("none", temperature=arm.temperature)])
         rates = [run["tokens_per_second"] for run in its]
@@ -167,6 +173,8 @@ def main() -> None:
         print(record.save(name, before, found, path=options.output))
     else:
         print("this is no GPU: nothing is kept")
+    if any("error" in arm for arm in found["arms"].values()):
+        parser.exit(1, "an arm failed\n")
 
 
 if __name__ == "__main__":
