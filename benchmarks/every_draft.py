@@ -6,7 +6,7 @@ The drafts are those of `draft_groups` for the built-in target: without training
 and trained ones in the subfolders of --trained, by default those of .heads/ where there are some. Each decodes the same
 prompts as chains and, where it can, as a static and a dynamic tree, greedily and with shared noise (`gumbel` at
 temperature 0.5), alone and together, and a second time with prefix caching. float32 promises every token. Exit status 1
-when one differs, or when a draft fails.
+when one differs, or when a draft fails; one that the target cannot have there is named alone.
 Kept as results/every_draft.json, or every_draft_DEVICE.json.
 """
 
@@ -31,7 +31,7 @@ from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.errors import SpecdecError
+from specdec_cli.errors import SpecdecError, UsageError
 
 HEADS = Path(__file__).parents[1] / ".heads"
 TREES = ("3,2,1", "dynamic:12")
@@ -106,10 +106,12 @@ def main() -> None:
         for name in names:
             try:
                 rows.append(row_of(group, name, options, stories[: options.prompts]))
+            except UsageError as error:
+                rows.append({"draft": name, "refused": error.message})
             except SpecdecError as error:
                 rows.append({"draft": name, "error": error.message})
             print(json.dumps(rows[-1]), flush=True)
-    wrong = [row["draft"] for row in rows if "error" in row or row["token_mismatches"]]
+    wrong = [row["draft"] for row in rows if "error" in row or row.get("token_mismatches")]
     name = "every_draft" + ("" if options.device == "cpu" else f"_{options.device}")
     print(record.save(name, before, {"device": options.device, "rows": rows}, path=options.output))
     print(

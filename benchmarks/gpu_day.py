@@ -104,7 +104,7 @@ STEPS = (
     DayStep(
         "drafts",
         "benchmarks/every_draft.py --output {document}",
-        "--device cuda",
+        "--device cuda --tokens 12 --prompts 2",
         "--only ngram eagle3 --tokens 8 --prompts 2",
         140,
         is_timed=False,

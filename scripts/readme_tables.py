@@ -332,6 +332,26 @@ def engine_sweep(document: dict[str, Any]) -> str:
     return f"{said}{measured_on(document)}.\n\n" + markdown(head, rows)
 
 
+def gpu_heads(document: dict[str, Any]) -> str:
+    """Heads and a draft model on a GPU, at one acceptance."""
+    found = next(step["document"]["results"] for step in document["steps"] if step["step"] == "heads")
+    target, draft = (found[one].removeprefix("shape:") for one in ("target", "draft"))
+    said = (
+        f"{document['device']}, torch {document['torch']}, {found['dtype']}, target of `{target}`'s shape, model of "
+        f"`{draft}`'s, {found['context']} tokens of context, each drafted token accepted with probability "
+        f"{found['acceptance']}, commit {document['commit']}, {document['measured'][:10]}"
+    )
+    head = ["draft", "tokens/s", "speed-up", "tokens a step", "ms a step", "waits of the host a step"]
+    rows = [
+        [
+            name.replace(", 3,", ", tree 3,"), f"{arm['tokens_per_second']:.0f}", f"{arm['speedup']:.2f}",
+            f"{arm['tokens_per_step']:.2f}", f"{arm['ms_per_step']:.1f}", f"{arm['host_waits_per_step']:.1f}",
+        ]
+        for name, arm in found["arms"].items()
+    ]  # fmt: skip
+    return f"{said}.\n\n" + markdown(head, rows)
+
+
 def _interval(value: float, ends: Sequence[float]) -> str:
     return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
@@ -339,6 +359,7 @@ def _interval(value: float, ends: Sequence[float]) -> str:
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "drafts-builtin": ("compare_drafts_all.json", partial(drafts, group="built-in")),
     "drafts-shared": ("compare_drafts_all.json", partial(drafts, group="shared")),
+    "gpu-heads": ("gpu_day_nvidia_h200.json", gpu_heads),
     "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
     "builtin": ("builtin_pair.json", builtin),
     "builtin-amx": ("builtin_pair_amx.json", builtin),
