@@ -125,7 +125,9 @@ def _notices(sweep: EngineSweep) -> list[str]:
     assert sweep.trace is not None, "traced"
     found = list(sweep.trace.notices)
     runs = [run for size in sweep.sizes.values() for run in size.runs.values()]
-    costs = next(size.costs for size in sweep.sizes.values() if size.costs is not None)
+    every = [size.costs for size in sweep.sizes.values() if size.costs is not None]
+    found += [costs.doubt for costs in every if costs.doubt is not None]
+    costs = every[0]
     most = max(run.load for run in runs)
     if most > _BUSY * costs.costs.load.num_cores + 1:  # the engine itself keeps a core busy
         said = f"the machine was busy: load {most:.1f} on {costs.costs.load.num_cores} cores; step times are unreliable"

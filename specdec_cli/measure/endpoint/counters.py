@@ -52,6 +52,8 @@ class MetricsPage:
         counters: name without the engine's prefix and without `_total`, a position in braces, to the sum over labels.
         gauges: name, with labels if there are several, to value.
         prefix: the engine's.
+        series: name and all labels of each sample of the counters, to its value.
+        began: the same, to the time at which the server began to count, where it says so.
     """
 
     path: str
@@ -59,6 +61,12 @@ class MetricsPage:
     prefix: str
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
+    series: dict[str, float] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
+
+    def restarted(self, earlier: MetricsPage) -> bool:
+        """Whether it began to count after an earlier page; pages that do not say when are taken to be of one server."""
+        return any(self.began.get(name, since) != since for name, since in earlier.began.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +153,17 @@ def _number(value: float) -> float | None:
 def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:
     """Add a sample to a page, if it says anything of interest here."""
     name = sample.name.removeprefix(page.prefix).removesuffix("_total")
-    if not any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT)) or name.endswith(("_created", "_info")):
+    if not any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT)) or name.endswith("_info"):
         return
-    if kind == "counter" or (kind == "unknown" and sample.name.endswith("_total")):  # a dump without its comments
+    labels = ",".join(f'{label}="{value}"' for label, value in sorted(sample.labels.items()))
+    if name.endswith("_created"):
+        page.began[f"{name.removesuffix('_created')}{{{labels}}}"] = sample.value
+    elif kind == "counter" or (kind == "unknown" and sample.name.endswith("_total")):  # a dump without its comments
         label = next((label for label in ("position", "rank") if label in sample.labels), None)
         key = name if label is None else _at(name, sample.labels[label], label)
         page.counters[key] = page.counters.get(key, 0.0) + sample.value
+        page.series[f"{name}{{{labels}}}"] = sample.value
     elif kind in ("gauge", "unknown"):
-        labels = ",".join(f'{label}="{value}"' for label, value in sorted(sample.labels.items()))
         page.gauges[name if len(alike) == 1 else f"{name}{{{labels}}}"] = sample.value
 
 
@@ -173,7 +184,7 @@ def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens
         return Counters(None, {}, (f"the server's {PATHS[0]} {words}: acceptance is unknown",))
     keys = [*after.counters, *(key for key in before.counters if key not in after.counters)]
     added = {key: after.counters.get(key, 0.0) - before.counters.get(key, 0.0) for key in keys}
-    if any(value < 0 for value in added.values()):
+    if any(value < 0 for value in added.values()) or after.restarted(before):
         anew = "the server reset its counters during the run: acceptance is unknown"
         return Counters(after, {}, (anew,))
     return Counters(after, added, (*silence(after, added), *_strangers(added, num_tokens)))

@@ -114,6 +114,8 @@ def _add_parts(run: ImportedRun, parts: Sequence[_AcceptanceLine]) -> None:
             run.notices += [_NOTHING_ACCEPTED] if one.drafted and _NOTHING_ACCEPTED not in run.notices else []
         run.add({DRAFTS: one.steps, DRAFTED: one.drafted, ACCEPTED: one.accepted})
         run.add_rates(one.rates, one.steps or 0.0)
+        if one.length is not None and one.drafted:
+            run.check_shares(one.rates, amount(one.length) - 1, _ROUNDED)
 
 
 def _lines(lines: Sequence[object]) -> str:

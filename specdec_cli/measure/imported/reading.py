@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,23 @@ _HINT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What one file holds.
+
+    Args:
+        path: as it was given.
+        kind: of the file, by its reader.
+        run: its counts.
+        page: the metrics in it.
+    """
+
+    path: Path
+    kind: str
+    run: ImportedRun
+    page: MetricsPage | None = None
+
+
 def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     """The counts of files that one tool wrote.
 
@@ -46,18 +63,45 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
 
     Raises:
         UsageError: a file cannot be read or holds nothing about speculation, or is named twice, or they are of several
-            tools.
+            tools or forms, or of one server whose counters would be counted twice; or `before` is of another server.
     """
     if before is not None and len(files) != 1:
         raise UsageError("`--before` needs one FILE with the metrics after the run", "name one file")
     _refuse_twice([*files, *([before] if before is not None else [])])
-    runs = [_read(path, before) for path in files]
+    found = [_read(path, before) for path in files]
+    runs = [one.run for one in found]
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
+    _refuse_counting_twice(found)
+    forms = list(dict.fromkeys(run.form for run in runs))
     run = _checked(summed(runs), "the sum of the files")
+    if len(runs) > 1:
+        run.form = f"{len(runs)} files: {'; '.join(forms)}"
+    if len(runs) > 1 and found[0].page is not None:
+        run.notices.append(f"the counts of {len(runs)} dumps of metrics are added up, as of as many servers")
     run.notices += run.missing()
     return run
+
+
+def _refuse_counting_twice(found: Sequence[_File]) -> None:
+    """Refuse files that may count the same tokens: a run's log and its metrics, or two dumps of one server.
+
+    Raises:
+        UsageError: they may.
+    """
+    first = found[0]
+    for other in found[1:]:
+        if other.kind != first.kind:
+            said = f"`{first.path}` is of the form `{first.run.form}`, and `{other.path}` of `{other.run.form}`"
+            raise UsageError(f"{said}: they may count the same tokens", "import files of one form at a time")
+    dumps: dict[tuple[str, float], Path] = {}
+    for one in found:
+        for series in () if one.page is None else one.page.began.items():
+            if series in dumps and dumps[series] != one.path:
+                said = f"`{dumps[series]}` and `{one.path}` are metrics of one server, which would be counted twice"
+                raise UsageError(said, "name the later one, and the earlier one as --before")
+            dumps[series] = one.path
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:
@@ -85,32 +129,40 @@ def _checked(run: ImportedRun, what: str) -> ImportedRun:
     return run
 
 
-def _read(path: Path, before: Path | None) -> ImportedRun:
+def _read(path: Path, before: Path | None) -> _File:
     """One file's counts, which do not contradict themselves."""
-    return _checked(_found(path, before), f"`{path}`")
+    found = _found(path, before)
+    _checked(found.run, f"`{path}`")
+    return found
 
 
-def _found(path: Path, before: Path | None) -> ImportedRun:
+def _found(path: Path, before: Path | None) -> _File:
     text = read_text(given_path(path), f"`{path}`")
     page = parse(text, str(path), "")
     if page is not None:
-        return _of_metrics(page, before)
+        return _File(path, "metrics", _of_metrics(page, before), page)
     if before is not None:
         raise UsageError(f"`--before` needs metrics, and `{path}` holds none", "name two dumps of /metrics")
     try:
-        run = _recognized(text)
+        found = _recognized(text)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         raise UsageError(f"`{path}` has figures of speculation of the wrong kind", _HINT) from None
-    if run is None:
+    if not found:
         raise UsageError(f"`{path}` holds nothing about speculation that is known here", _HINT)
-    return run
+    if len(found) > 1:
+        several = ", ".join(sorted(run.tool for _, run in found))
+        raise UsageError(f"`{path}` is a log of several tools: {several}", "import the lines of one tool at a time")
+    return _File(path, *found[0])
 
 
-def _recognized(text: str) -> ImportedRun | None:
-    """The run, by the first reader that knows the text."""
-    of_json = (reader(value) for value in _json_values(text) for reader in OF_JSON)
-    of_text = (read(text) for read in OF_TEXT)
-    return next((run for run in chain(of_json, of_text) if run is not None), None)
+def _recognized(text: str) -> list[tuple[str, ImportedRun]]:
+    """The run and its reader's name, by the first reader of JSON that knows the text, or by each reader of logs."""
+    of_json = ((reader.__name__, reader(value)) for value in _json_values(text) for reader in OF_JSON)
+    known = next(((name, run) for name, run in of_json if run is not None), None)
+    if known is not None:
+        return [known]
+    of_text = [(read.__name__, read(text)) for read in OF_TEXT]
+    return [(name, run) for name, run in of_text if run is not None]
 
 
 def _json_values(text: str) -> list[Any]:
@@ -137,7 +189,26 @@ def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:
     earlier = parse(read_text(given_path(before), f"`{before}`"), str(before), "")
     if earlier is None or earlier.engine != page.engine:
         raise UsageError(f"`--before {before}` holds no metrics of {page.engine}", "name an earlier dump of /metrics")
+    _refuse_another_server(earlier, page)
     found = difference(earlier, page, None)
     run.counts = dict(found.added)
     run.notices += found.notices
     return run
+
+
+def _refuse_another_server(before: MetricsPage, after: MetricsPage) -> None:
+    """Refuse an earlier dump of counters that the later dump does not go on with.
+
+    Raises:
+        UsageError: they have other labels, count less, or began at another time.
+    """
+    hint = "name two dumps of one server that was not restarted in between, the earlier one as --before"
+    lost = next((name for name in before.series if name not in after.series), None)
+    if lost is not None:
+        raise UsageError(f"`{before.path}` has the counter `{lost}`, and `{after.path}` has none of these labels", hint)
+    less = next((name for name, count in before.series.items() if after.series[name] < count), None)
+    if less is not None:
+        said = f"{after.series[less]:.0f} of the counter `{less}`, and `{before.path}` had {before.series[less]:.0f}"
+        raise UsageError(f"`{after.path}` has {said}", hint)
+    if after.restarted(before):
+        raise UsageError(f"the counters of `{before.path}` and `{after.path}` began at different times", hint)

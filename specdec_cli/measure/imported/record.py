@@ -49,6 +49,7 @@ class ImportedRun:
         definitions: what acceptance rate and length mean in this tool, where that differs.
         notices: sentences about what is missing or was derived.
         partial: counts that some requests or results lack. Their sum is no total, so it is left out.
+        contradicted: a sentence's end about figures of one line, interval or result that cannot all be right.
     """
 
     tool: str
@@ -60,6 +61,7 @@ class ImportedRun:
     definitions: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     partial: set[str] = field(default_factory=set)
+    contradicted: str | None = None
 
     def add(self, counts: Mapping[str, float | None]) -> None:
         """Add the counts of a request, an interval or a result; None is a count that it lacks.
@@ -110,11 +112,30 @@ class ImportedRun:
             return f"{kept:.0f} accepted of {drafted:.0f} drafted tokens"
         if self._total(DRAFTS) == 0 and (kept or drafted):
             return f"{drafted or kept:.0f} {'drafted' if drafted else 'accepted'} tokens in no step"
+        return self._odd_positions() or self.contradicted
+
+    def _odd_positions(self) -> str | None:
         shares = [1.0, *self.rates]
         if any(later > earlier + _ROUNDED for earlier, later in pairwise(shares)):
-            shown = ", ".join(f"{rate:.4g}" for rate in self.rates)
-            return f"the shares {shown} of steps that accepted position 1, 2, ... and all before it"
+            return f"the shares {_shown(self.rates)} of steps that accepted position 1, 2, ... and all before it"
+        reached = reached_positions(self.counts)
+        steps = self._total(DRAFTS)
+        if any(later > earlier for earlier, later in pairwise([*([] if steps is None else [steps]), *reached])):
+            among = "" if steps is None else f" of {steps:.0f}"
+            return f"{_shown(reached)}{among} steps that accepted position 1, 2, ... and all before it"
         return None
+
+    def check_shares(self, rates: Sequence[float], accepted_a_step: float, rounded: float = 0.0) -> None:
+        """Note shares of steps by position whose sum is not what a step accepts on average.
+
+        Args:
+            rates: share of steps that accepted position 1, 2, ... and all before it, with three decimals or more.
+            accepted_a_step: accepted tokens of a step that drafted.
+            rounded: how far that may be off.
+        """
+        if rates and abs(sum(rates) - accepted_a_step) > rounded + len(rates) * _ROUNDED / 2:
+            said = f"the shares {_shown(rates)} of steps by position, which add up to {sum(rates):.4g}"
+            self.contradicted = f"{said}, and {accepted_a_step:.4g} accepted tokens a step"
 
     def _total(self, name: str) -> float | None:
         return None if name in self.partial else self.counts.get(name)
@@ -122,7 +143,12 @@ class ImportedRun:
     def missing(self) -> list[str]:
         """A sentence about each count that is left out."""
         names = [_TOTALS[name] for name in _TOTALS if name in self.partial]
-        return [f"not every request or result tells its {name}: their number is unknown" for name in names]
+        said = [f"not every request or result tells its {name}: their number is unknown" for name in names]
+        by_position, kept = sum(reached_positions(self.counts)), self._total(ACCEPTED)
+        if by_position and kept is not None and round(by_position) != round(kept):
+            sums = f"{by_position:.0f}, not to {kept:.0f} accepted tokens"
+            said.append(f"counts by position add up to {sums}: rates by position are left out")
+        return said
 
     def stats(self) -> dict[str, Any] | None:
         """INTERFACE's statistics; None where the tool gives no counts."""
@@ -142,6 +168,18 @@ class ImportedRun:
         return {"acceptance_length": _LENGTH, "acceptance_rate": _RATE} | self.definitions
 
 
+def reached_positions(counts: Mapping[str, float]) -> list[float]:
+    """How many steps accepted position 1, 2, ... and all before it, as far as positions are counted."""
+    found: list[float] = []
+    while (key := _POSITION.format(len(found))) in counts:
+        found.append(counts[key])
+    return found
+
+
+def _shown(figures: Sequence[float]) -> str:
+    return ", ".join(f"{figure:.4g}" for figure in figures)
+
+
 def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
     """The counts of several results of one tool; figures that the tool reports itself are kept of the last."""
     first, *others = runs
@@ -152,6 +190,7 @@ def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
         for name, count in one.counts.items():
             first.counts[name] = first.counts.get(name, 0.0) + count
         first.partial |= one.partial
+        first.contradicted = first.contradicted or one.contradicted
         first.add_rates(one.rates, one.weight)
         first.reported |= one.reported
         first.notices += [notice for notice in one.notices if notice not in first.notices]

@@ -38,7 +38,10 @@ def _of_vllm_bench(one: Mapping[str, Any]) -> ImportedRun:
         DRAFTED: amount(one["spec_decode_draft_tokens"]),
         ACCEPTED: amount(one["spec_decode_accepted_tokens"]),
     }
-    run.add_rates([amount(rate) for rate in one.get("spec_decode_per_position_acceptance_rates") or ()], drafts)
+    rates = [amount(rate) for rate in one.get("spec_decode_per_position_acceptance_rates") or ()]
+    run.add_rates(rates, drafts)
+    if drafts:
+        run.check_shares(rates, run.counts[ACCEPTED] / drafts)
     run.reported = _numbers(one, _BENCH_FIGURES)
     run.definitions = {"acceptance_rate": "accepted drafted tokens over drafted tokens, in percent"}
     return run

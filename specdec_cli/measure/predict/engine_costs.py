@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray, Interval
+
+_NOISE = 0.02
+"""Share of a step's time by which two starts of an engine differ without a cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,21 @@ class EngineCosts:
     def step_seconds(self, k: int) -> float:
         """Seconds of a step that drafts k tokens."""
         return self.plain_seconds + (self.base_seconds + self.seconds_per_token * k if k else 0.0)
+
+    @property
+    def doubt(self) -> str | None:
+        """A sentence where more drafted tokens clearly take less time by the fit; None elsewhere."""
+        ks = [0, *sorted(self.fitted_on)]
+        for fewer, more in pairwise(ks):
+            before, after = self.step_seconds(fewer), self.step_seconds(more)
+            if after < before * (1 - _NOISE):
+                size = self.costs.batch_size
+                where = f"with {size} requests at a time, " if size > 1 else ""
+                without = f"at k = {fewer}" if fewer else "without a draft"
+                said = f"a step takes {1e3 * before:.2f} ms {without} and {1e3 * after:.2f} ms at k = {more}"
+                why = "drafting more takes no less time, so the machine's speed changed between the engine's starts"
+                return f"{where}by the fitted costs {said}: {why}, and the predictions are unreliable"
+        return None
 
     def error(self, run: EngineRun) -> float:
         """Fitted over measured seconds of a run, less 1."""

@@ -28,6 +28,7 @@ from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.engine_costs import PassTotals
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
+from specdec_cli.report.engine_sweep import engine_sweep_body
 
 PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag", "dab a bead", "egg and ham"]
 PLAIN, BASE, SLOPE = 0.010, 0.001, 0.0005
@@ -114,6 +115,22 @@ def test_a_draft_that_costs_more_than_it_gives_is_refused(monkeypatch: pytest.Mo
     assert made.starts == [0, 1, 2]
     assert made.sizes[1].recommended().verdict == "do-not-speculate"
     assert made.k_by_batch() == {1: 0}
+
+
+def test_times_that_fall_with_k_are_told_in_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faster_later(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
+        found = measured_pass(plan, sampling, asked, drafts=drafts)
+        k = found.num_draft_tokens / max(found.num_drafts, 1)
+        seconds = found.num_steps * (0.0 if not k else 0.004 if k == 1 else 0.001) + found.num_steps * PLAIN
+        return PassTotals(seconds, *(getattr(found, name) for name in PassTotals.__slots__[1:]))
+
+    monkeypatch.setattr(engine_sweep, "measured_pass", faster_later)
+    made = EngineSweep(engine, EngineSweepPlan(rows(), SAMPLING, False, 4, (1, 2), 0, "rejection"), trace_as_itself)
+    made.run()
+    one, two = [said for said in engine_sweep_body(made, "toy", "toy", {}, 1.0)["notices"] if "fitted costs" in said]
+    assert one.startswith("by the fitted costs a step takes ")
+    assert "at k = 1 and 11." in one
+    assert two.startswith("with 2 requests at a time, by the fitted costs a step takes ")
 
 
 def test_a_stop_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,3 +194,13 @@ def test_tensorrt_llm_keeps_its_page_elsewhere() -> None:
     found = asyncio.run(read_settled(fetch, "m"))
     assert (not_none(found).engine, not_none(found).path) == ("tensorrt-llm", "/prometheus/metrics")
     assert not_none(found).counters == {"spec_decode_num_draft_tokens": 8.0}
+
+
+def test_a_restart_shows_by_the_time_at_which_counters_began() -> None:
+    before = not_none(parse(VLLM, "/metrics", "m"))
+    later = not_none(parse(VLLM.replace("} 5.0", "} 8.0"), "/metrics", "m"))
+    assert difference(before, later, None).added["spec_decode_num_drafts"] == 3.0
+    anew = not_none(parse(VLLM.replace("} 5.0", "} 8.0").replace("1.79525", "1.79526"), "/metrics", "m"))
+    found = difference(before, anew, None)
+    assert found.added == {}
+    assert "reset its counters" in found.notices[0]

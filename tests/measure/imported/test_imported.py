@@ -133,6 +133,71 @@ def test_counts_before_a_run_are_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert (found["num_drafts"], found["num_draft_tokens"], found["num_accepted_tokens"]) == (40, 120, 50)
 
 
+CREATED = '# TYPE vllm:spec_decode_num_drafts_created gauge\nvllm:spec_decode_num_drafts_created{{model_name="m"}} {}\n'
+BEFORE = metrics(60, 180, 100, (50, 35, 15))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            BEFORE.replace('"m"', '"other"'),
+            VLLM_METRICS,
+            '`before.txt` has the counter `spec_decode_num_drafts{model_name="other"}`, and `after.txt` has none',
+        ),
+        (
+            VLLM_METRICS,
+            BEFORE,
+            '`after.txt` has 60 of the counter `spec_decode_num_drafts{model_name="m"}`, and `before.txt` had 100',
+        ),
+        (
+            BEFORE + CREATED.format(1.5e9),
+            VLLM_METRICS + CREATED.format(1.6e9),
+            "the counters of `before.txt` and `after.txt` began at different times",
+        ),
+    ],
+)
+def test_metrics_of_another_server_are_not_subtracted(
+    capsys: pytest.CaptureFixture[str], before: str, after: str, said: str
+) -> None:
+    Path("before.txt").write_text(before)
+    Path("after.txt").write_text(after)
+    assert run(["import", "after.txt", "--before", "before.txt"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in " ".join(err.split())
+
+
+def test_files_that_may_count_the_same_tokens_are_not_summed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("before.txt").write_text(BEFORE + CREATED.format(1.5e9))
+    Path("after.txt").write_text(VLLM_METRICS + CREATED.format(1.5e9))
+    Path("other.txt").write_text(VLLM_METRICS + CREATED.format(1.6e9))
+    for words, said in (
+        (["vllm.log", "vllm.txt"], "`vllm.txt` of `metrics`: they may count the same tokens"),
+        (["bench.json", "responses.jsonl"], "`responses.jsonl` of `2 responses with metrics`: they may"),
+        (["before.txt", "after.txt"], "`before.txt` and `after.txt` are metrics of one server"),
+    ):
+        assert run(["import", *words]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    found = imported(capsys, "after.txt", "other.txt")
+    assert found["speculative"]["num_drafts"] == 200
+    assert found["source"]["form"] == "2 files: metrics"
+    assert "the counts of 2 dumps of metrics are added up, as of as many servers" in found["notices"]
+
+
+def test_a_log_of_two_tools_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("both.log").write_text(VLLM_LOG + SGLANG_LOG)
+    assert run(["import", "both.log"]) == 2
+    assert "`both.log` is a log of several tools: sglang, vllm" in " ".join(capsys.readouterr().err.split())
+
+
+def test_counts_by_position_that_are_not_the_accepted_tokens_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.txt").write_text(metrics(100, 300, 150, (80, 40, 20)))
+    found = imported(capsys, "odd.txt")
+    assert found["speculative"]["per_position_acceptance_rates"] is None
+    assert "counts by position add up to 140, not to 150 accepted tokens" in found["notices"][-1]
+
+
 def test_files_of_one_tool_are_summed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("second.log").write_text(VLLM_LOG)
     assert imported(capsys, "vllm.log", "second.log")["speculative"]["num_draft_tokens"] == 3200
@@ -238,6 +303,10 @@ LESS = RESPONSE | {"num_draft_tokens": 5}
         (VLLM_LOG.replace("150 tokens", f"{'9' * 400} tokens"), WRONG),
         (json.dumps(LESS), "cannot be right: it has 12 accepted of 5 drafted tokens"),
         (VLLM_METRICS.replace("} 300.0", "} -300.0"), "cannot be right: it has a negative count"),
+        (VLLM_LOG.replace("0.450", "0.400"), "cannot be right: it has the shares 0.75, 0.4, 0.2, 0.1 of steps"),
+        (LLAMA_LOG.replace("(0.6, 0.4)", "(0.6, 0.3)"), "cannot be right: it has the shares 0.6, 0.3 of steps"),
+        (metrics(100, 300, 150, (20, 80, 50)), "cannot be right: it has 20, 80, 50 of 100 steps that accepted"),
+        (metrics(100, 300, 150, (120, 20, 10)), "cannot be right: it has 120, 20, 10 of 100 steps that accepted"),
         (VLLM_METRICS.replace("} 300.0", "} NaN"), "cannot be right: it has a count that is no number"),
         (
             LLAMA_LOG.replace("51 accepted", "510 accepted"),
@@ -325,6 +394,10 @@ def test_a_count_of_some_files_is_no_total(capsys: pytest.CaptureFixture[str]) -
     [
         ({"spec_decode_per_position_acceptance_rates": [80, 50, 20]}, "the shares 80, 50, 20 of steps"),
         ({"spec_decode_per_position_acceptance_rates": [0.2, 0.5, 0.8]}, "the shares 0.2, 0.5, 0.8 of steps"),
+        (
+            {"spec_decode_per_position_acceptance_rates": [0.8, 0.4, 0.2]},
+            "the shares 0.8, 0.4, 0.2 of steps by position, which add up to 1.4, and 1.5 accepted tokens a step",
+        ),
         ({"spec_decode_num_drafts": 0}, "120 drafted tokens in no step"),
         ({"spec_decode_num_drafts": True}, WRONG),
     ],

@@ -54,6 +54,20 @@ def test_more_k_are_fitted_and_the_error_is_told() -> None:
     assert fit(run_of(1), run_of(6)).error(run_of(3, slower=1.1)) == pytest.approx(1 / 1.1 - 1)
 
 
+def test_a_step_time_that_falls_with_k_is_told() -> None:
+    assert fit(run_of(1), run_of(6)).doubt is None
+    found = fit(run_of(1, slower=2.0), run_of(6)).doubt
+    said = "by the fitted costs a step takes 30.00 ms at k = 1 and 25.00 ms at k = 6: drafting more takes no less time"
+    assert found is not None
+    assert found.startswith(said)
+    nearly = fit(run_of(1, slower=1.68), run_of(6))
+    assert nearly.seconds_per_token < 0
+    assert nearly.doubt is None, "within what two starts differ by"
+    found = fit(run_of(1, slower=0.5), run_of(6)).doubt
+    assert found is not None
+    assert found.startswith("by the fitted costs a step takes 10.00 ms without a draft and 7.50 ms at k = 1")
+
+
 def test_a_draft_that_finds_nothing_costs_nothing() -> None:
     """Of 100 steps 40 draft: 40 tokens at k = 1, and 140 at k = 6, as some find less."""
     lookups = [EngineRun(k, (counts(100, 40, drafted, 20),) * 6) for k, drafted in ((1, 40), (6, 140))]
