@@ -1,4 +1,4 @@
-"""Planted faults: in the source of our own decoder, which is then compiled with them, and in verification."""
+"""Planted faults: in our own decoder's source, which is then compiled with them, in verification, and in drafts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from specdec_cli.engine.residual import _Residuals
+from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
+from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.llama import native
 
 FAULTS = {
@@ -42,3 +44,29 @@ def own_weights_of_p(residuals: Any, nodes: Sequence[int], _: Any) -> Any:
 def forget_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the own token after a refused one drawn from p."""
     monkeypatch.setattr(_Residuals, "own_weights", own_weights_of_p)
+
+
+def refused_keys_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the cache already is not written again: keys and values of drafted tokens stay where others are."""
+    feed = HeadSequences.feed
+
+    def keeping(self: HeadSequences, *given: Any) -> None:
+        caches = [both for module in self.modules for both in (module.cache.keys, module.cache.values)]
+        before = [one.clone() for one in caches]
+        feed(self, *given)
+        for one, old in zip(caches, before, strict=True):
+            one[old != 0] = old[old != 0]
+
+    monkeypatch.setattr(HeadSequences, "feed", keeping)
+
+
+def drafted_nodes_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft head's output behind drafted tokens is given again where they are drafted behind a longer text."""
+    run, kept = HeadModule.run, dict[tuple[int, tuple[int, ...]], tuple[Any, Any]]()
+
+    def keeping(self: HeadModule, news: Sequence[NewNodes], features: Any) -> None:
+        run(self, news, features)
+        for held, path in [(new.held, path) for new in news for path in new.paths]:
+            _, held.outputs[path] = kept.setdefault((id(held), path), (held, held.outputs[path]))
+
+    monkeypatch.setattr(HeadModule, "run", keeping)

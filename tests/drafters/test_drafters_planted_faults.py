@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from head_drafts import LAYERS, TEXT, features_of, loaded, reference
+from planted import refused_keys_kept
 from tiny_dflash import BlockReference, publish_dflash, random_block_weights
 from tiny_engine import letter_tokenizer
 from tiny_heads import HIDDEN, publish, random_weights
@@ -25,7 +26,6 @@ from specdec_cli.drafters.contract import DraftRow, Resources, WithoutFeatures
 from specdec_cli.lm.heads import block_head, eagle
 from specdec_cli.lm.heads.block_sequences import BlockSequences
 from specdec_cli.lm.heads.head_module import HeadModule
-from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.pard2 import Pard2Sequences
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
@@ -183,20 +183,6 @@ def embedding_not_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Pard2Sequences, "logits_behind", lambda self, ends: run(self, [(one, 0, depth) for one, _, depth in ends])
     )
-
-
-def refused_keys_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in the cache already is not written again: keys and values of drafted tokens stay where others are."""
-    feed = HeadSequences.feed
-
-    def keeping(self: HeadSequences, *given: Any) -> None:
-        caches = [both for module in self.modules for both in (module.cache.keys, module.cache.values)]
-        before = [one.clone() for one in caches]
-        feed(self, *given)
-        for one, old in zip(caches, before, strict=True):
-            one[old != 0] = old[old != 0]
-
-    monkeypatch.setattr(HeadSequences, "feed", keeping)
 
 
 OF_FEATURES: dict[str, Change] = {"features one position off": one_off, "stale features": stale}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from every_draft import METHODS, NAMES, Drafts
+from planted import drafted_nodes_kept, refused_keys_kept
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, preempted, tokens
 from tiny_heads import features_of
@@ -329,6 +330,53 @@ def test_a_row_without_a_distribution_leaves_the_others_their_guesses(drafts: Dr
     assert fine.drafted == alone.drafted
     for handle in (901, 902):
         asked.release(handle)
+
+
+def is_as_anew(drafts: Drafts, name: str, params: SamplingParams, **shape: Any) -> bool:
+    """Whether each guess of some decoding is that of a sequence which has drafted nothing before."""
+    drafter, lm, seen = drafts.drafter(name), drafts.target, list[tuple[DraftRow, Any]]()
+    engine, propose = drafts.engine(name, **shape), drafter.propose
+
+    def watched(rows: Sequence[DraftRow]) -> Any:
+        guesses = propose(rows)
+        seen.extend(
+            (replace(row, context=list(row.context)), guess.read()) for row, guess in zip(rows, guesses, strict=True)
+        )
+        return guesses
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter, "propose", watched)
+        _, drafted, accepted = counts(decode(engine, params))
+    assert 0 < accepted < drafted
+    right = True
+    for row, guess in seen:
+        states = features_of(lm, row.context, drafter.taps)[:-1]
+        anew = drafter.propose([replace(row, handle=10**7, features=states)])[0].read()
+        drafter.release(10**7)
+        right &= guess.drafted == anew.drafted
+        right &= guess.q is None or (guess.q.shape == anew.q.shape and torch.allclose(guess.q, anew.q, atol=1e-3))
+    return right
+
+
+OF_REFUSALS: dict[str | None, Callable[[pytest.MonkeyPatch], None]] = {
+    None: lambda _: None,
+    "nodes": drafted_nodes_kept,
+    "keys": refused_keys_kept,
+}
+"""What may be left of refused tokens: a node's output, or keys and values."""
+LEAVES_NOTHING = [(name, "nodes") for name in ("dflash", "dspark", "medusa", "p-eagle", "pard2")]
+LEAVES_NOTHING.append(("medusa", "keys"))
+"""Blocks and masks are run in one pass, without nodes; Medusa keeps no keys."""
+
+
+@pytest.mark.parametrize("fault", OF_REFUSALS)
+@pytest.mark.parametrize("name", [*READING, "dspark"])
+def test_nothing_stays_of_refused_tokens(
+    drafts: Drafts, name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OF_REFUSALS[fault](monkeypatch)
+    found = [is_as_anew(drafts, name, params, **shape) for params in (GREEDY, SAMPLED) for shape in SHAPES[1:3]]
+    assert all(found) == (fault is None or (name, fault) in LEAVES_NOTHING)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -39,7 +39,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What one file holds.
+    """One file and its counts.
 
     Args:
         path: as it was given.
