@@ -79,6 +79,13 @@ def expected(formulas: Reference, states, end: int, path) -> torch.Tensor:
     return formulas.draft(states[None, : end - 1], torch.tensor([TEXT[:end]]), torch.tensor([list(path)]))[0]
 
 
+def test_nothing_is_printed_while_modules_load(pair, capsys: pytest.CaptureFixture[str]) -> None:
+    lm, _ = pair("llama")
+    capsys.readouterr()
+    loaded(lm)
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(("kind", "num"), WAYS)
 @pytest.mark.parametrize("recycle", ["post-norm", "pre-norm"])
 def test_rounds_draw_from_what_the_formulas_say(pair, kind: str, num: int, recycle: str) -> None:

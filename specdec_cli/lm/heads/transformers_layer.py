@@ -19,7 +19,7 @@ from specdec_cli.lm.cache.cache import BlockCache, LayerStore
 from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.from_files import ON_PAPER
@@ -192,16 +192,17 @@ def decoder_of_one_layer(
     made = type(dummy.on_paper(whole, dtype, trust_remote_code).get_decoder())
     text._attn_implementation = NAME
     state = dict(tensors) | {"embed_tokens.weight": torch.zeros(1, text.hidden_size, dtype=dtype)}
-    decoder, report = made.from_pretrained(
-        None,
-        config=text,
-        state_dict=state,
-        dtype=dtype,
-        attn_implementation=NAME,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        **({"experts_implementation": ON_PAPER} if is_on_paper else {}),
-    )
+    with quiet():
+        decoder, report = made.from_pretrained(
+            None,
+            config=text,
+            state_dict=state,
+            dtype=dtype,
+            attn_implementation=NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **({"experts_implementation": ON_PAPER} if is_on_paper else {}),
+        )
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
     wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
     wrong += [f"`{key}` is not read" for key in sorted(report["unexpected_keys"])]
