@@ -6,6 +6,7 @@ theirs alone.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import warnings
@@ -134,7 +135,7 @@ class Processes:
         """
         try:
             yield
-            self.accelerator.end_training()
+            self._disconnect()
         except Exception as error:
             if self.num == 1 or isinstance(error, EndedElsewhere):
                 raise
@@ -145,6 +146,16 @@ class Processes:
             if self.is_main:
                 raise
             raise self._named(error) from error
+
+    def _disconnect(self) -> None:
+        """End the processes' group while the interpreter is whole.
+
+        A module that was prepared keeps the group, and its threads abort an interpreter that ends
+        (pytorch/pytorch#179291).
+        """
+        self.accelerator.free_memory()
+        gc.collect()
+        self.accelerator.end_training()
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """The result of work, once it has failed in no process."""
