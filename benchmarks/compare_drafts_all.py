@@ -15,7 +15,8 @@ for what they cost), a draft with another tokenizer, and the shared checkpoints 
 
 Every prompt is decoded plain and by every arm, once in one order and once in the other (A B B A), greedy and at
 temperature 1. Greedy texts must be equal. Speed-ups are medians over prompts of plain seconds per token over an
-arm's, with bootstrap 95 % intervals. `suffix lookup` is the time of a guess among a million cached tokens.
+arm's, with bootstrap 95 % intervals; "none again" is plain decoding a second time and shows the noise. `suffix lookup`
+is the time of a guess among a million cached tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import record
-from draft_groups import PLAIN, Group, at, groups, loaded
+from draft_groups import PLAIN, PLAIN_AGAIN, Group, at, groups, loaded
 
 import specdec_cli
 from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
@@ -223,7 +224,7 @@ class Run:
         return {
             name: predicted(engine, tasks, self.params, self.group.arms[name].k)
             for name, engine in engines.items()
-            if name != PLAIN
+            if name not in (PLAIN, PLAIN_AGAIN)
         }
 
 

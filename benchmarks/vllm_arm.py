@@ -78,16 +78,17 @@ def compared(target: Path, drafts: list[str], k: int, engine: list[str], more: l
 
 
 def pair_parts(
-    name: str, target: Path, draft: Path, engine: list[str], given: argparse.Namespace
+    name: str, target: Path, drafts: list[Path], engine: list[str], given: argparse.Namespace
 ) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Parts on a pair: counts, drafts side by side, and the server in front."""
+    """Parts on a pair: counts, all drafts and `ngram` side by side, and the server in front."""
+    draft = drafts[0]
     few = ["--dataset", "builtin:mini", "--num-prompts", "8", "--max-new-tokens", "48", "--ignore-eos"]
     dtype = engine[engine.index("--dtype") + 1]
     sets = (f"target.model={target}", f"draft.model={draft}", f"target.dtype={dtype}")
     serve = [*engine, "-t", str(target), "-d", str(draft), "-k", "4"]
     return {
         f"{name}, counters": lambda: counted(given, *sets),
-        f"{name}, compare-drafts": lambda: compared(target, [str(draft), "ngram"], 4, engine, few),
+        f"{name}, compare-drafts": lambda: compared(target, [*map(str, drafts), "ngram"], 4, engine, few),
         f"{name}, serve": lambda: front(serve),
     }
 
@@ -131,11 +132,11 @@ def main() -> None:
     if given.embedded is not None:
         of_pair = [*installed, "--dtype", "bfloat16"]
         parts |= embedded(given.embedded, of_pair)
-        target, draft = given.embedded / "target", given.embedded / "draft_n0.02"
-        parts |= pair_parts("embedded pair", target, draft, of_pair, given)
+        drafts = [given.embedded / name for name in ("draft_n0.02", "draft_n0.06")]
+        parts |= pair_parts("embedded pair", given.embedded / "target", drafts, of_pair, given)
     if given.stories is not None:
         target, draft = given.stories
-        parts |= pair_parts("stories pair", target, draft, engine, given)
+        parts |= pair_parts("stories pair", target, [draft], engine, given)
     path = record.RESULTS / "vllm_arm.json"
     results: dict[str, Any] = json.loads(path.read_text())["results"] if given.only and path.exists() else {}
     results["command"] = shlex.join(["python", "benchmarks/vllm_arm.py", *words])
