@@ -80,28 +80,27 @@ def compared(target: Path, drafts: list[str], k: int, engine: list[str], more: l
 def pair_parts(
     name: str, target: Path, drafts: list[Path], engine: list[str], given: argparse.Namespace
 ) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Parts on a pair: counts, all drafts and `ngram` side by side, and the server in front."""
+    """On a pair: counts, `bench`, `sweep-k`, `compare-drafts` with `ngram` beside the drafts, the server in front."""
     draft = drafts[0]
     few = ["--dataset", "builtin:mini", "--num-prompts", "8", "--max-new-tokens", "48", "--ignore-eos"]
     dtype = engine[engine.index("--dtype") + 1]
     sets = (f"target.model={target}", f"draft.model={draft}", f"target.dtype={dtype}")
-    serve = [*engine, "-t", str(target), "-d", str(draft), "-k", "4"]
+    pair = [*engine, "-t", str(target), "-d", str(draft)]
     return {
         f"{name}, counters": lambda: counted(given, *sets),
+        f"{name}, bench": lambda: specdec(["bench", *pair, *few]),
+        f"{name}, sweep-k": lambda: specdec(["sweep-k", *pair, *few, "--k-max", "6"]),
         f"{name}, compare-drafts": lambda: compared(target, [*map(str, drafts), "ngram"], 4, engine, few),
-        f"{name}, serve": lambda: front(serve),
+        f"{name}, serve": lambda: front([*pair, "-k", "4"]),
     }
 
 
 def embedded(folder: Path, engine: list[str]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Parts on the embedded pair of 356 M parameters, whose heads two processes can share."""
+    """The embedded pair of 356 M parameters in two processes, which can share its heads."""
     pair = [*engine, "-t", str(folder / "target"), "-d", str(folder / "draft_n0.02")]
-    few = ["--dataset", "builtin:mini", "--num-prompts", "8", "--max-new-tokens", "48", "--ignore-eos"]
     one = ["generate", *pair, "-n", "16", "--ignore-eos", "Once upon a time"]
     two = [*one, "--tensor-parallel-size", "2"]
     return {
-        "embedded pair, bench": lambda: specdec(["bench", *pair, *few]),
-        "embedded pair, sweep-k": lambda: specdec(["sweep-k", *pair, *few, "--k-max", "6"]),
         "embedded pair, tensor-parallel-size 2": lambda: specdec(two),
         "embedded pair, draft in one process": lambda: specdec([*two, "--speculative-draft-tensor-parallel-size", "1"]),
     }

@@ -27,7 +27,8 @@ if not torch.cuda.is_available():
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing else runs: what a measuring command finds depends on no load."""
     from specdec_cli.measure.machine import interruption
-    from specdec_cli.measure.machine.interruption import Usage
+    from specdec_cli.measure.machine.interruption import MachineUsage, Usage
 
     monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(0.0, 0.0, 0.0, 0))
+    monkeypatch.setattr(interruption, "look_at_machine", lambda _: MachineUsage(0.0, 0.0, 0.0, 1))
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))

@@ -30,6 +30,8 @@ class ArmRun:
         sequence_ids: by which the events name the requests, in their order; empty for others.
         counted: number of each request's output tokens, where `token_ids` is None.
         counters: by how much a server's counters of speculation grew; None from an arm without any.
+        lost_share: share of its time that other programs took; None from an arm that computes in this process, whose
+            own waiting tells, and where it is not known.
     """
 
     token_ids: tuple[tuple[int, ...], ...] | None
@@ -39,6 +41,7 @@ class ArmRun:
     sequence_ids: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
     counters: Mapping[str, float] | None = None
+    lost_share: float | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -58,7 +61,7 @@ class Arm(Protocol):
     def is_computing(self) -> bool | None:
         """Whether threads of this process compute while it runs, so that it loses what other processes take.
 
-        None where another process computes for it on this machine, so that waiting for a processor says nothing.
+        None where another process computes for it on this machine, so that its runs say themselves what they lost.
         """
         ...
 

@@ -16,6 +16,8 @@ import pytest
 from fake_vllm import command_of, running
 
 from specdec_cli.cli.main import run
+from specdec_cli.measure.machine import interruption
+from specdec_cli.measure.machine.interruption import MachineUsage
 from specdec_cli.report.bench import json_schema
 
 COMMAND = shlex.join(command_of(os.getpid()))
@@ -74,6 +76,27 @@ def test_a_difference_is_named_with_its_gap(capsys: pytest.CaptureFixture[str], 
     said = capsys.readouterr().out
     assert "NO near tie, the two tokens are 1.0000 nats apart" in said
     assert "the notes say how far apart the two tokens are" in said
+
+
+def test_a_pass_beside_other_programs_is_decoded_again(
+    capsys: pytest.CaptureFixture[str], ways: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first pass of the plain server that counts, other programs take 3 of 10 seconds on two cores."""
+    looks = iter([0.0, 3.0])
+
+    def look(server_seconds: float) -> MachineUsage:
+        assert server_seconds > 0
+        asked.append(1)
+        is_first = len(asked) in (3, 4)  # the warm-up asks first
+        others = next(looks) if is_first else 0.0
+        return MachineUsage(10.0 * len(asked), 20.0 * len(asked) - others, 0.0, 2)
+
+    asked: list[int] = []
+    ways("")
+    monkeypatch.setattr(interruption, "look_at_machine", look)
+    machine = measured(capsys)["machine"]
+    assert (machine["num_discarded_passes"], machine["num_interrupted_passes"]) == (1, 0)
+    assert machine["lost_share"] == pytest.approx(0.0)
 
 
 def test_an_unchecked_release_is_named(capsys: pytest.CaptureFixture[str], ways: Any) -> None:

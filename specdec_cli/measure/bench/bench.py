@@ -170,8 +170,10 @@ class Bench:
         before = interruption.look_at_usage()
         run = arm.run(group.requests, stopped)
         after, is_computing = interruption.look_at_usage(), arm.is_computing
-        lost = None if is_computing is None else after.lost_share_since(before, is_computing)
-        return None if run is None else Pass(group, repeat, run, lost)
+        if run is None:
+            return None
+        lost = run.lost_share if is_computing is None else after.lost_share_since(before, is_computing)
+        return Pass(group, repeat, run, lost)
 
     @property
     def passes(self) -> list[Pass]:

@@ -95,6 +95,11 @@ class EngineProcess:
         return None if self._group is None else self._group.group_id
 
     @property
+    def cpu_seconds(self) -> float:
+        """Processor time that its processes have used so far; 0 while it does not run."""
+        return 0.0 if self._group is None else self._group.cpu_seconds()
+
+    @property
     def log_text(self) -> str:
         """Everything that it wrote so far."""
         if self.log is not None:

@@ -68,6 +68,14 @@ class ProcessGroup:
         self._program.poll()
         return [one for one in psutil.process_iter() if _is_member(one, self.group_id)]
 
+    def cpu_seconds(self) -> float:
+        """Processor time that its processes have used so far, those that have ended included."""
+        total = 0.0
+        for member in self.members():
+            with suppress(psutil.Error):
+                total += sum(member.cpu_times()[:4])  # user, system, and both of the children that ended
+        return total
+
     def listens(self, port: int) -> bool:
         """Whether a process of the group listens on a port; true where the system does not say."""
         try:

@@ -18,6 +18,7 @@ from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.machine import interruption
 from specdec_cli.recipe.schema import Sampling
 
 if TYPE_CHECKING:
@@ -104,8 +105,10 @@ class ServerArm:
             EngineError: the engine has ended.
             RunError: a request failed, or its tokens cannot be counted.
         """
+        before = interruption.look_at_machine(self.process.cpu_seconds)
         run: ArmRun | None = self._asked(lambda: self.endpoint.run(requests, stopped))
-        return None if run is None else replace(run, counters=self._added(sum(run.lengths)))
+        lost = interruption.look_at_machine(self.process.cpu_seconds).others_share_since(before)
+        return None if run is None else replace(run, counters=self._added(sum(run.lengths)), lost_share=lost)
 
     def ask(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
         """Decode one prompt; its answer, and by how much the server's counters grew.

@@ -4,6 +4,9 @@ Linux says of every thread how long it was ready to run and did not (`/proc/self
 threads, that is the most by which a team that waits for its slowest member can be late: on a quiet machine 0 to 1 % of
 a pass, one thread or two, beside one busy process per core from 40 % on. CPU time alone does not tell, for threads that
 wait for each other spin. Elsewhere the number of involuntary context switches stands in for it.
+
+A server's threads wait for each other's cores, too, so what other programs cost it is read from the whole machine: the
+time of its cores in which they were not idle and none of the measurement's own processes ran.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import os
 import time
 from dataclasses import dataclass
 from time import perf_counter
+
+import psutil
 
 try:
     import resource
@@ -57,6 +62,40 @@ class Usage:
         if is_computing:
             lost = max(lost, wall - (self.cpu_seconds - before.cpu_seconds))
         return max(0.0, min(lost / wall, 1.0)) if wall > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUsage:
+    """Processor time of the whole machine up to a moment.
+
+    Args:
+        wall_seconds: on the clock.
+        idle_seconds: of all its cores, added up.
+        own_seconds: that the processes of a measurement used, added up.
+        num_cores: of the machine, whether or not this process may use them.
+    """
+
+    wall_seconds: float
+    idle_seconds: float
+    own_seconds: float
+    num_cores: int
+
+    def others_share_since(self, before: MachineUsage) -> float:
+        """Share of the cores' time since an earlier moment that other programs used."""
+        total = (self.wall_seconds - before.wall_seconds) * self.num_cores
+        others = total - (self.idle_seconds - before.idle_seconds) - (self.own_seconds - before.own_seconds)
+        return max(0.0, min(others / total, 1.0)) if total > 0 else 0.0
+
+
+def look_at_machine(server_seconds: float) -> MachineUsage:
+    """Processor time of the machine until now.
+
+    Args:
+        server_seconds: processor time of a server that this process measures, its children included.
+    """
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    return MachineUsage(perf_counter(), idle, server_seconds + time.process_time(), psutil.cpu_count() or 1)
 
 
 def look_at_usage() -> Usage:

@@ -18,6 +18,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.elsewhere.engine_log import last_lines, reason
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
 from specdec_cli.measure.elsewhere.launch import Launch, find_program, free_port, split_arguments
+from specdec_cli.measure.elsewhere.process_group import ProcessGroup
 
 COMMAND = command_of(os.getpid())
 
@@ -71,6 +72,26 @@ def test_it_starts_answers_and_is_gone() -> None:
     assert alive(group) == []
     assert not log.exists()
     assert "vLLM API server version" in process.log_text
+
+
+def test_its_processor_time_is_that_of_all_its_processes(tmp_path: Path) -> None:
+    script = tmp_path / "works.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "def work():\n"
+        "    while time.process_time() < 0.3: pass\n"
+        "if sys.argv[1:]: work(); sys.exit()\n"
+        "subprocess.run([sys.executable, __file__, 'ended'])\n"  # a child that has ended
+        "work(); print('done', flush=True); time.sleep(60)\n"
+    )
+    group = ProcessGroup([sys.executable, str(script)], tmp_path / "log", {})
+    try:
+        while "done" not in (tmp_path / "log").read_text():
+            assert group.exit_code is None
+        assert 0.58 <= group.cpu_seconds() < 5
+    finally:
+        group.stop()
+    assert group.cpu_seconds() == 0
 
 
 def test_its_reason_is_one_sentence_and_its_lines_are_few(tmp_path: Path) -> None:

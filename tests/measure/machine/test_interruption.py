@@ -1,11 +1,13 @@
 """Interrupted passes: what counts as one, how often it is repeated, and what is said of a machine that stays busy."""
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 
+import psutil
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
 from typed import not_none
@@ -17,12 +19,13 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.journal import Journal, open_journal
 from specdec_cli.measure.machine import interruption
-from specdec_cli.measure.machine.interruption import Usage
+from specdec_cli.measure.machine.interruption import MachineUsage, Usage
 from specdec_cli.measure.machine.load import Conditions, Load
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
 
 LOOK = interruption.look_at_usage  # before the fixture that plants a quiet machine
+LOOK_AT_MACHINE = interruption.look_at_machine
 HEAD = {
     "specdec_version": "1", "schema": "s/1", "recipe": {}, "plan": {}, "workload": "w", "environment": {},
 }  # fmt: skip
@@ -53,6 +56,37 @@ START = usage(0.0, 0.0, 0.0, 0)
 )
 def test_what_other_processes_cost(after, is_computing: bool, lost: float | None) -> None:
     assert after.lost_share_since(START, is_computing) == pytest.approx(lost)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle", "own", "share"),
+    [
+        (10.0, 10.0, 10.0, 0.0),  # two cores, of which the measurement used one
+        (10.0, 0.0, 10.0, 0.5),  # and another program the other
+        (10.0, 15.0, 4.0, 0.05),
+        (10.0, 12.0, 8.1, 0.0),  # clocks that differ by a tick
+        (0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_what_other_programs_use_is_what_is_neither_idle_nor_ours(
+    seconds: float, idle: float, own: float, share: float
+) -> None:
+    after = MachineUsage(100 + seconds, 5 + idle, 7 + own, 2)
+    assert after.others_share_since(MachineUsage(100.0, 5.0, 7.0, 2)) == pytest.approx(share)
+
+
+def test_our_own_work_is_nobody_elses() -> None:
+    """A busy loop of this process and one that is said to be a server's; what else runs meanwhile only adds."""
+    before, seconds = LOOK_AT_MACHINE(0.0), time.process_time()
+    while time.process_time() < seconds + 0.3:
+        pass
+    after = LOOK_AT_MACHINE(0.0)
+    assert after.own_seconds - before.own_seconds >= 0.3
+    assert after.num_cores == psutil.cpu_count()
+    without = MachineUsage(after.wall_seconds, after.idle_seconds, before.own_seconds, after.num_cores)
+    gap = without.others_share_since(before) - after.others_share_since(before)
+    wall = after.wall_seconds - before.wall_seconds
+    assert gap == pytest.approx(0.3 / (wall * after.num_cores), rel=0.4)
 
 
 def test_this_process_looks_at_itself() -> None:
