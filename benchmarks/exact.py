@@ -163,7 +163,7 @@ def main() -> None:
     if options.output or not options.short:
         name = "exact" + (f"_{options.name}" if options.name else "")
         print(record.save(name, before, results, path=options.output))
-    print(f"{total:,} tokens compared, {len(wrong)} of {len(rows)} rows differ")
+    print(f"{total:,} tokens compared, {len(wrong)} of {len(rows)} rows break their promise")
     sys.exit(1 if wrong else 0)
 
 

@@ -32,7 +32,7 @@ def test_the_short_form_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     if not is_row_invariant():
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     assert exit_status(monkeypatch) == 0
-    assert "0 of 54 rows differ" in capsys.readouterr().out
+    assert "0 of 54 rows break their promise" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
@@ -42,7 +42,7 @@ def test_a_row_that_follows_its_company_is_noticed(
     """The planted fault: rows that are computed together have other bits."""
     plant(monkeypatch, "a row is another one in company")
     assert exit_status(monkeypatch, "--precision", "bfloat16") == 1
-    assert " 0 of 18 rows differ" not in capsys.readouterr().out
+    assert " 0 of 18 rows break their promise" not in capsys.readouterr().out
 
 
 def test_a_gpu_promises_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,11 @@ GUIDES: dict[str, Guide] = {
         )
     ),
     "specdec generate": Guide(
-        (*_MODELS, "--max-new-tokens", "--temperature", "--seed", "--prompt-file", "--chat", "--compare", *_RESULT),
+        (
+            *_MODELS,
+            *("--engine", "--max-new-tokens", "--temperature", "--seed", "--prompt-file", "--chat", "--compare"),
+            *_RESULT,
+        ),
         (
             (
                 "Decode with and without the draft and show the speed-up.",
@@ -66,6 +70,7 @@ GUIDES: dict[str, Guide] = {
     "specdec serve": Guide(
         (
             *_MODELS,
+            "--engine",
             "--host",
             "--port",
             "--api-key",
@@ -86,11 +91,11 @@ GUIDES: dict[str, Guide] = {
     "specdec bench": Guide(
         (
             *_MODELS,
+            "--engine",
             "--endpoint",
             "--dataset",
             "--num-prompts",
             "--batch-size",
-            "--repeats",
             "--max-new-tokens",
             *_RESULT,
             "--markdown",
@@ -112,6 +117,7 @@ GUIDES: dict[str, Guide] = {
             "--recipe",
             "--target",
             "--draft",
+            "--engine",
             "--k-max",
             "--dataset",
             "--num-prompts",
@@ -168,6 +174,7 @@ GUIDES: dict[str, Guide] = {
             "--recipe",
             "--target",
             "--draft",
+            "--engine",
             "--k-max",
             "--dataset",
             "--num-prompts",

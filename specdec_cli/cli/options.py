@@ -307,8 +307,8 @@ _FIELDS = {
 }
 _OF_ANOTHER_ENGINE = ("engine.start_timeout_seconds", "engine.distributed_executor_backend")
 _DRAFT_HELP = (
-    "The draft: a hub id or folder, ngram, suffix, mtp, self-int8, self-exit:N (N first layers), prediction, "
-    "none, or two of them such as suffix+MODEL."
+    "The draft: a hub id, folder or .gguf file (a model, or an EAGLE-3, DFlash or other head), ngram, suffix, mtp, "
+    "self-int8, self-exit:N (N first layers), none, or two of them such as suffix+MODEL."
 )
 _TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
 _JSON_HELP = "Print one JSON document on stdout and nothing else."
@@ -332,6 +332,7 @@ OPTIONS: tuple[Option, ...] = (
         ("--speculative-model",),
         help=_DRAFT_HELP,
         metavar="SPEC",
+        default="builtin:draft; none if a target is named",
         convert=drafters.parse_spec,
     ),
     Option("target.load_format", str, ("--load-format",), MODELS, metavar="auto|dummy"),
@@ -475,6 +476,7 @@ DRAFTS_OPTION = Option(
     MODELS,
     help=f"{_DRAFT_HELP} Repeat it for each draft.",
     metavar="SPEC",
+    default="builtin:draft; none if a target is named",
     convert=lambda specs: [drafters.parse_spec(spec) for spec in specs],
 )
 RESUME_OPTION = Option(
