@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -16,7 +15,10 @@ from specdec_cli.errors import ExitCode
 
 DOCS = Path(__file__).parents[1] / "docs"
 HAS_PAIR = (Path(specdec_cli.__file__).parent / "builtin" / "target" / "model.safetensors").is_file()
-STAND_INS = {"./my-target": "builtin:target", "./my-draft": "builtin:draft"}
+MODELS = re.compile(r"\./(?!my-8b)[\w.-]+|\b\w+/[\w.-]+(:[\w.-]+)?")
+"""Folders, files and hub ids that only a reader has. Nothing small stands in for 8 billion parameters."""
+OF_TARGET = ("-t", "--target", "--model", "serve")
+OF_DRAFT = ("-d", "--draft", "--speculative-model", "--speculative-config")
 FILES = {
     "prompts.jsonl": '{"prompt": "Once upon a time"}\n{"prompt": "The cat"}\n' * 10,
     "questions.csv": "query,topic\nThe dog,animals\n,nothing\nThe cat,animals\n",
@@ -26,6 +28,7 @@ FILES = {
     "ngram.yaml": "target: {model: builtin:target}\ndraft: {method: ngram}\n",
     "mine.yaml": "target: {model: builtin:target}\n",
     "models.yaml": "small: builtin\nlarge: ./tuned.yaml\n",
+    "requests.jsonl": '{"prompt": "Once upon a time", "answer": " there was a cat and a cat and a cat."}\n' * 4,
 }
 MEASURES = ("bench", "sweep-k", "compare-drafts")
 
@@ -40,13 +43,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def words(line: str) -> list[str]:
-    """The line's words with what only the reader has replaced: models, and JSON that names them."""
-    found = []
+    """The line's words with the built-in pair in place of the models that only a reader has."""
+    found: list[str] = []
     for word in words_of(line):
-        for name, stand_in in STAND_INS.items():
-            word = stand_in if word == name else word.replace(json.dumps(name), json.dumps(stand_in))
+        option = found[-1] if found else ""
+        if option in (*OF_TARGET, *OF_DRAFT):
+            word = MODELS.sub("builtin:target" if option in OF_TARGET else "builtin:draft", word)
         found.append(word)
     return found
+
+
+def test_a_readers_models_are_the_built_in_pair() -> None:
+    config = '{"model": "./my-draft"}'
+    line = f"specdec serve -t ./my-model -d suffix+Qwen/Qwen3-0.6B --speculative-config '{config}' --html ./a"
+    _, _, target, _, draft, _, replaced, *rest = words(line)
+    assert (target, draft, replaced) == ("builtin:target", "suffix+builtin:draft", '{"model": "builtin:draft"}')
+    assert rest == ["--html", "./a"]
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str], may_be=(0,)) -> None:
@@ -93,9 +105,9 @@ def lines_of(page: Path) -> list[str]:
 
 
 def is_run(arguments: list[str]) -> bool:
-    """Whether it ends by itself, offline, on any machine."""
+    """Whether it ends by itself, offline, on any machine, with the built-in pair."""
     name = arguments[0]
-    needs_more = {"qwen3-8b", "--endpoint", "--dry-run"} & set(arguments)
+    needs_more = {"qwen3-8b", "--endpoint", "--target-endpoint", "--engine", "--dry-run", "mtp"} & set(arguments)
     return name in ("generate", "audit", "doctor", *MEASURES) and not needs_more
 
 
@@ -105,7 +117,7 @@ def is_run(arguments: list[str]) -> bool:
 def test_the_commands_of_a_page_run(page, folder, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in filter(is_run, map(words, lines_of(page))):
         few = ["--num-prompts", "8" if "--batch-sizes" in arguments else "2"] if arguments[0] in MEASURES else []
-        few += ["-n", "4"] if arguments[0] in ("generate", *MEASURES) else []
+        few += ["-n", "4"] if arguments[0] in ("generate", *MEASURES) and "--trace-from" not in arguments else []
         run(
             [*arguments, *few, *overwriting(arguments)],
             capsys,
