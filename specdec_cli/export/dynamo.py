@@ -5,6 +5,7 @@ The form is `nvidia.com/v1alpha1` as Dynamo's examples have it; the worker takes
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from specdec_cli.export.exported import Export, ExportJob, flags, to_yaml
@@ -21,7 +22,8 @@ def export(job: ExportJob) -> Export:
     names = settings.given("serve.served_model_name")
     if names:
         arguments["served_model_name"] = names[0] if isinstance(names, list | tuple) else names
-    gpus = str(settings.value("target.tensor_parallel_size"))
+    sizes = (settings.value(f"target.{axis}_parallel_size") for axis in ("tensor", "pipeline"))
+    gpus = str(prod(sizes))
     document = {
         "apiVersion": "nvidia.com/v1alpha1",
         "kind": "DynamoGraphDeployment",

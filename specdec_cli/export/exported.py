@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any
 
 import yaml
 
-from specdec_cli.export.settings import ExportSettings
+from specdec_cli.export.settings import ExportSettings, on_one_line
+
+_BESIDE = re.compile(r"\$HERE/[a-z.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class ExportJob:
         said += [f"Warning: {sentence}." for sentence in self.settings.warnings]
         if next_command is not None:
             said.append(f"Measure it: {next_command}")
-        return "".join(f"{mark} {line}\n" for line in said)
+        return "".join(f"{mark} {on_one_line(line)}\n" for line in said)
 
 
 def script(comment: str, words: Sequence[str], before: Sequence[str] = ()) -> str:
@@ -75,8 +78,8 @@ def script(comment: str, words: Sequence[str], before: Sequence[str] = ()) -> st
 
 
 def quoted(word: str) -> str:
-    """A word for a shell; `$HERE/…` stays a variable."""
-    return f'"{word}"' if word.startswith("$HERE/") else shlex.quote(word)
+    """A word for a shell; `$HERE` stays a variable in front of the name of a file that an exporter writes."""
+    return f'"{word}"' if _BESIDE.fullmatch(word) else shlex.quote(word)
 
 
 HERE = 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'

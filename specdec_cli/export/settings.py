@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,7 @@ class ExportSettings:
 
     def warn(self, sentence: str) -> None:
         """Tell the user what the engine will not do."""
+        sentence = on_one_line(sentence)
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
@@ -150,7 +152,7 @@ class ExportSettings:
         for name in type(self.recipe.sampling).model_fields:
             value, path = getattr(self.recipe.sampling, name), f"sampling.{name}"
             if value != default_of(path):
-                words += ["--set", f"{path}={_shown(value)}"]
+                words += ["--set", f"{path}={_shown(value, _in_quotes)}"]
         return shlex.join(words)
 
     def leave_to_requests(self, but: Collection[str] = ()) -> None:
@@ -252,12 +254,25 @@ class ExportSettings:
         return bool(value != default_of(path))
 
 
-def _shown(value: Any) -> str:
+def on_one_line(text: str) -> str:
+    """The text with its line breaks and control characters as escapes, so that it stays within a comment."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _shown(value: Any, text: Callable[[str], str] = str) -> str:
+    """A value in YAML's flow style, its strings by `text`: for people by default."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_shown, value)) + "]"
+        return "[" + ", ".join(_shown(one, text) for one in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_shown(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_shown(one, text)}" for key, one in value.items()) + "}"
+    if isinstance(value, str):
+        return text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _in_quotes(text: str) -> str:
+    """A string that `--set` reads back as it is, whatever is in it."""
+    return on_one_line(json.dumps(text, ensure_ascii=False))
 
 
 def is_gguf(name: str) -> bool:

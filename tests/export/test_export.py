@@ -1,6 +1,9 @@
 import ast
 import json
+import shlex
 import subprocess
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +187,46 @@ def test_no_setting_is_lost_in_silence(engine: str, path: str) -> None:
         for made, _ in (before, after)
     ]
     assert without_command[0] != without_command[1] or before[1] != after[1]
+
+
+_LINES = "a\nexit 7\u2028b: [\x85'\"$(exit 8)\\ü🎈"
+"""Text that ends a comment, a word or a string where it is not escaped."""
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_text_of_several_lines_stays_in_its_comment_and_reaches_the_requests(engine: str) -> None:
+    stops, template = [_LINES, "12", "null", "x, y"], f"{{{{ messages }}}}{_LINES}"
+    given = resolved("sampled", **{"sampling.stop": stops, "target.chat_template": template})
+    made, warnings = export(engine, replace(given, source="a\nb"), "X")
+    for file, text in made.files.items():
+        if file.endswith(".sh"):
+            head, _, _ = text.partition("set -euo pipefail\n")
+            assert all(line.startswith("#") for line in head.splitlines())
+        elif file.endswith(".py"):
+            ast.parse(text)
+        elif file.endswith(".yaml"):
+            assert isinstance(yaml.safe_load(text), dict)
+    assert not any("\n" in one for one in warnings)
+    if made.next_command is not None:
+        words = shlex.split(made.next_command)
+        again = resolve(sets=[word for before, word in pairwise(words) if before == "--set"], methods=draft_methods())
+        assert again.recipe.sampling.stop == tuple(stops)
+
+
+def test_a_name_of_a_recipe_runs_no_command(tmp_path: Path) -> None:
+    name = f"$HERE/$(touch {tmp_path}/made)"
+    made, _ = export("vllm", resolved("ngram", **{"serve.served_model_name": [name]}), "X")
+    asked = made.files["vllm.sh"].replace("exec vllm", "exec printf '%s\\n'")
+    said = subprocess.run(["bash"], input=asked, text=True, check=True, capture_output=True).stdout
+    assert name in said.splitlines()
+    assert not (tmp_path / "made").exists()
+
+
+def test_dynamo_asks_for_the_gpus_of_all_stages() -> None:
+    sizes = {"target.tensor_parallel_size": 2, "target.pipeline_parallel_size": 3}
+    made, _ = export("dynamo", resolved("sampled", **sizes), "X")
+    worker = yaml.safe_load(made.files["dynamo.yaml"])["spec"]["services"]["Worker"]
+    assert worker["resources"]["limits"]["gpu"] == "6"
 
 
 def test_every_setting_of_a_recipe_is_in_that_list() -> None:

@@ -5,7 +5,7 @@
 # Warning: target.revision = main is left out: llama.cpp has no such setting, or specdec does not know it.
 # Warning: target.tensor_parallel_size = 2 is left out: llama.cpp has no such setting, or specdec does not know it.
 # Warning: engine.kv_cache_memory = 90% is left out: llama.cpp has no such setting, or specdec does not know it.
-# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --endpoint-model qwen --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=[END, it'"'"'s]'
+# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --endpoint-model qwen --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=["END", "it'"'"'s"]'
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 exec llama-server \

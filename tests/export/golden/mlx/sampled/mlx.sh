@@ -10,7 +10,7 @@
 # Warning: engine.max_model_len = 8192 is left out: mlx-lm has no such setting, or specdec does not know it.
 # Warning: engine.kv_cache_memory = 90% is left out: mlx-lm has no such setting, or specdec does not know it.
 # Warning: serve.served_model_name = [qwen] is left out: mlx-lm has no such setting, or specdec does not know it.
-# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=[END, it'"'"'s]'
+# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=["END", "it'"'"'s"]'
 set -euo pipefail
 exec mlx_lm.server \
   --model Qwen/Qwen3-8B \

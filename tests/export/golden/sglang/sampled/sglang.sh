@@ -5,7 +5,7 @@
 # Warning: sampling.temperature = 0.6 is left out: requests must carry it, as those of the next command do.
 # Warning: sampling.top_p = 0.95 is left out: requests must carry it, as those of the next command do.
 # Warning: sampling.stop = [END, it's] is left out: requests must carry it, as those of the next command do.
-# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --endpoint-model qwen --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=[END, it'"'"'s]'
+# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --endpoint-model qwen --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=["END", "it'"'"'s"]'
 set -euo pipefail
 exec python -m sglang.launch_server \
   --model-path Qwen/Qwen3-8B \

@@ -2,7 +2,7 @@
 # Written by specdec X.Y.Z for vLLM 0.33.0.
 # Nothing was measured: give the result of a measurement with --measured FILE.
 # Warning: sampling.stop = [END, it's] is left out: requests must carry it, as those of the next command do.
-# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --endpoint-model qwen --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=[END, it'"'"'s]'
+# Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t Qwen/Qwen3-8B --endpoint-model qwen --set sampling.temperature=0.6 --set sampling.top_p=0.95 --set 'sampling.stop=["END", "it'"'"'s"]'
 set -euo pipefail
 exec vllm serve Qwen/Qwen3-8B \
   --revision main \
