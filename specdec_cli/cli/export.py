@@ -19,7 +19,7 @@ from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.export import ENGINES, Export
 from specdec_cli.export import export as export_recipe
-from specdec_cli.export.measured import measured_k, read_measurement
+from specdec_cli.export.measured import measured_k, read_measurement, refuse_another_draft
 from specdec_cli.files import given_path
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def export(
     shared.takes_structured = shared.takes_parallel = shared.takes_engine = True
     resolved = shared.resolve()
     document = None if measured is None else read_measurement(measured, resolved.recipe.target.model)
-    if document is not None:
+    if measured is not None and document is not None:
+        if engine != "profile":  # its draft is the measured one
+            refuse_another_draft(measured, document, resolved.recipe.draft)
         resolved = with_measured_k(resolved, document)
     made, warnings = export_recipe(engine, resolved, __version__, document)
     if output is not None:

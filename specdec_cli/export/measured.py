@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.recipe.schema import Draft
 
+DAMAGED = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of reading a document that is not what its schema says."""
 _HINT = "give the file that `bench`, `sweep-k` or `compare-drafts` wrote with --output"
 
 
@@ -23,7 +26,7 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
         UsageError: it is none, or of another target.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {error.strerror}", _HINT) from None
     except (ValueError, RecursionError):
@@ -34,11 +37,42 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
     try:
         measured = found["recipe"]["target"]["model"]
         sentences(found)
-    except (KeyError, TypeError, IndexError, ValueError):
+        measured_k(found)
+    except DAMAGED:
         raise UsageError(f"`{path}` lacks what a result of `{schema}` has", _HINT) from None
     if measured != target:
         raise UsageError(f"`{path}` measured the target `{measured}`, and the recipe's is `{target}`", _HINT)
     return dict(found)
+
+
+def refuse_another_draft(path: Path, document: Mapping[str, Any], draft: Draft) -> None:
+    """Refuse the figures of another draft, which would stand beside this one.
+
+    Args:
+        path: the file of the measurement.
+        document: its content.
+        draft: the recipe's. A comparison of drafts names each of its own.
+
+    Raises:
+        UsageError: the measurement is of another draft.
+    """
+    found = document["recipe"]["draft"]
+    if isinstance(found, list):
+        return
+    measured, asked = (_draft_name(one) for one in (found, draft.model_dump()))
+    if measured != asked:
+        raise UsageError(f"`{path}` measured the draft `{measured}`, and the recipe's is `{asked}`", _HINT)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _draft_name(draft: Mapping[str, Any]) -> str:
+    """The draft of a recipe, as `--draft` names it."""
+    name = draft.get("model") or draft.get("method")
+    first = draft.get("first")
+    return str(name) if first is None else f"{first}+{name}"
 
 
 def sentences(document: Mapping[str, Any]) -> list[str]:
@@ -62,8 +96,7 @@ def _bench(document: Mapping[str, Any]) -> list[str]:
     k = document["recipe"]["speculation"]["num_speculative_tokens"]
     length = document["draft"]["speculative"]["acceptance_length"]
     tokens = "" if length is None else f", {length:.2f} tokens for each pass with drafted tokens"
-    draft = document["recipe"]["draft"]
-    name, speed = draft.get("model") or draft.get("method"), _speedup(document["speedup"]["decode"])
+    name, speed = _draft_name(document["recipe"]["draft"]), _speedup(document["speedup"]["decode"])
     return [f"with the draft {name} at k = {k} {speed} as fast as without a draft{tokens}."]
 
 

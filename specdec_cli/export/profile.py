@@ -8,13 +8,17 @@ rate of each position given that all before it were accepted (Dynamo's simulator
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.export.draft_kind import draft_kind
 from specdec_cli.export.exported import Export, ExportJob
+from specdec_cli.export.measured import DAMAGED
 
 NAME, VERSION = "Model-Optimizer's speculation profile", "1.0"
+_HINT = "name the result of `specdec bench`: --measured FILE"
+_MOST_TOKENS = 64
 _CHAINS = ("draft_model", "eagle", "eagle3")
 
 
@@ -24,19 +28,29 @@ def export(job: ExportJob) -> Export:
     Raises:
         UsageError: there is no measurement of a draft.
     """
-    document = job.document
-    if document is None:
-        raise UsageError("a profile is made of a measurement", "name the result of `specdec bench`: --measured FILE")
-    stats = (
-        (document.get("draft") or {}).get("speculative") if document["schema"].startswith("specdec.bench/") else None
-    )
-    if not stats or not stats["num_drafts"]:
-        raise UsageError(
-            "this result holds no acceptance by position", "name the result of `specdec bench` with a draft"
-        )
+    if job.document is None:
+        raise UsageError("a profile is made of a measurement", _HINT)
+    try:
+        profile = _of_measurement(job.document)
+    except DAMAGED:
+        raise UsageError("this result lacks what a profile needs", _HINT) from None
+    if profile is None:
+        raise UsageError("this result holds no acceptance by position", f"{_HINT}, with a draft")
+    return Export({"speculation_profile.json": json.dumps(profile, indent=2) + "\n"})
+
+
+def _of_measurement(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The profile; None of a measurement without acceptance by position."""
+    is_bench = document["schema"].startswith("specdec.bench/")
+    stats = (document["draft"] or {}).get("speculative") if is_bench else None
+    if not stats or not stats["num_drafts"] or not stats["acceptance_histogram"]:
+        return None
     measured = document["recipe"]
-    draft = draft_kind(measured["draft"].get("model"), measured["draft"].get("method"), measured["draft"])
-    profile = _profile(measured["speculation"]["num_speculative_tokens"], stats["acceptance_histogram"]) | {
+    name, method = (measured["draft"].get(key) for key in ("model", "method"))
+    if name is None and method is None:
+        raise LookupError("the draft")
+    draft = draft_kind(name, method, measured["draft"])
+    return _profile(measured["speculation"]["num_speculative_tokens"], stats["acceptance_histogram"]) | {
         "method": draft.method,
         "draft_checkpoint": {"name": draft.model},
         "target_model": {"name": measured["target"]["model"]},
@@ -44,7 +58,6 @@ def export(job: ExportJob) -> Export:
         "accept_length_model": "chain_analytic" if draft.method in _CHAINS else "measured_per_k",
         "measurement_conditions": _conditions(document),
     }
-    return Export({"speculation_profile.json": json.dumps(profile, indent=2) + "\n"})
 
 
 def _profile(k: int, histogram: list[int]) -> dict[str, Any]:
@@ -54,6 +67,9 @@ def _profile(k: int, histogram: list[int]) -> dict[str, Any]:
         k: most tokens drafted in a step.
         histogram: steps by how many drafted tokens they accepted.
     """
+    k = max(k, len(histogram) - 1)  # a table of k by batch size may have a larger one
+    if k > _MOST_TOKENS:
+        raise ValueError("no step drafts as many tokens")
     steps = sum(histogram)
     marginal = [sum(histogram[n:]) / steps for n in range(1, k + 1)]
     conditional = [rate / before if before else 0.0 for rate, before in zip(marginal, [1.0, *marginal], strict=False)]

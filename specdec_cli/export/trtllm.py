@@ -92,10 +92,10 @@ def _rule(settings: ExportSettings) -> dict[str, Any]:
 
 def _schedule(settings: ExportSettings, k: int) -> dict[str, Any]:
     """k by batch size: each upper bound has its k, and beyond the last bound there is no draft."""
-    pairs = settings.k_by_batch
+    most = settings.given("engine.max_num_seqs") or _MOST_SEQUENCES
+    pairs = [pair for pair in settings.k_by_batch if pair[0] <= most]  # no batch is larger
     if not pairs:
         return {}
-    most = settings.given("engine.max_num_seqs") or _MOST_SEQUENCES
     ends = [*(size - 1 for size, _ in pairs[1:]), most]
     schedule = {end: its for (_, its), end in zip(pairs, ends, strict=True) if its or end != most}
     first = pairs[0][1]

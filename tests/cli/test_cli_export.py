@@ -89,6 +89,15 @@ def test_a_profile_holds_both_kinds_of_rates(capsys: pytest.CaptureFixture[str])
     assert "made of a measurement" in capsys.readouterr().err
 
 
+def test_a_profile_is_as_deep_as_the_steps_were(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(json.dumps(BENCH))
+    found["recipe"]["speculation"] = {"num_speculative_tokens": 2, "k_by_batch": "1:3,8:2"}
+    Path("bench.json").write_text(json.dumps(found))
+    assert run(["export", "profile", "-t", "a/b", "--measured", "bench.json"]) == 0
+    profile = json.loads(capsys.readouterr().out)
+    assert (profile["num_speculative_tokens"], profile["marginal_accept_rates"]) == (3, [0.6, 0.3, 0.1])
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"schema": "specdec.bench/1"}', '{"schema": "specdec.generate/1"}']
 )
@@ -97,6 +106,42 @@ def test_other_files_are_no_measurement(capsys: pytest.CaptureFixture[str], cont
     assert run(["export", "vllm", "-t", "a/b", "--measured", "x.json"]) == 2
     assert capsys.readouterr().out == ""
     assert run(["export", "vllm", "-t", "a/b", "--measured", "nowhere.json"]) == 2
+
+
+@pytest.mark.parametrize("engine", ["vllm", "profile"])
+def test_a_damaged_measurement_is_refused(capsys: pytest.CaptureFixture[str], engine: str) -> None:
+    for path in _paths(BENCH):
+        for wrong in (None, [], {}, 10**400, float("nan"), "x"):
+            _write_damaged(path, wrong)
+            asked = ["export", engine, "-t", "a/b", "-d", "c/d", "--measured", "bench.json"]
+            code, (out, err) = run(asked), capsys.readouterr()
+            assert code in (0, 2), (path, wrong, err)
+            assert "Traceback" not in err
+            assert "nan" not in out
+
+
+def _paths(found: dict[str, Any]) -> list[list[str]]:
+    below = ([[key], *([key, *more] for more in _paths(one))] for key, one in found.items() if isinstance(one, dict))
+    return [
+        *([key] for key, one in found.items() if not isinstance(one, dict)),
+        *(one for many in below for one in many),
+    ]
+
+
+def _write_damaged(path: list[str], value: object) -> None:
+    found = json.loads(json.dumps(BENCH))
+    section = found
+    for key in path[:-1]:
+        section = section[key]
+    section[path[-1]] = value
+    Path("bench.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(("draft", "named"), [("ngram", "ngram"), ("e/f", "e/f"), ("suffix+c/d", "suffix+c/d")])
+def test_figures_of_another_draft_are_refused(capsys: pytest.CaptureFixture[str], draft: str, named: str) -> None:
+    Path("bench.json").write_text(json.dumps(BENCH))
+    assert run(["export", "vllm", "-t", "a/b", "-d", draft, "--measured", "bench.json"]) == 2
+    assert f"measured the draft `c/d`, and the recipe's is `{named}`" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_unknown_engine_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,6 +259,21 @@ def test_a_limit_on_the_batch_ends_the_table() -> None:
     assert document["speculative_config"]["draft_len_schedule"] == {12: 4}
 
 
+@pytest.mark.parametrize(
+    ("table", "most", "schedule"),
+    [
+        ("1:4,8:2", 4, {4: 4}),
+        ("1:4,4:2,5:1", 4, {3: 4, 4: 2}),
+        ("1:4,8:2,32:0", 16, {7: 4, 16: 2}),
+        ("1:4,8:0", 16, {7: 4}),
+    ],
+)
+def test_tensorrt_llms_schedule_ends_with_the_largest_batch(table: str, most: int, schedule: dict[int, int]) -> None:
+    made, _ = export("trtllm", resolved("ngram", **{"speculation.k_by_batch": table, "engine.max_num_seqs": most}), "X")
+    found = yaml.safe_load(made.files["trtllm.yaml"])["speculative_config"]
+    assert list(found["draft_len_schedule"].items()) == list(schedule.items())
+
+
 def test_drafts_that_no_engine_has_are_left_out_with_a_warning() -> None:
     given = {"target.model": "a/b", "draft": {"method": "prediction", "text": "x"}}
     from specdec_cli.cli.options import draft_methods
