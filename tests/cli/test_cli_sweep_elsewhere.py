@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 
 from specdec_cli.cli.main import run
 from specdec_cli.lm.door import Row
+from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.predict import acceptance, engine_rules, recorded, remote_trace
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
@@ -107,6 +108,87 @@ def test_servers_say_what_the_models_would(
         assert lengths(found, rule) == pytest.approx(expected, rel=1e-4)
     assert found["source"]["requests"] == 2 * len(PROMPTS)
     assert found["tokens"] == trace.num_output_tokens
+
+
+_NOT_FIGURES: list[tuple[str, Any]] = [
+    ("token_logprobs", float("nan")),
+    ("token_logprobs", 0.5),
+    ("token_logprobs", "x"),
+    ("token_logprobs", None),
+    ("top_logprobs", ["a"]),
+    ("token_ids", "5"),
+    ("token_ids", -5),
+    ("token_ids", 2**70),
+    ("logprobs", ["a"]),
+]
+_OF_THE_OTHER = {False: "top_logprobs", True: "token_ids"}
+"""Figures that only the other server gives."""
+
+
+@pytest.mark.parametrize(
+    ("of_draft", "name", "value"),
+    [(of_draft, *one) for of_draft in (False, True) for one in _NOT_FIGURES if one[0] != _OF_THE_OTHER[of_draft]],
+)
+def test_answers_without_figures_are_refused(
+    servers: tuple[LiveServer, LiveServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    of_draft: bool,
+    name: str,
+    value: Any,
+) -> None:
+    def damaged(choice: dict[str, Any]) -> None:
+        if name in choice:
+            choice[name] = value if isinstance(value, list) else [value] * len(choice[name])
+        else:
+            choice["logprobs"][name] = [value] * len(choice["logprobs"][name])
+
+    _change_answers(monkeypatch, damaged, of_draft)
+    target, draft = servers
+    asked = ["--target-endpoint", url(target), "--draft-endpoint", url(draft), "--temperature", "1"]
+    assert run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "24", "--k-max", "4", *asked]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert url(draft if of_draft else target) in said
+    assert "that are none" in said or "does not score" in said
+
+
+def test_a_draft_with_another_tokenizer_is_refused(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(choice: dict[str, Any]) -> None:
+        choice["logprobs"]["tokens"] = [chr(ord(text[0]) + 1) for text in choice["logprobs"]["tokens"]]
+
+    _change_answers(monkeypatch, shifted, of_draft=True)
+    target, draft = servers
+    asked = ["--target-endpoint", url(target), "--draft-endpoint", url(draft)]
+    assert run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "24", "--k-max", "4", *asked]) == 1
+    assert f"`{url(draft)}` has another tokenizer" in " ".join(capsys.readouterr().err.split())
+
+
+def _change_answers(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None], of_draft: bool) -> None:
+    whole = Endpoint.whole
+
+    async def changed(self: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        found = await whole(self, path, body)
+        if ("echo" in body) is of_draft:
+            change(found["choices"][0])
+        return found
+
+    monkeypatch.setattr(Endpoint, "whole", changed)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--target-endpoint", "check --target-endpoint and --target"), ("--draft-endpoint", "check --draft-endpoint")],
+)
+def test_a_refusal_names_the_commands_own_options(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str], option: str, words: str
+) -> None:
+    asked = {"--target-endpoint": url(servers[0]), option: f"{url(servers[1])}/elsewhere"}
+    line = ["sweep-k", "--dataset", "prompts.jsonl", *(word for pair in asked.items() for word in pair)]
+    assert run([*line, *([] if len(asked) == 2 else ["-d", "ngram"])]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(f"hint: {words}")
 
 
 def test_prediction_is_what_an_engine_counts(

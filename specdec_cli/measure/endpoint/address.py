@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from specdec_cli.errors import UsageError
 
+_MODEL_OPTIONS = {"--endpoint": "--endpoint-model", "--target-endpoint": "--target"}
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "[::1]"}
 
 
@@ -18,10 +19,17 @@ class Address:
     Args:
         root: `http://host:port`, with whatever path a proxy puts before the API.
         api: the same with the API's version, `/v1` where none was given.
+        option: that names it.
     """
 
     root: str
     api: str
+    option: str = "--endpoint"
+
+    @property
+    def model_option(self) -> str | None:
+        """The option that names a model of this server; None without one."""
+        return _MODEL_OPTIONS.get(self.option)
 
 
 def parse_address(url: str, flag: str = "--endpoint") -> Address:
@@ -44,7 +52,7 @@ def parse_address(url: str, flag: str = "--endpoint") -> Address:
     version = re.search(r"/v\d+$", path)
     place = _reachable(parts.hostname or "", parts.netloc)
     root = f"{parts.scheme}://{place}{path[: version.start()] if version else path}"
-    return Address(root, root + (version[0] if version else "/v1"))
+    return Address(root, root + (version[0] if version else "/v1"), flag)
 
 
 def _reachable(host: str, place: str) -> str:

@@ -61,7 +61,7 @@ class Endpoint:
         self.num_sent_again = 0
         self.num_requests = self.num_bytes = 0
         self._timeout_s = timeout_s
-        self._say = Reporter(key, self.proxy)
+        self._say = Reporter(key, self.proxy, address)
         self._client = httpx2.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(timeout_s, connect=_CONNECT_SECONDS),
@@ -114,7 +114,9 @@ class Endpoint:
             if error.is_gone or not named:
                 raise
         if not named and not offered:
-            raise RunError("the server lists no model", "name one with --endpoint-model")
+            option = self.address.model_option
+            hint = "start it with one" if option is None else f"name one with {option}"
+            raise RunError(f"the server at `{self.address.root}` lists no model", hint)
         return named or offered[0]
 
     async def text(self, path: str) -> str | None:

@@ -10,6 +10,7 @@ import ssl
 from dataclasses import dataclass, field
 
 from specdec_cli.errors import RunError
+from specdec_cli.measure.endpoint.address import Address
 from specdec_cli.proxy import Proxy
 from specdec_cli.text.printable import printable
 
@@ -43,10 +44,12 @@ class Reporter:
     Args:
         key: the API key, which no sentence may hold.
         proxy: what stands between, or None.
+        address: the server's, with the options that name it and its model.
     """
 
     key: str | None = field(default=None, repr=False)
     proxy: Proxy | None = None
+    address: Address = field(default_factory=lambda: Address("", ""))
 
     def error(
         self, message: str, hint: str | None = None, *, status: int | None = None, is_gone: bool = False
@@ -59,7 +62,7 @@ class Reporter:
 
     def refusal(self, url: str, status: int, text: str, location: str | None) -> EndpointError:
         """The error that an HTTP status and the server's words make."""
-        said = self.words(text)
+        said, option = self.words(text), self.address.option
         told = f" ({status}): {said}" if said else f" ({status})"
         if status in (401, 403):
             hint = "give the key with --api-key, SPECDEC_API_KEY or OPENAI_API_KEY"
@@ -67,9 +70,10 @@ class Reporter:
             return self.error(f"`{url}` refuses {refused}{told}", hint, status=status)
         if 300 <= status < 400:
             where = self.clean(location or "elsewhere")
-            return self.error(f"`{url}` sends on to `{where}` ({status})", "give that as --endpoint", status=status)
-        hints = {404: "check --endpoint and --endpoint-model", 429: "send fewer at a time: --concurrency"}
-        if status in (400, 422) and _OTHER_FIELD in said:
+            return self.error(f"`{url}` sends on to `{where}` ({status})", f"give that as {option}", status=status)
+        options = [option, *([self.address.model_option] if self.address.model_option else [])]
+        hints = {404: f"check {' and '.join(options)}", 429: "send fewer at a time: --concurrency"}
+        if status in (400, 422) and _OTHER_FIELD in said and option == "--endpoint":
             hints[status] = f"--max-tokens-field {_OTHER_FIELD} sends the same number under that name"
         return self.error(f"`{url}` refused the request{told}", hints.get(status), status=status)
 

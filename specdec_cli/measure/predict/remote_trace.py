@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,10 @@ from specdec_cli.sampling.params import SamplingParams
 
 _TIE = 1e-6  # nats within which two log-probabilities are the same number, printed twice
 _PROCESSED = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+_ROUNDED_UP = 0.01  # nats above 0 that the logarithm of 1 may be in low precision
+_LARGEST_ID = 2**31 - 1
+_WRONG_KIND = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+_FEWEST_TOKENS = 8  # of which half must be the same text, to tell servers with one tokenizer from others
 Watch = Callable[[int, int], None]
 
 
@@ -48,6 +52,16 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _DecodedAnswer:
+    """A target's answer: token ids of a prompt and its output, and the output's log-probabilities and texts."""
+
+    prompt: list[int]
+    output: list[int]
+    logprobs: list[float]
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteTracer:
     """Traces prompts through servers.
 
@@ -59,6 +73,9 @@ class RemoteTracer:
         chat: whether prompts are messages.
         concurrency: requests at a time.
         beyond: tokens to decode behind each output's end, for engines that draft past it (`DRAFTS_PAST_END`).
+
+    Attributes:
+        texts: of each prompt's output tokens, once the target is traced.
     """
 
     target: Endpoint
@@ -68,6 +85,7 @@ class RemoteTracer:
     chat: bool
     concurrency: int
     beyond: int = 0
+    texts: list[list[str]] = field(init=False, default_factory=list)
 
     async def trace_target(self, watch: Watch) -> Trace:
         """Let the target decode every prompt.
@@ -76,12 +94,11 @@ class RemoteTracer:
             EndpointError: a request failed.
             RunError: the server gives no token ids or no log-probabilities.
         """
-        answers = await self._all([self._decode(row) for row in self.rows], watch)
-        prompts = [
-            self._traced(row, prompt, output) for row, (prompt, output, _) in zip(self.rows, answers, strict=True)
-        ]
+        answers: list[_DecodedAnswer] = await self._all([self._decode(row) for row in self.rows], watch)
+        prompts = [self._traced(row, one.prompt, one.output) for row, one in zip(self.rows, answers, strict=True)]
+        self.texts[:] = [one.texts for one in answers]
         is_greedy = self.sampling.temperature == 0
-        log_p = [0.0 if is_greedy else value for _, _, logprobs in answers for value in logprobs]
+        log_p = [0.0 if is_greedy else value for one in answers for value in one.logprobs]
         highest = max((token for prompt in prompts for token in (*prompt.token_ids, *prompt.output)), default=0)
         return Trace(self.model, highest + 1, (), None, prompts, np.array(log_p, dtype=np.float32))
 
@@ -107,11 +124,12 @@ class RemoteTracer:
 
         Raises:
             EndpointError: a request failed.
-            RunError: the server scores no prompts.
+            RunError: the server scores no prompts, or has another tokenizer.
         """
-        scored = await self._all([_score(draft, model, prompt) for prompt in trace.prompts], watch)
-        log_q = np.array([value for one in scored for value, _ in one], dtype=np.float32)
-        is_argmax = np.array([is_top for one in scored for _, is_top in one], dtype=np.bool_)
+        scored: list[_ScoredAnswer] = await self._all([_score(draft, model, prompt) for prompt in trace.prompts], watch)
+        _check_tokenizer(draft.address.root, self.texts, [one.texts for one in scored])
+        log_q = np.array([value for one in scored for value in one.log_q], dtype=np.float32)
+        is_argmax = np.array([is_top for one in scored for is_top in one.is_argmax], dtype=np.bool_)
         return ModelTrace(log_q, is_argmax, np.zeros(len(log_q), dtype=np.bool_), None)
 
     async def _all(self, asked: Sequence[Awaitable[Any]], watch: Watch) -> list[Any]:
@@ -133,8 +151,8 @@ class RemoteTracer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _decode(self, row: PromptRow) -> tuple[list[int], list[int], list[float]]:
-        """Token ids of a prompt and its output, and the output's log-probabilities."""
+    async def _decode(self, row: PromptRow) -> _DecodedAnswer:
+        """The target's answer to a prompt."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": self._most(row) + self.beyond,
@@ -154,7 +172,11 @@ class RemoteTracer:
         else:
             body |= {"prompt": row.prompt, "logprobs": 1}
             found = await self.target.whole("/completions", body)
-        return _read_answer(found, self.target.address.root)
+        root = self.target.address.root
+        try:
+            return _read_answer(found, root)
+        except _WRONG_KIND:
+            raise _wrong_figures(root) from None
 
     def _most(self, row: PromptRow) -> int:
         return row.max_new_tokens or self.sampling.max_new_tokens
@@ -166,7 +188,7 @@ class RemoteTracer:
         )
 
 
-def _read_answer(found: dict[str, Any], root: str) -> tuple[list[int], list[int], list[float]]:
+def _read_answer(found: dict[str, Any], root: str) -> _DecodedAnswer:
     choice = found["choices"][0]
     prompt = choice.get("prompt_token_ids") or found.get("prompt_token_ids")
     output = choice.get("token_ids")
@@ -174,16 +196,27 @@ def _read_answer(found: dict[str, Any], root: str) -> tuple[list[int], list[int]
         said = f"`{root}` gives no token ids (`return_token_ids`)"
         raise RunError(said, "vLLM (0.10.2 and later) and specdec give them")
     logprobs = choice.get("logprobs") or {}
-    values = logprobs.get("token_logprobs")
+    values, texts = logprobs.get("token_logprobs"), logprobs.get("tokens")
     if values is None:
-        values = [one["logprob"] for one in logprobs.get("content") or ()]
+        content = logprobs.get("content") or ()
+        values, texts = ([one.get(key) for one in content] for key in ("logprob", "token"))
     if len(values) != len(output):
         raise RunError(f"`{root}` gives {len(values)} log-probabilities for {len(output)} tokens", "check its log")
-    return list(prompt), list(output), [float(value) for value in values]
+    ids = [[_token_id(one) for one in some] for some in (prompt, output)]
+    return _DecodedAnswer(ids[0], ids[1], list(map(_logprob, values)), texts or [])
 
 
-async def _score(draft: Endpoint, model: str, prompt: TracedPrompt) -> list[tuple[float, bool]]:
-    """Of each output token: its log-probability under the draft, and whether it is the likeliest one."""
+@dataclass(frozen=True, slots=True)
+class _ScoredAnswer:
+    """Of each output token: its log-probability under the draft, whether it is the likeliest one, and its text."""
+
+    log_q: list[float]
+    is_argmax: list[bool]
+    texts: list[str]
+
+
+async def _score(draft: Endpoint, model: str, prompt: TracedPrompt) -> _ScoredAnswer:
+    """The draft's reading of an output."""
     body = {
         "model": model,
         "prompt": [*prompt.token_ids, *prompt.output],
@@ -193,15 +226,63 @@ async def _score(draft: Endpoint, model: str, prompt: TracedPrompt) -> list[tupl
         "logprobs": 1,
     }
     found = await draft.whole("/completions", body)
+    root = draft.address.root
+    try:
+        return _read_scores(found, root, len(prompt.token_ids), len(prompt.token_ids) + len(prompt.output))
+    except _WRONG_KIND:
+        raise _wrong_figures(root) from None
+
+
+def _read_scores(found: dict[str, Any], root: str, begin: int, end: int) -> _ScoredAnswer:
     logprobs = found["choices"][0].get("logprobs") or {}
     values, best = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or []
-    begin, end = len(prompt.token_ids), len(prompt.token_ids) + len(prompt.output)
     if len(values) < end or len(best) < end or any(value is None for value in values[begin:end]):
-        said = f"`{draft.address.root}` does not score the prompt's tokens (`echo` with `logprobs`)"
+        said = f"`{root}` does not score the prompt's tokens (`echo` with `logprobs`)"
         raise RunError(said, "vLLM and specdec do; llama.cpp does not")
-    return [(float(value), _is_top(value, top)) for value, top in zip(values[begin:end], best[begin:end], strict=True)]
+    log_q = list(map(_logprob, values[begin:end]))
+    tops = [_is_top(value, top) for value, top in zip(log_q, best[begin:end], strict=True)]
+    return _ScoredAnswer(log_q, tops, (logprobs.get("tokens") or [])[begin:end])
 
 
 def _is_top(value: float, alternatives: Any) -> bool:
-    highest = max((float(one) for one in (alternatives or {}).values()), default=value)
+    highest = max((_logprob(one) for one in (alternatives or {}).values()), default=value)
     return bool(value >= highest - _TIE)
+
+
+def _token_id(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST_ID:
+        raise ValueError("not the id of a token")
+    return value
+
+
+def _logprob(value: Any) -> float:
+    number = float(value)
+    if not number <= _ROUNDED_UP:  # nor is NaN
+        raise ValueError("not the logarithm of a probability")
+    return number
+
+
+def _wrong_figures(root: str) -> RunError:
+    said = f"`{root}` answers with token ids or log-probabilities that are none"
+    return RunError(said, "it needs `return_token_ids` and `logprobs` as vLLM and specdec give them")
+
+
+def _check_tokenizer(root: str, written: Sequence[Sequence[str]], read: Sequence[Sequence[str]]) -> None:
+    """Refuse a draft's server that reads the target's token ids as other text.
+
+    Servers may show spaces and halves of a letter in another way, so a few tokens may differ.
+
+    Raises:
+        RunError: at least half of them do.
+    """
+    pairs = [
+        (str(ours).strip(), str(theirs).strip())
+        for one, other in zip(written, read, strict=True)
+        for ours, theirs in zip(one, other, strict=False)  # one of them may give no texts
+    ]
+    told = [(ours, theirs) for ours, theirs in pairs if ours and theirs and "\ufffd" not in ours + theirs]
+    differing = [(ours, theirs) for ours, theirs in told if ours != theirs]
+    if len(told) >= _FEWEST_TOKENS and 2 * len(differing) >= len(told):
+        ours, theirs = differing[0]
+        said = f"`{root}` has another tokenizer than the target's server: it reads `{theirs}` where that wrote `{ours}`"
+        raise RunError(said, "name the server of a draft with the target's tokenizer")
