@@ -165,6 +165,21 @@ def test_a_draft_with_another_tokenizer_is_refused(
     assert f"`{url(draft)}` has another tokenizer" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("shown", ["bytes:\\xc3", "token_id:7", "\ufffd", " {}", ""])
+def test_servers_that_show_tokens_in_their_own_way_are_compared(
+    servers: tuple[LiveServer, LiveServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    shown: str,
+) -> None:
+    def changed(choice: dict[str, Any]) -> None:
+        choice["logprobs"]["tokens"] = [shown.format(text) for text in choice["logprobs"]["tokens"]]
+
+    _change_answers(monkeypatch, changed, of_draft=True)
+    target, draft = servers
+    assert swept(capsys, "--target-endpoint", url(target), "--draft-endpoint", url(draft))["rows"]
+
+
 def _change_answers(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None], of_draft: bool) -> None:
     whole = Endpoint.whole
 

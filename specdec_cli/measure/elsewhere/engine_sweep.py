@@ -19,7 +19,7 @@ from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
 from specdec_cli.measure.elsewhere.engine_pass import measured_pass
-from specdec_cli.measure.endpoint.address import parse_address
+from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.predict.cost import ProfileLoad
@@ -179,7 +179,7 @@ class EngineSweep:
 
     async def _trace(self, url: str) -> None:
         plan = self.plan
-        async with Endpoint(parse_address(url), None, plan.timeout_s, _TRACED_AT_A_TIME) as target:
+        async with Endpoint(parse_address(url, ENGINE_OPTION), None, plan.timeout_s, _TRACED_AT_A_TIME) as target:
             model = await target.choose_model("")
             self.version = await target.version()
             self._check(self.version)
@@ -200,7 +200,9 @@ class EngineSweep:
         if self._stopped():
             raise KeyboardInterrupt
         plan = self.plan
-        asked = EndpointPlan(parse_address(url), chat=plan.chat, concurrency=size, timeout_s=plan.timeout_s)
+        asked = EndpointPlan(
+            parse_address(url, ENGINE_OPTION), chat=plan.chat, concurrency=size, timeout_s=plan.timeout_s
+        )
         return measured_pass(asked, plan.sampling, rows, drafts=k > 0)
 
     def _predict(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.engine.arms import ArmRun
 from specdec_cli.errors import RunError
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
-from specdec_cli.measure.endpoint.address import parse_address
+from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
@@ -87,7 +87,7 @@ class ServerArm:
             EndpointError: it starts and does not answer like a server of a model.
         """
         self._stack.callback(self.process.stop)
-        address = parse_address(self.process.start())
+        address = parse_address(self.process.start(), ENGINE_OPTION)
         extra = {"return_token_ids": True} | NEUTRAL
         plan = EndpointPlan(
             address, chat=self._chat, concurrency=self._concurrency, timeout_s=_SILENCE_SECONDS, extra_body=extra

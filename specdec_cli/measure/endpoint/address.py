@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from specdec_cli.errors import UsageError
 
+ENGINE_OPTION = "--engine-command"
+"""The option that names a server which specdec starts."""
 _MODEL_OPTIONS = {"--endpoint": "--endpoint-model", "--target-endpoint": "--target"}
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "[::1]"}
 

@@ -115,7 +115,7 @@ class Endpoint:
                 raise
         if not named and not offered:
             option = self.address.model_option
-            hint = "start it with one" if option is None else f"name one with {option}"
+            hint = f"check {self.address.option}" if option is None else f"name one with {option}"
             raise RunError(f"the server at `{self.address.root}` lists no model", hint)
         return named or offered[0]
 

@@ -9,7 +9,7 @@ from fake_server import Fake, serving
 from typed import not_none
 
 from specdec_cli.engine.prompts import rows_of
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.endpoint import sending
 from specdec_cli.measure.endpoint.address import check_key, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
@@ -291,3 +291,27 @@ def test_nobody_there() -> None:
     with pytest.raises(EndpointError, match="connection refused") as caught:
         ask(fake)
     assert caught.value.is_gone
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--endpoint", "name one with --endpoint-model"),
+        ("--target-endpoint", "name one with --target"),
+        ("--engine-command", "check --engine-command"),
+    ],
+)
+def test_a_server_without_models_is_told_with_the_options_there_are(
+    monkeypatch: pytest.MonkeyPatch, flag: str, hint: str
+) -> None:
+    async def none(_: Endpoint) -> list[str]:
+        return []
+
+    async def choose() -> str:
+        async with Endpoint(parse_address("http://127.0.0.1:9", flag)) as endpoint:
+            return await endpoint.choose_model("")
+
+    monkeypatch.setattr(Endpoint, "models", none)
+    with pytest.raises(RunError, match="lists no model") as refused:
+        asyncio.run(choose())
+    assert refused.value.hint == hint
