@@ -17,6 +17,7 @@ A gauge speaks of the server's last moments, not of this run: it is shown as one
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -37,6 +38,7 @@ PREFIXES = {
 _ABOUT_SPECULATION = ("spec", "draft")
 _ABOUT_OUTPUT = ("generation_tokens", "tokens_predicted")
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+_STARTED = "process_start_time_seconds"
 _SETTLE_SECONDS, _SETTLE_TRIES = 0.2, 10
 
 Fetch = Callable[[str], Awaitable[str | None]]
@@ -53,7 +55,9 @@ class MetricsPage:
         gauges: name, with labels if there are several, to value.
         prefix: the engine's.
         series: name and all labels of each sample of the counters, to its value.
-        began: the same, to the time at which the server began to count, where it says so.
+        began: the same, to the time at which the server began to count, where it says so; also when it was started.
+        models: whose counters they are.
+        mixed: a sentence's end about why it is no page of one server at one moment; None where it may be.
     """
 
     path: str
@@ -63,6 +67,8 @@ class MetricsPage:
     gauges: dict[str, float] = field(default_factory=dict)
     series: dict[str, float] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    mixed: str | None = None
 
     def restarted(self, earlier: MetricsPage) -> bool:
         """Whether it began to count after an earlier page; pages that do not say when are taken to be of one server."""
@@ -139,10 +145,25 @@ def parse(text: str, path: str, model: str) -> MetricsPage | None:
     ours = [(kind, sample) for kind, sample in found if sample.name.startswith(prefix)]
     if any(sample.labels.get("model_name") == model for _, sample in ours):
         ours = [(kind, sample) for kind, sample in ours if sample.labels.get("model_name", model) == model]
-    page = MetricsPage(path, PREFIXES[prefix], prefix)
+    models = {sample.labels["model_name"]: None for _, sample in ours if "model_name" in sample.labels}
+    page = MetricsPage(path, PREFIXES[prefix], prefix, models=tuple(models), mixed=_mixed(found))
     for kind, sample in ours:
         _keep(page, kind, sample, [other for _, other in ours if other.name == sample.name])
+    for _, sample in found:
+        if sample.name == _STARTED:
+            page.began[f"{_STARTED}{_labelled(sample)}"] = sample.value
     return page
+
+
+def _mixed(found: Sequence[tuple[str, Sample]]) -> str | None:
+    """A sentence's end about samples of several engines, or of several moments; None where there are none."""
+    known = [sample for _, sample in found if sample.name.startswith(tuple(PREFIXES))]
+    engines = {engine for prefix, engine in PREFIXES.items() for sample in known if sample.name.startswith(prefix)}
+    if len(engines) > 1:
+        return f"metrics of several engines: {', '.join(sorted(engines))}"
+    names = [f"{sample.name}{_labelled(sample)}" for sample in known if _is_of_interest(sample.name)]
+    twice = next((name for name, num in Counter(names).items() if num > 1), None)
+    return None if twice is None else f"`{twice}` several times, as a file of several dumps does"
 
 
 def _number(value: float) -> float | None:
@@ -153,18 +174,27 @@ def _number(value: float) -> float | None:
 def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:
     """Add a sample to a page, if it says anything of interest here."""
     name = sample.name.removeprefix(page.prefix).removesuffix("_total")
-    if not any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT)) or name.endswith("_info"):
+    if not _is_of_interest(name) or name.endswith("_info"):
         return
-    labels = ",".join(f'{label}="{value}"' for label, value in sorted(sample.labels.items()))
+    labels = _labelled(sample)
     if name.endswith("_created"):
-        page.began[f"{name.removesuffix('_created')}{{{labels}}}"] = sample.value
+        page.began[f"{name.removesuffix('_created')}{labels}"] = sample.value
     elif kind == "counter" or (kind == "unknown" and sample.name.endswith("_total")):  # a dump without its comments
         label = next((label for label in ("position", "rank") if label in sample.labels), None)
         key = name if label is None else _at(name, sample.labels[label], label)
         page.counters[key] = page.counters.get(key, 0.0) + sample.value
-        page.series[f"{name}{{{labels}}}"] = sample.value
+        page.series[f"{name}{labels}"] = sample.value
     elif kind in ("gauge", "unknown"):
-        page.gauges[name if len(alike) == 1 else f"{name}{{{labels}}}"] = sample.value
+        page.gauges[name if len(alike) == 1 else f"{name}{labels}"] = sample.value
+
+
+def _is_of_interest(name: str) -> bool:
+    return any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT))
+
+
+def _labelled(sample: Sample) -> str:
+    """The labels of a sample in braces, always in one order."""
+    return "{" + ",".join(f'{label}="{value}"' for label, value in sorted(sample.labels.items())) + "}"
 
 
 def _at(name: str, value: object, label: str = "position") -> str:

@@ -180,6 +180,9 @@ def _json_values(text: str) -> list[Any]:
 def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:
     """Counts of a Prometheus page: since the server's start, or since an earlier page."""
     run = ImportedRun(page.engine, "metrics")
+    _refuse_mixed(page)
+    if len(page.models) > 1:
+        run.notices.append(f"the counts of {len(page.models)} models are added up: {', '.join(page.models)}")
     run.reported = {page.prefix + name: value for name, value in page.gauges.items() if isfinite(value)}
     if before is None:
         run.counts = dict(page.counters)
@@ -189,11 +192,22 @@ def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:
     earlier = parse(read_text(given_path(before), f"`{before}`"), str(before), "")
     if earlier is None or earlier.engine != page.engine:
         raise UsageError(f"`--before {before}` holds no metrics of {page.engine}", "name an earlier dump of /metrics")
+    _refuse_mixed(earlier)
     _refuse_another_server(earlier, page)
     found = difference(earlier, page, None)
     run.counts = dict(found.added)
     run.notices += found.notices
     return run
+
+
+def _refuse_mixed(page: MetricsPage) -> None:
+    """Refuse metrics of several servers or moments in one file, whose sum would count tokens twice.
+
+    Raises:
+        UsageError: they are.
+    """
+    if page.mixed is not None:
+        raise UsageError(f"`{page.path}` holds {page.mixed}", "import one dump of one server at a time")
 
 
 def _refuse_another_server(before: MetricsPage, after: MetricsPage) -> None:

@@ -185,6 +185,34 @@ def test_files_that_may_count_the_same_tokens_are_not_summed(capsys: pytest.Capt
     assert "the counts of 2 dumps of metrics are added up, as of as many servers" in found["notices"]
 
 
+def test_several_dumps_in_one_file_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("twice.txt").write_text(BEFORE * 2)
+    Path("both.txt").write_text(BEFORE + BEFORE.replace("vllm:", "sglang:"))
+    Path("after.txt").write_text(BEFORE)
+    for words, said in (
+        (["twice.txt"], '`twice.txt` holds `vllm:spec_decode_num_drafts_total{model_name="m"}` several times'),
+        (["after.txt", "--before", "twice.txt"], "`twice.txt` holds `vllm:spec_decode_num_drafts_total"),
+        (["both.txt"], "`both.txt` holds metrics of several engines: sglang, vllm"),
+    ):
+        assert run(["import", *words]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_counts_of_several_models_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("models.txt").write_text(BEFORE + BEFORE.replace('"m"', '"n"'))
+    found = imported(capsys, "models.txt")
+    assert found["speculative"]["num_drafts"] == 120
+    assert "the counts of 2 models are added up: m, n" in found["notices"]
+
+
+def test_a_process_that_started_anew_is_another_server(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, since in (("before.txt", 1.5e9), ("after.txt", 1.6e9)):
+        Path(name).write_text(f"{BEFORE}process_start_time_seconds {since}\n")
+    assert run(["import", "after.txt", "--before", "before.txt"]) == 2
+    assert "began at different times" in " ".join(capsys.readouterr().err.split())
+    assert run(["import", "after.txt", "before.txt"]) == 0, "those of two servers"
+
+
 def test_a_log_of_two_tools_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("both.log").write_text(VLLM_LOG + SGLANG_LOG)
     assert run(["import", "both.log"]) == 2
