@@ -281,13 +281,31 @@ def test_recorded_answers_need_no_model(capsys: pytest.CaptureFixture[str]) -> N
     assert "needs a model" in capsys.readouterr().err
 
 
+_BROKEN_ANSWERS = ('["x"]', '{"a": 1}', '[{"message": "x"}]', "[[]]")
+
+
 @pytest.mark.parametrize(
-    "content", ["", "nonsense", "[1]", '{"prompt": "a"}', '{"answer": "a"}', '{"prompt": "a", "answer": 3}', "{}"]
+    "content",
+    [
+        *("", "nonsense", "[1]", '{"prompt": "a"}', '{"answer": "a"}', '{"prompt": "a", "answer": 3}', "{}"),
+        *(f'{{"request": {{"prompt": "a"}}, "response": {{"choices": {one}}}}}' for one in _BROKEN_ANSWERS),
+        '{"prompt": "a", "answer": "b \\udfff c"}',
+        '{"prompt": "\\ud800", "answer": "a b c"}',
+    ],
 )
 def test_logs_without_answers_are_refused(capsys: pytest.CaptureFixture[str], content: str) -> None:
     Path("log.jsonl").write_text(content)
     assert run(["sweep-k", "-t", "builtin:target", "-d", "ngram", "--trace-from", "log.jsonl"]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_line_of_a_log_may_hold_other_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.dumps(
+        {"prompt": "Tell\u2028a story.", "answer": "The cat\x85 The cat\u2029 The cat"}, ensure_ascii=False
+    )
+    Path("log.jsonl").write_text(f"{row}\r\n{row}\n", encoding="utf-8")
+    assert run(["sweep-k", "-t", "builtin:target", "-d", "ngram", "--trace-from", "log.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompts"] == 2
 
 
 def test_a_chat_ends_with_its_answer() -> None:

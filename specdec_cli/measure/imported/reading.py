@@ -172,7 +172,7 @@ def _json_values(text: str) -> list[Any]:
     except (ValueError, RecursionError):
         pass
     try:
-        return [[json.loads(line) for line in text.splitlines() if line.strip()]]
+        return [[json.loads(line) for line in text.split("\n") if line.strip()]]  # a string may hold other line breaks
     except (ValueError, RecursionError):
         return []
 

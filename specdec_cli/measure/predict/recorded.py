@@ -59,7 +59,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         values = whole if isinstance(whole, list) else [whole]
     except (ValueError, RecursionError):
         values = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):  # a string in JSON may hold other line breaks
             if line.strip():
                 try:
                     values.append(json.loads(line))
@@ -68,6 +68,11 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     for number, value in enumerate(values, 1):
         if not isinstance(value, Mapping):
             raise UsageError(f"row {number} of `{path}` is no JSON object", _HINT)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            said = f"row {number} of `{path}` holds half of a surrogate pair, which is no text"
+            raise UsageError(said, "leave the row out") from None
         yield value
 
 
@@ -91,6 +96,10 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[str | list[dict[str, str]
 
 
 def _of_response(response: Mapping[str, Any]) -> str | None:
-    choice = (response.get("choices") or [{}])[0]
-    found = choice.get("text", (choice.get("message") or {}).get("content"))
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, Mapping):
+        return None
+    message = choice.get("message")
+    found = choice.get("text", message.get("content") if isinstance(message, Mapping) else None)
     return found if isinstance(found, str) else None

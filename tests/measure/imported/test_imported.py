@@ -198,6 +198,14 @@ def test_several_dumps_in_one_file_are_refused(capsys: pytest.CaptureFixture[str
         assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_line_of_json_may_hold_other_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [one for one in Path("responses.jsonl").read_text().splitlines() if one.strip()]
+    spoken = [json.dumps({**json.loads(one), "text": "a\u2028b\x85c"}, ensure_ascii=False) for one in lines]
+    before = imported(capsys, "responses.jsonl")["speculative"]
+    Path("spoken.jsonl").write_text("\n".join(spoken), encoding="utf-8")
+    assert imported(capsys, "spoken.jsonl")["speculative"] == before
+
+
 def test_counts_of_several_models_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("models.txt").write_text(BEFORE + BEFORE.replace('"m"', '"n"'))
     found = imported(capsys, "models.txt")
