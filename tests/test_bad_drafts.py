@@ -187,6 +187,33 @@ def test_files_that_cannot_be_read_did_not_run(
     refused("generate", 1, "bad", capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("medusa", "medusa_num_heads"),
+        ("medusa", "medusa_num_layers"),
+        ("dflash", "num_hidden_layers"),
+        ("pard", "num_hidden_layers"),
+        ("pard2", "num_hidden_layers"),
+        ("model", "num_hidden_layers"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "doctor"])
+def test_a_count_that_would_take_all_memory_is_refused(
+    command: str, name: str, key: str, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad(name, lambda folder: change_config(folder, **{key: 10**9}))
+    refused(command, 1, f"`{key}` is `1000000000`", capsys)
+
+
+@pytest.mark.parametrize("name", ["dspark", "p-eagle"])
+def test_counts_are_read_within_a_configuration_of_layers(
+    name: str, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad(name, lambda folder: change_config(folder, transformer_layer_config={"num_hidden_layers": 10**9}))
+    refused("generate", 1, "`num_hidden_layers` is `1000000000`", capsys)
+
+
 @pytest.mark.parametrize(("name", "damage", "words"), OF_ONE_FORMAT)
 @pytest.mark.parametrize("command", ["generate", "doctor"])
 def test_a_draft_for_another_target_is_refused(

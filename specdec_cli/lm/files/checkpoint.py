@@ -18,7 +18,7 @@ from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adap
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.hub import Wanted, fetch, is_hub_name
-from specdec_cli.lm.files.reading import broken_link, first_line, read_object
+from specdec_cli.lm.files.reading import broken_link, check_counts, first_line, read_object
 
 BUILTIN = ("builtin:target", "builtin:draft")
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
@@ -104,6 +104,7 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     content = read_object(path)
     if not isinstance(content.get("model_type"), str):
         raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
+    check_counts(path, content)
     try:
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,13 @@ from typing import Any
 from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError
+
+_MOST_PARTS = 4096
+_COUNTS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_nextn_predict_layers"}
+    | {"medusa_num_heads", "medusa_num_layers", "num_heads"}
+)
+"""Keys of a configuration that count parts, for each of which its readers make something."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -30,6 +37,24 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RunError(f"`{path}` cannot be read: it holds no JSON object", hint)
     return content
+
+
+def check_counts(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse a configuration with more layers or heads than any model has, which would take all memory to read.
+
+    Args:
+        path: of the configuration, for messages.
+        content: its keys, those of configurations within it included.
+
+    Raises:
+        RunError: a count is too large.
+    """
+    for key, value in content.items():
+        if isinstance(value, dict):
+            check_counts(path, value)
+        elif key in _COUNTS and isinstance(value, int | float) and value > _MOST_PARTS:
+            said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and `{_MOST_PARTS}` is the most"
+            raise RunError(said, "copy or download the model again")
 
 
 def broken_link(path: Path) -> RunError:
