@@ -214,6 +214,30 @@ def test_counts_are_read_within_a_configuration_of_layers(
     refused("generate", 1, "`num_hidden_layers` is `1000000000`", capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "keys", "code", "words"),
+    [
+        ("eagle", {"model_type": ["llama"]}, 2, "is built of `['llama']` layers"),
+        ("pard2", {"model_type": {}}, 2, "is built of `{}` layers"),
+        ("eagle3", {"draft_vocab_size": float("inf")}, 1, "is not a valid configuration"),
+        ("eagle3", {"eagle_config": {"parallel_draft_step": "x"}}, 1, "is not a valid configuration"),
+        ("dflash", {"dflash_config": {"target_hidden_size": float("inf")}}, 1, "is not a valid configuration"),
+        ("medusa", {"hidden_size": float("inf")}, 1, "is not a valid configuration"),
+        ("pard2", {"pard2_target_dim": float("inf")}, 1, "is not valid"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(
+    name: str,
+    keys: dict[str, Any],
+    code: int,
+    words: str,
+    bad: Callable[[str, Damage], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad(name, lambda folder: change_config(folder, **keys))
+    refused("generate", code, words, capsys)
+
+
 @pytest.mark.parametrize(("name", "damage", "words"), OF_ONE_FORMAT)
 @pytest.mark.parametrize("command", ["generate", "doctor"])
 def test_a_draft_for_another_target_is_refused(

@@ -227,7 +227,7 @@ def read_dflash_config(name: str, folder: Path, content: dict[str, Any]) -> DFla
             logit_scale=float(keys.get("output_multiplier") or 1.0),
             softcap=float(keys.get("final_logit_softcapping") or 0.0) or None,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         said = f"`{folder / 'config.json'}` is not a valid configuration: {first_line(error)}"
         raise RunError(said, _AGAIN) from error
 

@@ -145,13 +145,12 @@ def read_head_config(name: str, folder: Path, content: dict[str, Any]) -> HeadCo
     is_third = file_format != "official" or "layers.0.hidden_norm.weight" in names
     nested: Any = content.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
-    if int(nested.get("parallel_draft_step") or 1) > 1:
-        raise UsageError(
-            f"`{name}` drafts several tokens at once (`parallel_draft_step`), which is not supported", _HINT
-        )
     is_masked = content.get("speculators_model_type") == "peagle" or "mask_hidden" in names
     mask = _mask_token(name, content, layer.vocab_size) if is_masked else None
     try:
+        if int(nested.get("parallel_draft_step") or 1) > 1:
+            said = f"`{name}` drafts several tokens at once (`parallel_draft_step`), which is not supported"
+            raise UsageError(said, _HINT)
         return HeadConfig(
             name=name,
             folder=folder,
@@ -169,7 +168,7 @@ def read_head_config(name: str, folder: Path, content: dict[str, Any]) -> HeadCo
             norm_output=bool(content.get("norm_output", False)),
             mask_token=mask,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         said = f"`{folder / 'config.json'}` is not a valid configuration: {first_line(error)}"
         raise RunError(said, "copy or download the draft again") from error
 
@@ -208,9 +207,9 @@ def _mask_token(name: str, content: Mapping[str, Any], vocab_size: int) -> int:
 def _layer_config(name: str, content: Any) -> Any:
     kind = content.get("model_type", "llama") if isinstance(content, dict) else None
     kind = "llama" if kind == "eagle" else kind
-    if kind not in _CONFIGS:
+    if str(kind) not in _CONFIGS:
         raise UsageError(f"the draft head `{name}` is built of `{kind}` layers, which are not supported", _HINT)
-    return read_layer_config(name, _CONFIGS[kind], {**content, "num_hidden_layers": 1})
+    return read_layer_config(name, _CONFIGS[str(kind)], {**content, "num_hidden_layers": 1})
 
 
 def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -149,7 +149,7 @@ def read_medusa_config(name: str, folder: Path, content: dict[str, Any]) -> Medu
             _number(content, "num_hidden_layers" if is_converted else "medusa_num_layers") or 1, num_layers
         )
         hidden_size = _number(content, "hidden_size") or width
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         said = f"`{folder / 'config.json'}` is not a valid configuration: {first_line(error)}"
         raise RunError(said, _AGAIN) from error
     if num_heads < 1:

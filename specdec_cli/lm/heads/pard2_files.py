@@ -124,12 +124,12 @@ def read_pard2_config(name: str, folder: Path, content: dict[str, Any]) -> Pard2
         RunError: its configuration cannot be read.
     """
     kind, mask, places = content.get("model_type"), content.get("pard_token"), content.get("pard2_target_layers")
-    if kind not in _CONFIGS:
+    if str(kind) not in _CONFIGS:
         said = f"the PARD-2 draft `{name}` is built of `{kind}` layers, which are not supported"
         raise UsageError(said, "choose another draft, or `--draft ngram`")
     if not isinstance(places, list) or not places or not all(type(one) is int for one in places):
         raise UsageError(f"`pard2_target_layers` of `{name}` is no list of layers: `{places}`", _AGAIN)
-    layer = read_layer_config(name, _CONFIGS[kind], content)
+    layer = read_layer_config(name, _CONFIGS[str(kind)], content)
     try:
         target_size = int(content.get("pard2_target_dim") or content.get("pard_target_dim") or 4096)
         scale = content.get("pard2_scale", content.get("pard_scale", content.get("feat_scale", 0.02)))
