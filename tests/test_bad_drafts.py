@@ -83,6 +83,13 @@ def matrix(tensors: dict[str, Tensor]) -> str:
     return sorted(key for key, one in tensors.items() if one.dim() == 2 and ("layers" in key or "linear" in key))[0]
 
 
+def stored_as(folder: Path, dtype: torch.dtype) -> None:
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        tensors[matrix(tensors)] = tensors[matrix(tensors)].to(dtype)
+
+    change_weights(folder, quantize)
+
+
 def without_a_tensor(folder: Path) -> None:
     change_weights(folder, lambda tensors: tensors.pop(matrix(tensors)))
 
@@ -176,6 +183,16 @@ def test_a_draft_that_is_wrong_is_refused(
 ) -> None:
     bad(name, damage)
     refused("generate", 2, of_model if name in MODELS else of_head, capsys)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in MODELS])
+def test_a_quantized_head_is_refused(
+    name: str, dtype: str, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad(name, lambda folder: stored_as(folder, getattr(torch, dtype)))
+    for command in ("generate", "doctor"):
+        refused(command, 2, f"holds numbers in `{dtype}`, which is not supported", capsys)
 
 
 @pytest.mark.parametrize("damage", UNREADABLE)

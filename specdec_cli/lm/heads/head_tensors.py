@@ -28,7 +28,7 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
 
     Raises:
         RunError: no weights are there, or they cannot be read.
-        UsageError: one is not a finite number.
+        UsageError: one is not a finite number, or weights are in a format of one byte or in whole numbers.
     """
     tensors = finite_tensors(config)
     return {
@@ -41,10 +41,14 @@ def finite_tensors(config: PublishedDraft) -> dict[str, Tensor]:
 
     Raises:
         RunError: no weights are there, or they cannot be read.
-        UsageError: one is not a finite number.
+        UsageError: one is not a finite number, or weights are in a format of one byte or in whole numbers.
     """
     tensors = stored_tensors(config)
     for name, value in tensors.items():
+        if name not in _IDS and not (value.is_floating_point() and value.itemsize > 1):
+            kind = str(value.dtype).removeprefix("torch.")
+            said = f"the tensor `{name}` of `{config.name}` holds numbers in `{kind}`, which is not supported"
+            raise UsageError(said, "choose a draft with weights in float32, bfloat16 or float16")
         if value.is_floating_point() and not value.isfinite().all():
             raise UsageError(
                 f"the tensor `{name}` of `{config.name}` holds numbers that are not finite", "download it again"
