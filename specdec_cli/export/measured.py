@@ -95,7 +95,7 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
 def _bench(document: Mapping[str, Any]) -> list[str]:
     k = document["recipe"]["speculation"]["num_speculative_tokens"]
     length = document["draft"]["speculative"]["acceptance_length"]
-    tokens = "" if length is None else f", {length:.2f} tokens for each pass with drafted tokens"
+    tokens = "" if length is None else f", {length:.2f} tokens for each step with drafted tokens"
     name, speed = _draft_name(document["recipe"]["draft"]), _speedup(document["speedup"]["decode"])
     return [f"with the draft {name} at k = {k} {speed} as fast as without a draft{tokens}."]
 

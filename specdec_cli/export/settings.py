@@ -217,7 +217,8 @@ class ExportSettings:
         """Warn that the engine will decode without a draft."""
         self._has_counterpart = False
         if self.k:
-            self.warn(f"the draft is left out: {self.engine} has none like {self.draft.what}, and decodes without one")
+            said = f"{self.engine} has no counterpart of {self.draft.what}, and decodes without a draft"
+            self.warn(f"the draft is left out: {said}")
         self._read.update(f"speculation.{key}" for key in type(self.recipe.speculation).model_fields)
         self._read.update(f"draft.{key}" for key in MODEL_KEYS)
         for name in self.draft.options:

@@ -12,6 +12,7 @@ from live_server import LiveServer, live
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 
 from specdec_cli.cli.main import run
+from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.predict import acceptance, engine_rules, recorded, remote_trace
@@ -150,6 +151,14 @@ def test_answers_without_figures_are_refused(
     said = " ".join(capsys.readouterr().err.split())
     assert url(draft if of_draft else target) in said
     assert "that are none" in said or "does not score" in said
+
+
+def test_a_target_that_answers_nothing_is_an_error(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--target-endpoint", url(servers[0]), "-d", "ngram"]
+    assert run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "1", "--k-max", "4", *asked]) == 1
+    assert "gave no answer of two tokens or more, so nothing can be predicted" in capsys.readouterr().err
 
 
 def test_a_draft_with_another_tokenizer_is_refused(
@@ -311,6 +320,15 @@ def test_a_line_of_a_log_may_hold_other_line_breaks(capsys: pytest.CaptureFixtur
 def test_a_chat_ends_with_its_answer() -> None:
     row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}
     assert recorded._pair(row, "") == ([{"role": "user", "content": "Hi"}], "Hello there")
+
+
+def test_a_message_is_text_as_a_whole_or_in_parts() -> None:
+    parts = [{"type": "text", "text": "Read this:"}, {"type": "text", "text": "a page"}]
+    row = {"messages": [{"role": "user", "content": parts}], "answer": "I did."}
+    assert recorded._pair(row, "") == ([{"role": "user", "content": "Read this:\na page"}], "I did.")
+    parts.append({"type": "image_url", "image_url": "http://x/y.png"})
+    with pytest.raises(UsageError, match="row 3 has a message that is not text alone"):
+        recorded._pair(row, "row 3")
 
 
 @pytest.mark.parametrize(

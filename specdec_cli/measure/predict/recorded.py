@@ -82,10 +82,8 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[str | list[dict[str, str]
         row = {**row["request"], "answer": _of_response(row["response"])}
     answer = next((row[name] for name in _ANSWERS if isinstance(row.get(name), str)), None)
     prompt = next((row[name] for name in _PROMPTS if row.get(name)), None)
-    if isinstance(prompt, list) and all(
-        isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in prompt
-    ):
-        messages = [{"role": str(one.get("role")), "content": str(one["content"])} for one in prompt]
+    if isinstance(prompt, list):
+        messages = [_message(one, where) for one in prompt]
         if answer is None and messages[-1]["role"] == "assistant":
             answer = messages.pop()["content"]
         if messages and answer is not None:
@@ -93,6 +91,21 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[str | list[dict[str, str]
     if isinstance(prompt, str) and answer is not None:
         return prompt, answer
     raise UsageError(f"{where} lacks a prompt or its answer", _HINT)
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    """A message of a chat, its text as a whole or in parts.
+
+    Raises:
+        UsageError: it holds anything else: an image, a call of a tool.
+    """
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list) else []
+    if parts and all(isinstance(one, Mapping) and isinstance(one.get("text"), str) for one in parts):
+        content = "\n".join(one["text"] for one in parts)
+    if not isinstance(content, str):
+        raise UsageError(f"{where} has a message that is not text alone", "leave the row out")
+    return {"role": str(message.get("role")), "content": content}
 
 
 def _of_response(response: Mapping[str, Any]) -> str | None:

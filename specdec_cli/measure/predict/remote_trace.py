@@ -94,10 +94,13 @@ class RemoteTracer:
 
         Raises:
             EndpointError: a request failed.
-            RunError: the server gives no token ids or no log-probabilities.
+            RunError: the server gives no token ids or no log-probabilities, or answers nothing.
         """
         answers: list[_DecodedAnswer] = await self._all([self._decode(row) for row in self.rows], watch)
         prompts = [self._traced(row, one.prompt, one.output) for row, one in zip(self.rows, answers, strict=True)]
+        if all(len(prompt.output) < 2 for prompt in prompts):  # a step begins behind the first token
+            said = f"`{self.target.address.root}` gave no answer of two tokens or more, so nothing can be predicted"
+            raise RunError(said, "raise -n, or give other prompts")
         self.texts[:] = [one.texts for one in answers]
         is_greedy = self.sampling.temperature == 0
         log_p = [0.0 if is_greedy else value for one in answers for value in one.logprobs]

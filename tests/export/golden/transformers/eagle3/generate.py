@@ -2,7 +2,7 @@
 # Nothing was measured: give the result of a measurement with --measured FILE.
 # Warning: the draft `AngelSlim/Qwen3-8B_eagle3` is taken for an EAGLE-3 head because of its name.
 # Warning: k by batch size is left out: transformers has one k.
-# Warning: the draft is left out: transformers has none like an EAGLE-3 head, and decodes without one.
+# Warning: the draft is left out: transformers has no counterpart of an EAGLE-3 head, and decodes without a draft.
 # Warning: the settings of serve are left out: this is a script and no server.
 """Generate with the target and the draft of a recipe: python generate.py "a prompt" """
 
