@@ -304,11 +304,27 @@ def drafts(document: dict[str, Any], group: str) -> str:
         for arm, facts in of_prose.items():
             length = facts["acceptance length"]
             row = [arm, "" if length is None else f"{length:.2f}"]
-            row += [f"{predicted[arm]:.2f}"] * (words == "greedy")
+            row += [f"{predicted[arm]:.2f}" if arm in predicted else ""] * (words == "greedy")
             rows.append(row + [_draft_cell(parts[f"{group}, {words}, {kind}"]["arms"].get(arm)) for kind in _KINDS])
         head = [f"{words}: speed-up [95 % interval]", "acceptance length", *["prose, predicted"] * (words == "greedy")]
         tables.append(markdown([*head, *_KINDS], rows))
     return said + "\n".join(tables)
+
+
+def adaptive_drafts(document: dict[str, Any]) -> str:
+    """Speed-ups of the adaptive depth with every draft, on both targets."""
+    parts = document["results"]["parts"]
+    heads = {"greedy": "greedy", "temperature 1": "at temperature 1"}
+    rows = []
+    for group, target in (("built-in", "builtin:target"), ("shared", "bitstories-3M")):
+        found = {words: parts[f"{group}, {words}, prose, adaptive"]["arms"] for words in heads}
+        rows += [[target, arm, *(_draft_cell(found[words][arm]) for words in heads)] for arm in found["greedy"]]
+    results = document["results"]
+    said = f"{results['prompts']} prompts of up to {results['tokens']} tokens, each decoded twice. "
+    said += f"{measured_on(document)}.\n\n"
+    return said + markdown(
+        ["target", "draft", *(f"{words}: speed-up [95 % interval]" for words in heads.values())], rows
+    )
 
 
 def _draft_cell(facts: dict[str, Any] | None) -> str:
@@ -377,6 +393,7 @@ def _interval(value: float, ends: Sequence[float]) -> str:
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine-drafts": ("vllm_arm.json", engine_drafts),
     "drafts-builtin": ("compare_drafts_all.json", partial(drafts, group="built-in")),
+    "drafts-adaptive": ("compare_drafts_adaptive.json", adaptive_drafts),
     "drafts-shared": ("compare_drafts_all.json", partial(drafts, group="shared")),
     "gpu-heads": ("gpu_day_nvidia_h200.json", gpu_heads),
     "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
