@@ -240,6 +240,13 @@ def test_counts_are_read_within_a_configuration_of_layers(
         ("eagle3", {"eagle_config": {"parallel_draft_step": "x"}}, 1, "is not a valid configuration"),
         ("dflash", {"dflash_config": {"target_hidden_size": float("inf")}}, 1, "is not a valid configuration"),
         ("medusa", {"hidden_size": float("inf")}, 1, "is not a valid configuration"),
+        (
+            "eagle3",
+            {"norm_before_residual": "false"},
+            1,
+            "`norm_before_residual` is `false`, and must be true or false",
+        ),
+        ("dflash", {"dflash_config": {"causal": "no"}}, 1, "`causal` is `no`, and must be true or false"),
         ("pard2", {"pard2_target_dim": float("inf")}, 1, "is not valid"),
     ],
 )

@@ -29,6 +29,7 @@ class ExportSettings:
         engine: the engine's name in warnings.
         is_here: whether the engine runs on this machine and specdec sends its requests.
         warnings: sentences about what the engine does not do as the recipe says.
+        refused: sampling settings with which the engine refuses requests.
     """
 
     recipe: Recipe
@@ -36,6 +37,7 @@ class ExportSettings:
     engine: str
     is_here: bool = False
     warnings: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
     _read: set[str] = field(default_factory=set)
     _has_counterpart: bool = True
 
@@ -151,7 +153,7 @@ class ExportSettings:
         words += ["--endpoint-model", names[0]] if names and "serve.served_model_name" in self._read else []
         for name in type(self.recipe.sampling).model_fields:
             value, path = getattr(self.recipe.sampling, name), f"sampling.{name}"
-            if value != default_of(path):
+            if value != default_of(path) and name not in self.refused:
                 words += ["--set", f"{path}={_shown(value, _in_quotes)}"]
         return shlex.join(words)
 

@@ -199,9 +199,11 @@ def _generation(settings: ExportSettings) -> dict[str, Any]:
     if "min_p" in set_here and settings.k:
         settings.warn("sampling.min_p is left out: vLLM refuses it together with speculation")
         del set_here["min_p"]
+        settings.refused.add("min_p")
     if settings.given("sampling.logit_bias") and settings.k:
-        settings.warn("vLLM refuses requests with sampling.logit_bias together with speculation")
-    settings.leave_to_requests(but=_OVERRIDDEN)
+        settings.warn("sampling.logit_bias is left out: vLLM refuses requests with it together with speculation")
+        settings.refused.add("logit_bias")
+    settings.leave_to_requests(but={*_OVERRIDDEN, *settings.refused})
     return arguments | ({"override_generation_config": set_here} if set_here else {})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from export_recipes import GOLDEN, RECIPES, files_of, resolved
+from typed import not_none
 
 from specdec_cli.cli.options import draft_methods
 from specdec_cli.drafters import methods, options
@@ -174,6 +175,19 @@ SETTINGS: dict[str, Any] = {
     "serve.max_waiting": 3,
     "draft.first": "suffix",
 }
+
+
+@pytest.mark.parametrize("name", ["min_p", "logit_bias"])
+def test_the_next_command_asks_for_nothing_that_the_engine_refuses(name: str) -> None:
+    path = f"sampling.{name}"
+    with_draft, warnings = export("vllm", resolved("sampled", **{path: SETTINGS[path]}), "X")
+    assert f"{path} is left out" in " ".join(warnings)
+    assert "as those of the next command do" not in " ".join(one for one in warnings if path in one)
+    assert path not in not_none(with_draft.next_command)
+    alone, _ = export(
+        "vllm", resolved("sampled", **{path: SETTINGS[path], "speculation.num_speculative_tokens": 0}), "X"
+    )
+    assert path in not_none(alone.next_command)
 
 
 @pytest.mark.parametrize("path", SETTINGS)

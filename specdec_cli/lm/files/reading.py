@@ -21,6 +21,12 @@ _COUNTS = frozenset(
     | {"medusa_num_heads", "medusa_num_layers", "num_heads"}
 )
 """Keys of a configuration that count parts, for each of which its readers make something."""
+_FLAGS = frozenset(
+    {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "sample_from_anchor", "causal", "is_causal"}
+    | {"sliding_window_non_causal", "enable_confidence_head", "confidence_head_with_markov"}
+    | {"medusa_fc_bias", "original_lm_head", "pard2_proj_bias", "proj_bias"}
+)
+"""Keys of a draft's configuration that are true or false. Any text would be true."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -55,6 +61,24 @@ def check_counts(path: Path, content: Mapping[str, Any]) -> None:
         elif key in _COUNTS and isinstance(value, int | float) and value > _MOST_PARTS:
             said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and `{_MOST_PARTS}` is the most"
             raise RunError(said, "copy or download the model again")
+
+
+def check_flags(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse a draft's configuration that says neither true nor false where it must.
+
+    Args:
+        path: of the configuration, for messages.
+        content: its keys, those of configurations within it included.
+
+    Raises:
+        RunError: a flag has another value.
+    """
+    for key, value in content.items():
+        if isinstance(value, dict):
+            check_flags(path, value)
+        elif key in _FLAGS and value not in (None, False, True):
+            said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and must be true or false"
+            raise RunError(said, "copy or download the draft again")
 
 
 def broken_link(path: Path) -> RunError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.checkpoint import model_folder
-from specdec_cli.lm.files.reading import check_counts, read_object
+from specdec_cli.lm.files.reading import check_counts, check_flags, read_object
 from specdec_cli.lm.heads import dflash_files, eagle_files, medusa_files, pard2_files, pard_files
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
@@ -51,6 +51,7 @@ def read_published(
         raise RunError(f"the draft `{name}` has no `config.json`", "give the folder that holds the draft's files")
     content = read_object(folder / "config.json")
     check_counts(folder / "config.json", content)
+    check_flags(folder / "config.json", content)
     for one in FORMATS:
         if one.recognizes(folder, content):
             found = one.read(name, folder, content)
