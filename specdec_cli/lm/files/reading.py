@@ -55,10 +55,8 @@ def check_counts(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         RunError: a count is too large.
     """
-    for key, value in content.items():
-        if isinstance(value, dict):
-            check_counts(path, value)
-        elif key in _COUNTS and isinstance(value, int | float) and value > _MOST_PARTS:
+    for key, value in _values(content):
+        if key in _COUNTS and isinstance(value, int | float) and value > _MOST_PARTS:
             said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and `{_MOST_PARTS}` is the most"
             raise RunError(said, "copy or download the model again")
 
@@ -73,12 +71,19 @@ def check_flags(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         RunError: a flag has another value.
     """
-    for key, value in content.items():
-        if isinstance(value, dict):
-            check_flags(path, value)
-        elif key in _FLAGS and value not in (None, False, True):
+    for key, value in _values(content):
+        if key in _FLAGS and value not in (None, False, True):
             said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and must be true or false"
             raise RunError(said, "copy or download the draft again")
+
+
+def _values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a configuration and of those within it."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _values(value)
+        else:
+            yield key, value
 
 
 def broken_link(path: Path) -> RunError:
