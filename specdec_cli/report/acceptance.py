@@ -33,7 +33,7 @@ def print_acceptance(console: Console, document: Mapping[str, Any]) -> None:
     for its in document["rules"]:
         rule, who = its["rule"], "; ".join(its["engines"])
         console.print(Text(f"{rule}: {_MEANINGS[rule]}{who and f' ({who})'}"), soft_wrap=True)
-        grid = Grid("k", "tokens per pass", "95 % interval", "rate")
+        grid = Grid("k", "tokens per step", "95 % interval", "rate")
         for row in (one for one in document["rows"] if one["rule"] == rule):
             length, ends = row["acceptance_length"]["median"], row["acceptance_length"]["ci95"]
             interval = "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"

@@ -166,7 +166,7 @@ def _cost_words(costs: Mapping[str, Any]) -> str:
 
 
 def _grid(rows: list[dict[str, Any]]) -> Grid:
-    grid = Grid("k", "tokens per pass", "predicted speed-up", "measured speed-up", "measured tokens per pass")
+    grid = Grid("k", "tokens per step", "predicted speed-up", "measured speed-up", "measured tokens per step")
     for row in rows:
         predicted, measured = row["predicted"], row["measured"]
         grid.add_row(
