@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import record
-from draft_groups import PLAIN, PLAIN_AGAIN, Group, at, groups, loaded
+from draft_groups import PLAIN, Group, at, groups, loaded
 
 import specdec_cli
 from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
@@ -47,6 +47,7 @@ from specdec_cli.measure.stats import bootstrap_median
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 
+PLAIN_AGAIN = "none again"
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 TEXTS = (
     "{0} put the red ball into the old box. Then {0} ran down the hill to the pond and looked for {1}. The pond was "
@@ -210,7 +211,7 @@ class Run:
             found = {arm: its for arm, its in found.items() if arm == PLAIN or not self.group.arms[arm].only_prose}
         for engine in found.values():
             decode(engine, prose(1)[0], SamplingParams(max_new_tokens=8))
-        return found
+        return {PLAIN: found[PLAIN], PLAIN_AGAIN: found[PLAIN]} | found
 
     def compare(self, name: str, params: SamplingParams) -> dict[str, Any]:
         """Every arm on a set of texts."""
@@ -224,7 +225,7 @@ class Run:
         return {
             name: predicted(engine, tasks, self.params, self.group.arms[name].k)
             for name, engine in engines.items()
-            if name not in (PLAIN, PLAIN_AGAIN)
+            if name in self.group.arms
         }
 
 

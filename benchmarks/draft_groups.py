@@ -17,7 +17,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.measure.notebook import TracingEngine
 
 CHECKPOINTS = Path(__file__).parents[2] / "shared" / "data" / "checkpoints"
-PLAIN, PLAIN_AGAIN = "none", "none again"
+PLAIN = "none"
 HEAD_K = 4
 
 
@@ -26,13 +26,13 @@ class Arm:
     """A draft.
 
     Args:
-        spec: as `--draft` takes it; None without a draft.
+        spec: as `--draft` takes it.
         k: of its chains.
         only_prose: it is compared on prose alone: it is there for what it costs.
         quantize: of a draft model.
     """
 
-    spec: str | None
+    spec: str
     k: int
     only_prose: bool = False
     quantize: str = "none"
@@ -61,7 +61,6 @@ def builtin(trained: Path | None, folder: Path) -> Group:
         folder: where untrained drafts are saved.
     """
     arms = {
-        PLAIN_AGAIN: Arm(None, 0),
         "builtin:draft": Arm("builtin:draft", 5, quantize="int8"),
         "ngram": Arm("ngram", 8),
         "suffix": Arm("suffix", 16),
@@ -86,7 +85,6 @@ def shared() -> Group | None:
     if not CHECKPOINTS.is_dir():
         return None
     arms = {
-        PLAIN_AGAIN: Arm(None, 0),
         "stories260K": Arm(str(CHECKPOINTS / "stories260K"), 5),
         "bitstories-1M": Arm(str(CHECKPOINTS / "bitstories-1M"), 3),
         "ngram": Arm("ngram", 8),

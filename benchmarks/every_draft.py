@@ -101,8 +101,7 @@ def main() -> None:
     stories = [json.loads(line)["prompt"] for line in STORIES.read_text(encoding="utf-8").splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         group = builtin(options.trained or (HEADS if HEADS.is_dir() else None), Path(folder))
-        names = [name for name, arm in group.arms.items() if arm.spec is not None]
-        names = [one for one in names if not options.only or any(word in one for word in options.only)]
+        names = [one for one in group.arms if not options.only or any(word in one for word in options.only)]
         assert PLAIN not in names, "plain decoding is what drafts are compared with"
         for name in names:
             try:

@@ -86,10 +86,14 @@ def pair_parts(
     dtype = engine[engine.index("--dtype") + 1]
     sets = (f"target.model={target}", f"draft.model={draft}", f"target.dtype={dtype}")
     pair = [*engine, "-t", str(target), "-d", str(draft)]
+    more = ["--dataset", "builtin:stories", "--num-prompts", "24", "--max-new-tokens", "96", "--ignore-eos"]
+    sweep = ["sweep-k", *pair, "--k-max", "6"]
     return {
         f"{name}, counters": lambda: counted(given, *sets),
         f"{name}, bench": lambda: specdec(["bench", *pair, *few]),
-        f"{name}, sweep-k": lambda: specdec(["sweep-k", *pair, *few, "--k-max", "6"]),
+        f"{name}, sweep-k": lambda: specdec([*sweep, *few]),
+        f"{name}, sweep-k on stories": lambda: specdec([*sweep, *more]),
+        f"{name}, sweep-k on stories again": lambda: specdec([*sweep, *more]),
         f"{name}, compare-drafts": lambda: compared(target, [*map(str, drafts), "ngram"], 4, engine, few),
         f"{name}, serve": lambda: front([*pair, "-k", "4"]),
     }

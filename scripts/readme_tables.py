@@ -287,15 +287,8 @@ _KINDS = ("prose", "prose, adaptive", "edits", "asked again")
 
 def drafts(document: dict[str, Any], group: str) -> str:
     """Speed-ups of one target's drafts by kind of text, greedy and at temperature 1, beside the predicted ones."""
-    results = document["results"]
-    parts = {name: part for name, part in results["parts"].items() if name.startswith(f"{group}, ")}
-    machines = [part["machine"] for part in parts.values()]
-    loads = [machine["load_average_1m"] for machine in machines]
-    said = (
-        f"{results['prompts']} prompts of {results['tokens']} tokens. {machines[0]['cpu']}, load {min(loads):.1f} to "
-    )
-    said += f"{max(loads):.1f} before each part, commit {_each(machines, 'commit')}, "
-    said += f"{_each([{'measured': machine['measured'][:10]} for machine in machines], 'measured')}.\n\n"
+    parts = {name: part for name, part in document["results"]["parts"].items() if name.startswith(f"{group}, ")}
+    said = _of_parts(document["results"], parts)
     predicted = parts[f"{group}, greedy, prose, predicted"]["arms"]
     tables = []
     for words in ("greedy", "temperature 1"):
@@ -311,20 +304,24 @@ def drafts(document: dict[str, Any], group: str) -> str:
     return said + "\n".join(tables)
 
 
+def _of_parts(results: dict[str, Any], parts: dict[str, Any]) -> str:
+    machines = [part["machine"] for part in parts.values()]
+    said = f"{results['prompts']} prompts of up to {results['tokens']} tokens. {machines[0]['cpu']}, load "
+    loads = [machine["load_average_1m"] for machine in machines]
+    said += f"{min(loads):.1f} to {max(loads):.1f} before each part, commit {_each(machines, 'commit')}, "
+    return said + f"{_each([{'measured': machine['measured'][:10]} for machine in machines], 'measured')}.\n\n"
+
+
 def adaptive_drafts(document: dict[str, Any]) -> str:
     """Speed-ups of the adaptive depth with every draft, on both targets."""
     parts = document["results"]["parts"]
-    heads = {"greedy": "greedy", "temperature 1": "at temperature 1"}
+    modes = ("greedy", "temperature 1")
     rows = []
     for group, target in (("built-in", "builtin:target"), ("shared", "bitstories-3M")):
-        found = {words: parts[f"{group}, {words}, prose, adaptive"]["arms"] for words in heads}
-        rows += [[target, arm, *(_draft_cell(found[words][arm]) for words in heads)] for arm in found["greedy"]]
-    results = document["results"]
-    said = f"{results['prompts']} prompts of up to {results['tokens']} tokens, each decoded twice. "
-    said += f"{measured_on(document)}.\n\n"
-    return said + markdown(
-        ["target", "draft", *(f"{words}: speed-up [95 % interval]" for words in heads.values())], rows
-    )
+        found = {words: parts[f"{group}, {words}, prose, adaptive"]["arms"] for words in modes}
+        rows += [[target, arm, *(_draft_cell(found[words][arm]) for words in modes)] for arm in found["greedy"]]
+    head = ["target", "draft", *(f"{words}: speed-up [95 % interval]" for words in modes)]
+    return _of_parts(document["results"], parts) + markdown(head, rows)
 
 
 def _draft_cell(facts: dict[str, Any] | None) -> str:
@@ -333,9 +330,10 @@ def _draft_cell(facts: dict[str, Any] | None) -> str:
 
 def engine_drafts(document: dict[str, Any]) -> str:
     """Drafts side by side in another engine, on three targets."""
-    rows = []
+    rows, loads = [], []
     for part in ("compare-drafts", "stories pair, compare-drafts", "embedded pair, compare-drafts"):
         found = document["results"][part]["document"]
+        loads += [found["machine"]["load_before"], found["machine"]["load_after"]]
         target = found["recipe"]["target"]
         for row in found["rows"]:
             speedup, length = row["speedup"], row["acceptance_length"]
@@ -345,7 +343,8 @@ def engine_drafts(document: dict[str, Any]) -> str:
     said = (
         f"vLLM {found['engine']['version']} (CPU build), {plan['group_sizes']['1']} prompts of {size} tokens, one at a "
     )
-    said += f"time, each decoded {plan['repeats']} times. {measured_on(document)}.\n\n"
+    said += f"time, each decoded {plan['repeats']} times. {document['machine']['cpu']}, load {min(loads):.1f} to "
+    said += f"{max(loads):.1f}, {found['created'][:10]}.\n\n"
     return said + markdown(["target", "numbers", "draft", "speed-up [95 % interval]", "tokens per step"], rows)
 
 
