@@ -27,7 +27,7 @@ HERE = "http://127.0.0.1"
 def letters() -> Tokenizer:
     """The toy engine's tokens as a real byte-level tokenizer, with a chat template; unknown bytes are `a`."""
     as_bytes = ByteLevelSplit(add_prefix_space=False, use_regex=False)
-    words = [as_bytes.pre_tokenize_str(letter)[0][0] for letter in LETTERS]
+    words = ["</s>", *(as_bytes.pre_tokenize_str(letter)[0][0] for letter in LETTERS[1:])]
     known = tokenizers.Tokenizer(BPE({word: i for i, word in enumerate(words)}, [], unk_token="a"))
     known.pre_tokenizer, known.decoder = as_bytes, ByteLevel()
     hf = PreTrainedTokenizerFast(tokenizer_object=known, eos_token=words[0])

@@ -260,9 +260,7 @@ class Engine:
             verify=plan.verify,
             k=plan.k,
             max_tokens=min(len(tokens) + params.max_new_tokens, self.target.max_context),
-            text=self.tokenizer.stream(params.stop, skip_special_tokens=params.skip_special_tokens)
-            if self.tokenizer
-            else None,
+            text=self.tokenizer.stream(params.stop, stop_ids, params.skip_special_tokens) if self.tokenizer else None,
             draft=plan.draft,
             draft_max_context=self.drafters.max_context(plan.draft),
             wish=plan.wish,

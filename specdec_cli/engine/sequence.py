@@ -142,12 +142,10 @@ class Sequence:
         """Text released by tokens, and how many of them are kept: a stop string cuts those after it."""
         if self.text is None:
             return "", len(tokens)
-        visible = tokens[:-1] if self.stop_reason is not None else tokens
         num_unstoppable = max(0, self.params.min_tokens - 1 - self.num_output_tokens)
-        released = self.text.feed(visible, num_unstoppable)
-        if released.stop is None:
-            return released.text, len(tokens)
-        self.finish_reason, self.stop_reason = "stop", released.stop
+        released = self.text.feed(tokens, num_unstoppable)
+        if released.stop is not None:
+            self.finish_reason, self.stop_reason = "stop", released.stop
         return released.text, released.num_kept
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from specdec_cli.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from specdec_cli.text.detokenize import Detokenizer
@@ -35,15 +37,24 @@ class TextStream:
         detokenizer: a fresh one.
         stop: strings that end the text; neither they nor what follows is part of it.
         stop_ids: tokens that end the output; they are kept as tokens and have no text.
+        name_of: name of a special token, empty for other tokens: what a stop string may contain of one without text.
+        skip_special_tokens: whether the detokenizer leaves special tokens out.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), stop_ids: Collection[int] = ()) -> None:
-        assert all(stop), "an empty stop string would stop everywhere"
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str] = (),
+        stop_ids: Collection[int] = (),
+        name_of: Callable[[int], str] = lambda token_id: "",
+        skip_special_tokens: bool = True,
+    ) -> None:
         self.stop: str | int | None = None
         self._detokenizer = detokenizer
-        self._stop_strings = tuple(stop)
+        self._stop_strings = StopStrings(stop) if stop else None
         self._stop_ids = frozenset(stop_ids)
-        self._held = ""
+        self._name_of = name_of
+        self._skip_special_tokens = skip_special_tokens
 
     def feed(self, token_ids: Sequence[int], num_unstoppable: int = 0) -> Released:
         """Take the next tokens; text after a stop, and the tokens there, are cut.
@@ -55,10 +66,7 @@ class TextStream:
         assert self.stop is None, "the text has ended: nothing can follow a stop"
         parts: list[str] = []
         for num_kept, token_id in enumerate(token_ids, start=1):
-            if token_id in self._stop_ids:
-                self.stop = token_id
-            else:
-                parts.append(self._take(token_id, may_stop=num_kept > num_unstoppable))
+            parts.append(self._take(token_id, may_stop=num_kept > num_unstoppable))
             if self.stop is not None:
                 return Released("".join(parts), num_kept, self.stop)
         return Released("".join(parts), len(token_ids))
@@ -67,40 +75,25 @@ class TextStream:
         """The tail that was held back; call once, when no token follows."""
         if isinstance(self.stop, str):
             return ""
-        text = self._held + self._detokenizer.flush()
-        found = self._find(text)
-        return text if found is None else text[: found[0]]
+        rest = self._detokenizer.flush()
+        if self._stop_strings is None:
+            return rest
+        match = self._stop_strings.find(rest)
+        return (self._stop_strings.held + rest)[: None if match is None else match.begin]
 
     def _take(self, token_id: int, may_stop: bool) -> str:
-        text = self._detokenizer.push(token_id)
-        if not self._stop_strings:
+        is_end = token_id in self._stop_ids
+        self.stop = token_id if is_end else None
+        strings, before = self._stop_strings, self._detokenizer.provisional
+        text = "" if is_end else self._detokenizer.push(token_id)
+        if strings is None:
             return text
-        self._held += text
+        is_hidden = is_end or self._skip_special_tokens
+        strings.add(text, len(strings.held) + len(before), self._name_of(token_id) if is_hidden else "")
         # What is provisional may yet change, but if the output ends here it will not: it is searched, never shown.
-        complete = self._held + self._detokenizer.provisional
-        found = self._find(complete)
-        if found is not None and may_stop:
-            self.stop = found[1]
-            return complete[: found[0]]
-        num_free = self._num_free()
-        if found is not None:
-            num_free = max(num_free, min(found[0] + len(found[1]), len(self._held)))
-        free, self._held = self._held[:num_free], self._held[num_free:]
-        return free
-
-    def _find(self, text: str) -> tuple[int, str] | None:
-        places = [(text.find(stop), i) for i, stop in enumerate(self._stop_strings)]
-        first, i = min((place for place in places if place[0] >= 0), default=(-1, 0))
-        return None if first < 0 else (first, self._stop_strings[i])
-
-    def _num_free(self) -> int:
-        """Characters of the held text before the first place where a stop string may be beginning."""
-        first = len(self._held)
-        for stop in self._stop_strings:
-            place = self._held.find(stop[0], max(0, len(self._held) - len(stop) + 1), first)
-            while place >= 0:
-                if stop.startswith(self._held[place:]):
-                    first = place
-                    break
-                place = self._held.find(stop[0], place + 1, first)
-        return first
+        provisional = self._detokenizer.provisional
+        match = strings.find(provisional)
+        if match is not None and may_stop:
+            self.stop = match.stop
+            return (strings.held + provisional)[: match.begin]
+        return "" if is_end else strings.release(match)

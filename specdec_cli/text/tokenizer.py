@@ -222,7 +222,9 @@ class Tokenizer:
         self, stop: Sequence[str] = (), stop_ids: Collection[int] = (), skip_special_tokens: bool = True
     ) -> TextStream:
         """Tokens to text as they come, ending at a stop string or a stop token."""
-        return TextStream(self.detokenizer(skip_special_tokens), stop, stop_ids)
+        return TextStream(
+            self.detokenizer(skip_special_tokens), stop, stop_ids, self._special_name, skip_special_tokens
+        )
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder for one text."""
@@ -257,6 +259,10 @@ class Tokenizer:
         if found is None:
             found = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return found
+
+    def _special_name(self, token_id: int) -> str:
+        """A special token's text; empty of other tokens."""
+        return self.text_of(token_id) if token_id in self.special_ids else ""
 
     def piece(self, token_id: int) -> str:
         """A token's text as it reads inside a text, its leading space included; a special one's is its name."""

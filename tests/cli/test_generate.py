@@ -461,6 +461,16 @@ def test_the_built_in_pair_prints_one_valid_document(capsys: pytest.CaptureFixtu
     assert "no target named: using the built-in pair (builtin:target, draft builtin:draft)" in err
 
 
+@pytest.mark.parametrize("skips", ["true", "false"])
+def test_point_7_a_stop_string_that_is_a_special_token_stops(capsys: pytest.CaptureFixture[str], skips: str) -> None:
+    given = ("--ignore-eos", "--logit-bias", "2=100", "--stop", "</s>", "--min-tokens", "3")
+    show = ("--set", f"sampling.skip_special_tokens={skips}")
+    assert int(run(["generate", "Once", "-t", "builtin:target", "-d", "none", "-n", "6", "--json", *given, *show])) == 0
+    output = document_of(capsys.readouterr().out)["outputs"][0]
+    assert (output["token_ids"], output["finish_reason"], output["stop_reason"]) == ([2, 2, 2], "stop", "</s>")
+    assert output["text"] == ("" if skips == "true" else "</s></s>")
+
+
 def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path: Path) -> None:
     environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "specdec_cli", "generate", "Once", "-n", "4"]
