@@ -63,7 +63,7 @@ def force_tools(tools: Sequence[Tool], named: str | None, only_one: bool) -> Con
     Raises:
         ApiError: 400 naming the tool whose schema's definitions differ from another's.
     """
-    schemas = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in tools}
+    schemas = {tool.function.name: tool.function.arguments_schema for tool in tools}
     if named is not None:
         return Constraint("json_schema", json.dumps(schemas[named]), "tools")
     shared: dict[str, dict[str, Any]] = {"$defs": {}, "definitions": {}}

@@ -147,6 +147,10 @@ class Message(Body):
     audio: Unused = None
 
 
+_PLAIN_OBJECT = {"type", "properties", "required", "title", "description", "$schema", "$id", "$defs", "definitions"}
+"""Keywords of a schema whose properties are all that it allows, once `additionalProperties` is false."""
+
+
 class FunctionTool(Body):
     """A function that the model may call; `parameters` is a JSON schema."""
 
@@ -154,6 +158,20 @@ class FunctionTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """Schema that enforced arguments follow: no arguments without `parameters`, and none beside its properties.
+
+        A schema that does not list properties, or that has keywords beside them, holds as it is.
+        """
+        schema = self.parameters or {"type": "object", "properties": {}}
+        properties: Any = schema.get("properties")
+        required: Any = schema.get("required", [])
+        is_listed = isinstance(properties, dict) and isinstance(required, list) and set(schema) <= _PLAIN_OBJECT
+        if is_listed and all(name in properties for name in required):
+            return {**schema, "additionalProperties": False}
+        return schema
 
 
 class Tool(Body):

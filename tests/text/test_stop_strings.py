@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -34,9 +34,10 @@ def ids_of(*parts: str) -> list[int]:
     return [vocabulary[one] for part in parts for one in ([part] if part in NAMES else part)]
 
 
-def run(ids: list[int], stop: list[str], size: int = 1, **given: object) -> tuple[str, int, str | int | None]:
+def run(
+    ids: list[int], stop: list[str], size: int = 1, num_unstoppable: int = 0, **given: Any
+) -> tuple[str, int, str | int | None]:
     """Text, tokens kept and what stopped, where tokens come in groups of a size."""
-    num_unstoppable = given.pop("num_unstoppable", 0)
     stream = Tokenizer(Letters()).stream(stop, **given)
     text, num_kept = "", 0
     for place in range(0, len(ids), size):
@@ -72,7 +73,7 @@ def test_a_special_token_completes_a_stop_string(
         else:
             whole = "".join(parts)
             assert found[1:] == expected[1:]
-            assert found[0] == whole[: whole.find(found[2])]
+            assert found[0] == whole[: whole.find(expected[2])]
 
 
 @pytest.mark.parametrize("stop", [">", "/s>b", "b</", "s", "</s><", "b<a"])

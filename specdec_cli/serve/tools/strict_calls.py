@@ -177,7 +177,7 @@ class _CallGrammar:
         """A call's arguments as JSON."""
         name = tool.function.name
         if name not in self._objects:
-            schema = (tool.function.parameters if tool.function.strict else None) or {"type": "object"}
+            schema = tool.function.arguments_schema if tool.function.strict else {"type": "object"}
             self._objects[name] = self._rule(f"%json {_spaced(schema)}")
         return self._objects[name]
 
