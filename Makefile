@@ -6,7 +6,7 @@ PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 USER = $(VENV)/.installed
 DEV = $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow test-lowest docs lock clean
+.PHONY: demo test test-slow test-lowest test-newest docs lock clean
 
 demo: $(USER)
 	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" --draft-quantize int8 -k 5 -n 160 --compare
@@ -32,6 +32,14 @@ test-lowest:
 	VIRTUAL_ENV=.venv-lowest .venv-lowest/bin/uv pip install --resolution lowest-direct "$$(grep '^torch==' constraints.txt)" --editable ".[dev]"
 	PATH="$(abspath .venv-lowest/bin):$$PATH" .venv-lowest/bin/python -m pytest
 
+# With the newest versions that pyproject.toml admits, which it prints; torch stays as it is tested.
+test-newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "$$(grep '^torch==' constraints.txt)" --editable ".[dev]"
+	.venv-newest/bin/pip list --disable-pip-version-check
+	PATH="$(abspath .venv-newest/bin):$$PATH" .venv-newest/bin/python -m pytest
+
 # The versions that were tested, as constraints.txt: what pip resolves today, torch as it stands there.
 lock:
 	$(PYTHON) -m venv .venv-lock
@@ -55,4 +63,4 @@ $(DEV): $(USER)
 	touch $(DEV)
 
 clean:
-	rm -rf $(VENV) .venv-lowest .venv-lock dist site
+	rm -rf $(VENV) .venv-lowest .venv-newest .venv-lock dist site

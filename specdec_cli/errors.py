@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
+from specdec_cli.libraries import blamed
+
 
 class ExitCode(IntEnum):
     """The exit codes of the process."""
@@ -85,7 +87,7 @@ def in_words(error: Exception) -> tuple[str, str | None, ExitCode]:
         hint = "decode fewer sequences at a time, or lower kv_cache_memory or max_model_len"
         return f"not enough memory{f': {said}' if said else ''}", hint, ExitCode.COULD_NOT_RUN
     message = f"unexpected {type(error).__name__}{f': {said}' if said else ''}"
-    return message, _DEBUG_HINT, ExitCode.COULD_NOT_RUN
+    return *blamed(message, _DEBUG_HINT), ExitCode.COULD_NOT_RUN
 
 
 _CLOSE, _PARTS_CLOSE = 0.75, 0.6

@@ -16,7 +16,7 @@ from specdec_cli import drafters as registry
 
 PACKAGE = Path(__file__).parents[1] / "specdec_cli"
 LAYERS = [
-    {"recipe", "drafted", "tree_shape", "events", "errors", "files", "proxy"},
+    {"recipe", "drafted", "tree_shape", "events", "errors", "files", "libraries", "proxy"},
     {"lm", "sampling", "text"},
     {"drafters"},
     {"engine"},
@@ -31,6 +31,7 @@ NOUNS = {
     "errors",
     "events",
     "files",
+    "libraries",
     "proxy",
     "tree_shape",
 }  # layer 0's shared words, which recipe may use too
@@ -55,6 +56,7 @@ QUICK_ROOMS = {
     "drafted",
     "errors",
     "events",
+    "libraries",
     "tree_shape",
 }  # --help and a recipe's error import these
 

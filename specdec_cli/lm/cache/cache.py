@@ -6,8 +6,9 @@ moving cache API is met here and nowhere else.
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -83,6 +84,15 @@ def _room_for(states: Tensor, num_slots: int) -> Tensor:
     shape = (1, states.shape[1], num_slots, states.shape[3])
     is_on_cpu = states.device.type == "cpu"
     return zeros(shape, states.dtype, in_huge_pages=False) if is_on_cpu else states.new_zeros(shape)
+
+
+def cache_parameter(forward: Callable[..., Any]) -> str | None:
+    """Name of the parameter in which a forward of transformers takes its cache; None if it takes none.
+
+    transformers 5.24 renamed most to `cache`; a model's own code, RWKV and older versions have other names.
+    """
+    parameters = inspect.signature(forward).parameters
+    return next((name for name in ("past_key_values", "cache_params", "cache", "state") if name in parameters), None)
 
 
 _RUNNING: ContextVar[BlockCache | None] = ContextVar("running cache", default=None)

@@ -42,7 +42,9 @@ class SpanCache:
         """One layer of it."""
         return SpanLayer(self, layer_idx)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Store new keys and values; return all that the span reads. Values that are the keys are stored once."""
         if key_states is value_states:
             keys = self.file(layer_idx, key_states, _nothing_beside(key_states))[0]

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
+from specdec_cli.libraries import blamed
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import adapter_folder, shown
 from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adapter
@@ -118,7 +119,9 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
         raise remote_code_error(name, error) or (
             UsageError(f"architecture `{kind}` of `{name}` is unknown to transformers", "upgrade transformers")
             if unknown
-            else RunError(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
+            else RunError(
+                *blamed(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
+            )
         ) from error
 
 
@@ -144,10 +147,9 @@ def clear_errors(name: str) -> Iterator[None]:
     except Exception as error:
         if "can't allocate memory" in str(error):
             raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model or dtype") from error
-        raise remote_code_error(name, error) or RunError(
-            f"model `{name}` does not load: {first_line(error)}",
-            "load it with transformers alone to see the whole error",
-        ) from error
+        message = f"model `{name}` does not load: {first_line(error)}"
+        hint = "load it with transformers alone to see the whole error"
+        raise remote_code_error(name, error) or RunError(*blamed(message, hint)) from error
 
 
 def remote_code_error(name: str, error: Exception) -> UsageError | None:

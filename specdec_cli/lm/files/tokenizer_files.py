@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import is_protobuf_available, is_sentencepiece_available, is_tiktoken_available
 
 from specdec_cli.errors import RunError
+from specdec_cli.libraries import blamed
 from specdec_cli.lm.files.reading import first_line
 
 _HINT = "give a model folder that holds `tokenizer.json`"
@@ -80,14 +81,15 @@ def tokenizer_error(name: str, folder: Path, error: Exception) -> RunError:
     """The package that a tokenizer lacks. transformers tries several, and its error names the last one."""
     lone = next(iter(sorted(folder.glob("*.model"))), None)
     if lone is None or (folder / "tokenizer.json").is_file():
-        return RunError(f"the tokenizer of `{name}` does not load: {first_line(error)}", _HINT)
+        return RunError(*blamed(f"the tokenizer of `{name}` does not load: {first_line(error)}", _HINT))
     is_ranks = _is_ranks(lone)
     sentencepiece = {"sentencepiece": is_sentencepiece_available(), "protobuf": is_protobuf_available()}
     needed = {"tiktoken": is_tiktoken_available()} if is_ranks else sentencepiece
     absent = [package for package, is_here in needed.items() if not is_here]
     kind = "tiktoken" if is_ranks else "sentencepiece"
     if not absent:
-        return RunError(f"the tokenizer of `{name}` (`{lone.name}`) does not load: {first_line(error)}", _HINT)
+        said = f"the tokenizer of `{name}` (`{lone.name}`) does not load: {first_line(error)}"
+        return RunError(*blamed(said, _HINT))
     packages = "`, `".join(needed)
     return RunError(
         f"the tokenizer of `{name}` is the {kind} file `{lone.name}`, which takes `{packages}`: `{absent[0]}` is not "

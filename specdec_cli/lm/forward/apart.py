@@ -7,7 +7,6 @@ Where bits matter, each query of a few runs alone, so that no neighbour changes 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from specdec_cli.lm.cache.cache import BlockCache, running_cache
+from specdec_cli.lm.cache.cache import BlockCache, cache_parameter, running_cache
 from specdec_cli.lm.cache.layout import MOST_ROWS, JoinedKeys, Layout, Span
 from specdec_cli.lm.cache.span_cache import SpanCache
 from specdec_cli.lm.forward.attention import MIN_ROWS, MaskFunction, RowMasks
@@ -48,7 +47,7 @@ def _is_apart(module: Any) -> bool:
     config = getattr(module, "config", None)
     if getattr(config, "_attn_implementation", None) != APART or not type(module).__name__.endswith("Attention"):
         return False
-    return "past_key_values" in inspect.signature(module.forward).parameters
+    return cache_parameter(module.forward) is not None
 
 
 def _run_apart(module: Any) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function
 
@@ -176,6 +175,8 @@ def _has_causal_kernel(queries: Tensor) -> bool:
 
 def _attend_causally(queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
     """Attention of a sequence's last queries [1, H, n, D] to its keys [1, K, T, D] up to their own; [1, H, n, D_v]."""
+    from torch.nn.attention.bias import causal_lower_right  # which imports torch's compiler: two seconds
+
     mask: Any = causal_lower_right(queries.shape[2], keys.shape[2])
     is_grouped = queries.shape[1] != keys.shape[1]
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=is_grouped)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
 from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
@@ -83,6 +83,7 @@ class Graphs:
         self._model = model
         self._hooks = hooks
         self._cache = cache
+        self._given_cache = {cache_parameter(model.forward) or "past_key_values": cache}
         self._block_size = block_size
         self._nowhere = num_blocks * block_size  # the slot that takes what only fills the shape
         self._max_context = max_context
@@ -218,8 +219,8 @@ class Graphs:
             logits: Tensor = self._model(
                 input_ids=tokens.view(1, -1),
                 position_ids=layout.position_ids,
-                past_key_values=self._cache,
                 use_cache=True,
+                **self._given_cache,
             ).logits[0]
         return logits
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.libraries import blamed
+from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
 from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span, Stretch
 from specdec_cli.lm.cache.snapshots import Snapshots
@@ -43,7 +44,7 @@ class PackedForward:
         attention = model.config.get_text_config()._attn_implementation
         self.has_joined_keys = attention != NAME
         known = inspect.signature(model.forward).parameters
-        self._cache_name = next((one for one in ("past_key_values", "cache_params", "state") if one in known), None)
+        self._cache_name = cache_parameter(model.forward)
         self._is_given_mask = self._cache_name is not None and attention not in (NAME, JOINED, APART)
         self.is_bitwise = is_bitwise
         self.runs_apart = take_apart(model)
@@ -165,4 +166,4 @@ def _own_words(error: Exception) -> str:
 
 def _refusal(name: str, kind: str, why: str) -> UsageError:
     message = f"architecture `{kind}` of `{name}` is not supported: its forward does not run on a block cache ({why})"
-    return UsageError(message, f"choose a model of another family ({FAMILIES})")
+    return UsageError(*blamed(message, f"choose a model of another family ({FAMILIES})"))

@@ -42,7 +42,8 @@ def place_tokens(model: Any) -> bool:
 def _read_at_positions(table: Any) -> bool:
     """Replace the forward of a table of positions; False for any other module."""
     names = inspect.signature(table.forward).parameters
-    if not {"past_key_values_length", "position_ids"} <= set(names) or not hasattr(table, "embedding_dim"):
+    counts = "past_key_values_length" in names or "cache_length" in names  # the latter since transformers 5.24
+    if not counts or "position_ids" not in names or not hasattr(table, "embedding_dim"):
         return False
     if "forward" in vars(table):
         return True

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.cache.cache import BlockCache, LayerStore
+from specdec_cli.libraries import blamed
+from specdec_cli.lm.cache.cache import BlockCache, LayerStore, cache_parameter
 from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.files import dummy
@@ -51,6 +52,7 @@ class TransformersLayer:
         keep_latents(decoder)
         decoder.norm = nn.Identity()
         self._decoder = decoder
+        self._cache_name = cache_parameter(decoder.forward) or "past_key_values"
         pack_model(decoder, kind)
         self.key_shape, self.value_shape = self._probe(name)
 
@@ -78,8 +80,8 @@ class TransformersLayer:
             found = self._decoder(
                 inputs_embeds=inputs[None],
                 position_ids=layout.position_ids,
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache_name: cache},
             )
         hidden: Tensor = found.last_hidden_state[0]
         return hidden
@@ -99,7 +101,7 @@ class TransformersLayer:
 
 
 def _not_run(name: str, why: str) -> UsageError:
-    return UsageError(f"the MTP modules of `{name}` do not run: {why}", _HINT)
+    return UsageError(*blamed(f"the MTP modules of `{name}` do not run: {why}", _HINT))
 
 
 def _layout(positions: list[int], spans: list[Span], device: torch.device) -> Layout:

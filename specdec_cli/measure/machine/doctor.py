@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
+from specdec_cli.libraries import untested_here
 from specdec_cli.lm.invariance import InvarianceCheck, row_invariance
 from specdec_cli.lm.kernels.kinds import kernels
 from specdec_cli.lm.llama.native import missing, not_kept, remedy
@@ -105,6 +106,8 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False, te
     invariance = tuple(row_invariance(torch.bfloat16)) if tests_kernels else None
     pair = preflight(recipe, machine, trust_remote_code=trust_remote_code) if recipe is not None else None
     warnings = [machine.busy] if machine.busy else []
+    if (library := untested_here()) is not None:
+        warnings.append(f"{library[0]}; `pip install '{library[1]}'` installs one that was")
     if any(not check.holds for check in invariance or () if check.needed):
         warnings.append(
             "a row's bits depend on the other rows in this machine's bfloat16 kernels: greedy output with a draft may "
