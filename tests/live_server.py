@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+from fastapi import FastAPI
 from toy_engine import LETTERS, TableLM
 from toy_server import toy_models
 
@@ -18,6 +19,8 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.errors import ExitCode
 from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.http.bodies import Bodies
+from specdec_cli.serve.http.desk import Desk
 from specdec_cli.serve.http.server import Server, listen
 from specdec_cli.serve.settings import Settings
 
@@ -33,6 +36,11 @@ class LiveServer(Server):
     @property
     def bridge(self) -> Bridge:
         return self.models.all[0].bridge
+
+    @property
+    def bodies(self) -> Bodies:
+        desk: Desk = cast(FastAPI, self.config.app).state.desk
+        return desk.bodies
 
     def connect(self, timeout: float = SECONDS) -> http.client.HTTPConnection:
         host, port = self.listener.getsockname()[:2]

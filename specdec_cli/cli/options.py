@@ -501,6 +501,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
     Option("serve.port", int, ("--port",), SERVER),
     Option("serve.api_key_env", str, ("--api-key-env",), SERVER, metavar="VARIABLE"),
     Option("serve.max_waiting", int, ("--max-waiting",), SERVER),
+    Option("serve.max_connections", int, ("--max-connections",), SERVER),
     Option("serve.max_queue_delay_microseconds", int, ("--max-queue-delay-microseconds",), SERVER),
     Option("serve.request_timeout_seconds", float, ("--request-timeout-seconds",), SERVER),
     Option("serve.drain_timeout_seconds", float, ("--drain-timeout-seconds",), SERVER),

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from specdec_cli.serve.settings import Settings
 
 _BY_THE_FRONT = frozenset(
-    {"host", "port", "api_key_env", "max_waiting", "request_timeout_seconds", "drain_timeout_seconds", "cors_origins"}
+    {
+        "host",
+        "port",
+        "api_key_env",
+        "max_waiting",
+        "max_connections",
+        "request_timeout_seconds",
+        "drain_timeout_seconds",
+        "cors_origins",
+    }
     | {"allowed_hosts", "max_body_bytes", "log_format", "log_polls"}
 )
 _BY_THE_ENGINE = frozenset({"served_model_name", "tool_call_parser", "reasoning_parser"})

@@ -18,6 +18,10 @@ _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, Attribu
 """Errors of chat templates over messages that they do not support, besides jinja2's own."""
 
 
+_PIECE_CHARS = 8192
+"""Length of the pieces in which the tokens of a long text are counted."""
+
+
 class Tokenizer:
     """Text to token ids and back.
 
@@ -47,6 +51,21 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens are added as the tokenizer does by default."""
         return [int(i) for i in self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+
+    def exceeds(self, text: str, num_tokens: int) -> bool:
+        """Whether a text certainly has more than so many tokens, at the cost of tokenizing about twice as many.
+
+        Tokens are counted piece by piece: memory stays that of a piece, and counting ends once the answer is known. A
+        cut splits a word into more tokens than it has, so the pieces must have twice as many, and two more for each.
+        """
+        if len(text) <= max(num_tokens, _PIECE_CHARS):
+            return False
+        num_found = 0
+        for i, begin in enumerate(range(0, len(text), _PIECE_CHARS), start=1):
+            num_found += len(self.encode(text[begin : begin + _PIECE_CHARS], add_special_tokens=False))
+            if num_found > 2 * (num_tokens + i):
+                return True
+        return False
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary (a padded one's) have none."""

@@ -1,5 +1,6 @@
 """Requests that mean harm, over a real socket against one server: each is refused with its reason, none is served."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 from live_server import live, send, until
 from toy_engine import toy_engine
+
+from specdec_cli.text.tokenizer import Tokenizer
 
 KEY = "a-key"
 JSON = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
@@ -223,6 +226,51 @@ def test_http_that_is_none_is_refused(server, request_bytes, statuses) -> None:
 def test_no_spelling_of_a_path_gets_around_the_key(server, path) -> None:
     status, answer = send(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert status in (400, 401), answer[:500]
+
+
+LONG = "ab c" * 950_000  # the 3.8 MB of the report
+TOO_LONG = [
+    (C, {"prompt": LONG}, "prompt"),
+    (C, {"prompt": ["ab", LONG]}, "prompt[1]"),
+    (C, {"prompt": LONG, "echo": True}, "prompt"),
+    (C, {"prompt": LONG, "truncate_prompt_tokens": 5}, "prompt"),
+    (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": LONG}], "truncate_prompt_tokens": 5}, "messages"),
+    ("/v1/responses", {"input": LONG}, "input"),
+    ("/v1/responses", {"input": "ab", "instructions": LONG}, "input"),
+    (TOKENIZE, {"prompt": LONG}, "prompt"),
+    (TOKENIZE, {"prompt": LONG, "return_token_strs": True}, "prompt"),
+    (TOKENIZE, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    (DETOKENIZE, {"tokens": [1] * 1_000_000}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"), TOO_LONG, ids=[f"{path}-{i}" for i, (path, _, _) in enumerate(TOO_LONG)]
+)
+def test_a_text_far_beyond_the_context_is_refused_before_it_is_tokenized_whole(
+    server, monkeypatch: pytest.MonkeyPatch, path, fields, param
+) -> None:
+    lengths: list[int] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    status, body = server.post(path, json.dumps(fields).encode(), JSON)
+    assert (status, error_of(body)["param"]) == (400, param), body
+    assert sum(lengths) < 50_000
+    assert len(body["error"]["message"]) < 200
+
+
+def test_compressed_bodies_are_refused_unread(server) -> None:
+    for encoding in ("gzip", "zstd", "br", "deflate", "identity, gzip"):
+        status, body = server.post(C, gzip.compress(b" " * 2**20), JSON | {"content-encoding": encoding})
+        assert (status, error_of(body)["code"]) == (415, "content_encoding")
+    assert server.post(TOKENIZE, b'{"prompt": "ab"}', JSON | {"content-encoding": "identity"})[0] == 200
 
 
 def test_another_content_type_is_a_415(server) -> None:

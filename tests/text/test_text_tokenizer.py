@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import many_tokenizers
 import pytest
+from many_tokenizers import KINDS, TEXTS
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -93,3 +95,17 @@ def test_printable_strips_what_acts_on_a_terminal() -> None:
     assert printable("a\rb\x00\x08\x7f\x85\x9b2Jc\x1b(Bd\x1bM") == "abcd"
     assert printable("naïve 你好 🙂👩‍👧") == "naïve 你好 🙂👩‍👧"
     assert "\x1b" not in printable("cut \x1b[3")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "text",
+    [*(text for text in TEXTS if text), "a" * 50, " ", "\n", "\u200b", "e\u0301", "\U0001f642", "<|user|>", "lion "],
+)
+def test_a_text_that_fits_is_never_found_too_long(kind: str, text: str) -> None:
+    """Whatever a tokenizer joins, drops or composes: pieces of a text never count twice the tokens of the whole."""
+    tokenizer = many_tokenizers.tokenizer(kind)
+    long = text * (40_000 // len(text))
+    num_tokens = len(tokenizer.encode(long))
+    assert not tokenizer.exceeds(long, num_tokens)
+    assert num_tokens < 300 or tokenizer.exceeds(long, num_tokens // 4)

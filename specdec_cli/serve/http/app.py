@@ -16,7 +16,7 @@ from starlette.responses import Response
 from specdec_cli import __version__
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.http.desk import Desk
-from specdec_cli.serve.http.guard import BodyLimit, Crowds, Heads, Hosts, Keys, RequestIds, error_response
+from specdec_cli.serve.http.guard import Crowds, Heads, Hosts, Keys, RequestIds, error_response
 from specdec_cli.serve.http.openapi import describe
 from specdec_cli.serve.http.routes import GENERATING, router
 from specdec_cli.serve.models import Models
@@ -72,7 +72,6 @@ def guards(settings: Settings, refusal: Callable[[], ApiError | None]) -> list[M
             )
         )
     guards.append(Middleware(Keys, keys=settings.api_keys))
-    guards.append(Middleware(BodyLimit, max_bytes=settings.serve.max_body_bytes))
     guards.append(Middleware(Crowds, paths=GENERATING, refusal=refusal))
     guards.append(Middleware(Heads))
     return guards

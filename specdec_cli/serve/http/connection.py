@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -13,10 +15,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from specdec_cli.serve.answer.respond import compact
 from specdec_cli.serve.errors import ApiError
 
+logger = logging.getLogger("specdec_cli.serve")
+
 HEAD_SECONDS = 20.0
 """How long the head of a request may take, from the connection or from its first byte on."""
 LINGER_SECONDS = 2.0
 """How long a client that was answered before its body ended may take to read that."""
+WARNING_SECONDS = 10.0
+"""Least time between two lines in the log about too many connections."""
 MAX_HEAD_BYTES = 64 * 2**10
 """Longest head of a request, and most that may come of one (extensions of chunks, trailers) without being its body."""
 
@@ -34,10 +40,17 @@ class Connection(HttpToolsProtocol):
 
     Requests that come before the one ahead of them was answered wait for that; what is no HTTP is refused after them.
     An offer to speak another protocol (`Upgrade`) is passed over, as RFC 9110 (7.8) allows.
+
+    With more connections than `max_connections` the one that has been idle, or in the middle of a request,
+    for longest is ended in favour of the newest, so that clients who stall keep nobody out. Requests that are being
+    answered are never ended; if there are only those, the newest connection gets a 503.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    _next_warning = -math.inf
+
+    def __init__(self, *arguments: Any, max_connections: int, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.max_connections = max_connections
         self._part = _Part.NOTHING
         self._num_bodiless = 0
         self._answering: Any = None
@@ -47,7 +60,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is here."""
         super().connection_made(transport)
+        self._since = self.loop.time()
         self._expect_head()
+        if len(self.connections) > self.max_connections:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, whichever of its requests is being answered."""
@@ -131,6 +147,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is out; what the client still sends of its body is of no use."""
         super().on_response_complete()
+        self._since = self.loop.time()
         if self._refusal is not None:
             self._refuse(self._refusal)
         elif self._is_answered_early():
@@ -159,6 +176,24 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         said = f"the head of the request did not arrive within `{HEAD_SECONDS:g}` seconds"
         self._refuse(ApiError(408, said, code="timeout"))
+
+    def _make_room(self) -> None:
+        """End the connection that has sent no whole request for longest, or else this new one."""
+        others = (one for one in self.connections if isinstance(one, Connection) and one is not self and one._is_idle())
+        ended = min(others, key=lambda one: one._since, default=self)
+        self.connections.discard(ended)
+        ended._refuse(ApiError(503, f"more than `{self.max_connections}` connections are open", code="overloaded"))
+        if ended.transport.get_write_buffer_size():
+            ended.transport.abort()
+        now = self.loop.time()
+        if now >= Connection._next_warning:
+            Connection._next_warning = now + WARNING_SECONDS
+            said = "more than `%d` connections are open: those that send no whole request are ended"
+            logger.warning(said, self.max_connections)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is answered here: no request has come, or the last one is still arriving."""
+        return (self._part is _Part.BODY and not self.cycle.response_started) or not self._is_answering()
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what is being received, after what came before it, and end the connection; nothing more is read."""

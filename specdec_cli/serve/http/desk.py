@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from specdec_cli.engine.jobs.ticket import Ticket
 from specdec_cli.errors import QueueFull, SpecdecError
 from specdec_cli.serve.answer.respond import CompletionAnswer
 from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
+from specdec_cli.serve.http.bodies import Bodies
 from specdec_cli.serve.http.reply import Reply
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.protocol import AnyBody, GenerationBody
@@ -35,7 +37,6 @@ def _answering(_: GenerationBody, prepared: Prepared, facts: Facts, per_token: b
     return CompletionAnswer(prepared, facts, per_token=per_token)
 
 
-_BODY_SECONDS = 60.0
 _LARGE_BODY_BYTES = 16 * 2**10
 _MAX_HEADER_CHARS = 1000
 
@@ -52,6 +53,7 @@ class Desk:
     def __init__(self, models: Models, settings: Settings, num_workers: int = 4) -> None:
         self.models = models
         self.settings = settings
+        self.bodies = Bodies(settings.serve.max_body_bytes)
         self.pool = ThreadPoolExecutor(num_workers, thread_name_prefix="specdec-prepare")
 
     async def aside(self, work: Callable[..., Result], *arguments: Any) -> Result:
@@ -68,28 +70,18 @@ class Desk:
         except SpecdecError as error:
             raise as_api_error(error) from error
 
-    async def read(self, request: Request, kind: type[AnyBody]) -> tuple[AnyBody, dict[str, str]]:
-        """A typed body, and the header that lists its unknown fields.
+    @asynccontextmanager
+    async def read(self, request: Request, kind: type[AnyBody]) -> AsyncIterator[tuple[AnyBody, dict[str, str]]]:
+        """A typed body, and the header that lists its unknown fields; within the block the request is prepared.
 
         Raises:
-            ApiError: 415 for another content type, 408 for a body that does not come, 499 (for the log) where its
-                client went away, and as `parse`.
+            ApiError: as `Bodies.read` and `parse`.
         """
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
-            raise ApiError(415, "the body must be JSON: send `Content-Type: application/json`", code="content_type")
-        try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                body = await request.body()
-        except ClientDisconnect:
-            raise ApiError(499, "the client disconnected before its body arrived", code="client_gone") from None
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within `{_BODY_SECONDS:g}` seconds", code="timeout") from None
         limits = self.settings.limits
-        parsed, ignored = (
-            await self.aside(parse, kind, body, limits) if len(body) > _LARGE_BODY_BYTES else parse(kind, body, limits)
-        )
-        return parsed, ({"x-specdec-ignored": _header_text(ignored)} if ignored else {})
+        async with self.bodies.read(request) as body:
+            aside = len(body) > _LARGE_BODY_BYTES
+            parsed, ignored = await self.aside(parse, kind, body, limits) if aside else parse(kind, body, limits)
+            yield parsed, ({"x-specdec-ignored": _header_text(ignored)} if ignored else {})
 
     def facts(self, name: str | None) -> Facts:
         """Of the model that a request means.
@@ -116,18 +108,18 @@ class Desk:
         Raises:
             ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
         """
-        body, headers = await self.read(request, kind)
-        began = time.monotonic()
-        model = self.models.find(body.model)
-        try:
-            tickets, prepared, facts = await self._submit(request, body, model, prepare)
-        except ApiError as error:
-            if error.status in (429, 503):
-                model.metrics.refused(error.status)
-            raise
-        serve = self.settings.serve
-        answer = answering(body, prepared, facts, serve.stream_interval == 1)
-        return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
+        async with self.read(request, kind) as (body, headers):
+            began = time.monotonic()
+            model = self.models.find(body.model)
+            try:
+                tickets, prepared, facts = await self._submit(request, body, model, prepare)
+            except ApiError as error:
+                if error.status in (429, 503):
+                    model.metrics.refused(error.status)
+                raise
+            serve = self.settings.serve
+            answer = answering(body, prepared, facts, serve.stream_interval == 1)
+            return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
 
     def refusal(self) -> ApiError | None:
         """A 429 for a request for text that was not read yet: where it can mean one model only, and that one is full.

@@ -1,4 +1,4 @@
-"""ASGI middleware of every route: request ids, the log line, hosts, keys, the size of a body."""
+"""ASGI middleware of every route: request ids, the log line, hosts and keys."""
 
 from __future__ import annotations
 
@@ -126,43 +126,6 @@ class Keys:
                 return
             scope.setdefault("state", {})["cache_salt"] = given.hex()
         await self.app(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses a body that is too long: by its announced length at once, else as soon as it has been reached.
-
-    Args:
-        app: what comes next.
-        max_bytes: longest body.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self.app = app
-        self.max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        announced = Headers(scope=scope).get("content-length", "0")
-        if announced.isdigit() and int(announced[:19]) > self.max_bytes:
-            await error_response(self._error())(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self.max_bytes:
-                raise self._error()
-            return message
-
-        await self.app(scope, counted, send)
-
-    def _error(self) -> ApiError:
-        return ApiError(413, f"the body is longer than `{self.max_bytes}` bytes", code="body_too_large")
 
 
 class Heads:

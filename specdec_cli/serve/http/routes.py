@@ -61,16 +61,16 @@ async def show_model(request: Request, name: str) -> Response:
 async def tokenize_text(request: Request) -> Response:
     """A text or a conversation as token ids."""
     desk = desk_of(request)
-    body, headers = await desk.read(request, TokenizeRequest)
-    return JSONResponse(await desk.aside(tokenize, body, desk.facts(body.model)), headers=headers)
+    async with desk.read(request, TokenizeRequest) as (body, headers):
+        return JSONResponse(await desk.aside(tokenize, body, desk.facts(body.model)), headers=headers)
 
 
 @router.post("/detokenize", openapi_extra=body_of(DetokenizeRequest), responses=responses(takes_body=True))
 async def detokenize_ids(request: Request) -> Response:
     """Token ids as text."""
     desk = desk_of(request)
-    body, headers = await desk.read(request, DetokenizeRequest)
-    return JSONResponse(await desk.aside(detokenize, body, desk.facts(body.model)), headers=headers)
+    async with desk.read(request, DetokenizeRequest) as (body, headers):
+        return JSONResponse(await desk.aside(detokenize, body, desk.facts(body.model)), headers=headers)
 
 
 @router.get("/tokenizer_info", responses=responses(503))

@@ -9,7 +9,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,6 +27,7 @@ from specdec_cli.serve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_RESERVED_FILES = 24
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 5
 
@@ -51,16 +55,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def configured(app: FastAPI, closing_seconds: int) -> uvicorn.Config:
+def configured(app: FastAPI, closing_seconds: int, max_connections: int, files_each: int = 1) -> uvicorn.Config:
     """Uvicorn's configuration.
 
     Args:
         app: the application.
         closing_seconds: how long open requests may take once the server is to end.
+        max_connections: how many clients may be connected, if the process may open as many files.
+        files_each: files that a connection may take.
     """
+    most = min(max_connections, _num_free_files() // files_each)
+    if most < max_connections:
+        said = "at most `%d` connections, not `%d`: this process may not open more files (ulimit -n)"
+        logger.warning(said, most, max_connections)
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=cast(type[asyncio.Protocol], partial(Connection, max_connections=most)),
         loop="auto",  # uvloop, where there is one
         ws="none",
         lifespan="on",
@@ -68,10 +78,22 @@ def configured(app: FastAPI, closing_seconds: int) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=_BACKLOG,
+        backlog=min(_BACKLOG, most),
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=closing_seconds,
     )
+
+
+def _num_free_files() -> int:
+    """Files that this process may open beside those that are open and those that a model and its libraries need."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 2**20
+    folder = Path("/proc/self/fd")
+    num_open = len(list(folder.iterdir())) if folder.is_dir() else _RESERVED_FILES
+    return max(limit - num_open - _RESERVED_FILES, 1)
 
 
 def address(listener: socket.socket) -> str:
@@ -92,7 +114,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, models: Models, settings: Settings, listener: socket.socket) -> None:
-        super().__init__(configured(create_app(models, settings), _CLOSING_SECONDS))
+        super().__init__(configured(create_app(models, settings), _CLOSING_SECONDS, settings.serve.max_connections))
         self.models = models
         self.settings = settings
         self.listener = listener

@@ -30,7 +30,9 @@ class FrontServer(uvicorn.Server):
     """
 
     def __init__(self, front: Front, listener: socket.socket, ended: Callable[[], SpecdecError | None]) -> None:
-        super().__init__(configured(create_front(front), max(1, round(front.settings.serve.drain_timeout_seconds))))
+        serve = front.settings.serve
+        closing_seconds = max(1, round(serve.drain_timeout_seconds))
+        super().__init__(configured(create_front(front), closing_seconds, serve.max_connections, files_each=2))
         self.listener = listener
         self._ended = ended
         self._signal: int | None = None

@@ -11,11 +11,13 @@ from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import as_api_error, bad_field
 from specdec_cli.serve.protocol import Message, TextPart, Tool
 from specdec_cli.serve.request.history import CallWriter, call_writers
+from specdec_cli.serve.request.prompts import encode_text
 from specdec_cli.serve.tools.toolbox import model_format
 from specdec_cli.text.chat_template import TEMPLATE_ARGUMENTS
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import ToolCallParser
+    from specdec_cli.serve.request.prepare import Facts
     from specdec_cli.text.template import TemplateReads
     from specdec_cli.text.tokenizer import Tokenizer
 
@@ -45,30 +47,38 @@ class Conversation:
     reasoning_effort: str | None = None
     parser: ToolCallParser | None = None
 
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
+    def encode(self, facts: Facts, truncate_to: int | None = None) -> tuple[int, ...]:
         """Token ids by the template.
+
+        Args:
+            facts: of the served model.
+            truncate_to: how many of the last tokens are kept; None keeps all.
 
         Raises:
             ApiError: 400 naming the field: a part that is no text, a variable that the template does not read, tools
-                or messages that it refuses.
+                or messages that it refuses, a text that is far too long.
         """
+        tokenizer = facts.tokenizer
+        if tokenizer is None:
+            raise bad_field("messages", "cannot be read: the model has no tokenizer")
         try:
             reads = tokenizer.template_reads(bool(self.tools))
             if self.tools and "tools" not in reads.variables:
                 raise bad_field("tools", "cannot be used: the model's chat template reads no tools")
             variables = self._read_variables(reads)
-            return self._encode(tokenizer, reads, variables)
+            text = self._render(tokenizer, reads, variables)
         except UsageError as error:
             raise as_api_error(error, "messages") from error
+        return encode_text(text, "messages", facts, add_special_tokens=False, truncate_to=truncate_to)
 
-    def _encode(self, tokenizer: Tokenizer, reads: TemplateReads, variables: Mapping[str, Any]) -> list[int]:
-        """Token ids, with earlier calls in the first of the forms that the template takes."""
+    def _render(self, tokenizer: Tokenizer, reads: TemplateReads, variables: Mapping[str, Any]) -> str:
+        """The conversation as text, with earlier calls in the first of the forms that the template takes."""
         goes_on = self.continue_final_message
         refused: UsageError | None = None
         for writer in self._writers(tokenizer, reads):
             try:
                 turns = (_turns(message, f"messages[{i}]", reads, writer) for i, message in enumerate(self.messages))
-                return tokenizer.chat(
+                return tokenizer.render_chat(
                     list(chain.from_iterable(turns)),
                     not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
                     tools=[tool.model_dump(exclude_none=True) for tool in self.tools] or None,

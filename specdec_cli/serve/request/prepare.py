@@ -15,7 +15,7 @@ from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest,
 from specdec_cli.serve.request.constraint_fields import find_constraint
 from specdec_cli.serve.request.conversation import Conversation, text_of
 from specdec_cli.serve.request.parameters import Defaults, OutputFields, sampling_params
-from specdec_cli.serve.request.prompts import Prompts, check_num_choices, echo, read_prompts, truncated
+from specdec_cli.serve.request.prompts import Prompts, check_num_choices, echo, read_prompts
 from specdec_cli.serve.request.reasoning import ReasoningPlan, plan_reasoning
 from specdec_cli.serve.request.speculation import find_speculation
 from specdec_cli.serve.tools.toolbox import choose_tools
@@ -193,8 +193,6 @@ def _encode_chat(request: ChatCompletionRequest, facts: Facts) -> tuple[int, ...
     if len(request.messages) > facts.limits.max_messages:
         said = f"has `{len(request.messages)}` turns, and at most {facts.limits.max_messages} are taken"
         raise bad_field("messages", said)
-    if facts.tokenizer is None:
-        raise bad_field("messages", "cannot be read: the model has no tokenizer")
     conversation = Conversation(
         request.messages,
         tools=() if request.tool_choice == "none" else request.tools or (),
@@ -204,7 +202,7 @@ def _encode_chat(request: ChatCompletionRequest, facts: Facts) -> tuple[int, ...
         reasoning_effort=request.reasoning_effort,
         parser=facts.tool_call_parser,
     )
-    tokens = truncated(conversation.encode(facts.tokenizer), request)
+    tokens = conversation.encode(facts, request.truncate_prompt_tokens)
     if not tokens:
         raise bad_field("messages", "have no tokens by the chat template")
     return tokens

@@ -6,12 +6,39 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.serve.errors import bad_field
-from specdec_cli.serve.protocol import CompletionRequest, GenerationBody
+from specdec_cli.serve.protocol import CompletionRequest
 
 if TYPE_CHECKING:
     from specdec_cli.serve.request.prepare import Facts
 
 Prompts = tuple[tuple[int, ...], ...]
+_TRUNCATED_CONTEXTS = 16
+"""Contexts that a text with `truncate_prompt_tokens` may fill: all of it is tokenized, however little is kept."""
+
+
+def encode_text(
+    text: str, where: str, facts: Facts, add_special_tokens: bool = True, truncate_to: int | None = None
+) -> tuple[int, ...]:
+    """Token ids of a text. One that cannot fit the model's context is refused before it is tokenized as a whole.
+
+    Args:
+        text: any text of a request.
+        where: its field.
+        facts: of the served model.
+        add_special_tokens: as the tokenizer does by default.
+        truncate_to: `truncate_prompt_tokens`: how many of the last tokens are kept.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    if facts.tokenizer is None:
+        raise bad_field(where, "must be token ids: the model has no tokenizer")
+    most = facts.max_context * (1 if truncate_to is None else _TRUNCATED_CONTEXTS)
+    if facts.tokenizer.exceeds(text, most):
+        allowed = "" if truncate_to is None else f", and a prompt to truncate may have {most} tokens"
+        said = f"has more than `{most}` tokens, and the model's context is {facts.max_context}{allowed}"
+        raise bad_field(where, said, "context_length_exceeded")
+    return truncated(facts.tokenizer.encode(text, add_special_tokens), truncate_to)
 
 
 def check_num_choices(num_prompts: int, n: int, facts: Facts) -> None:
@@ -39,29 +66,33 @@ def read_prompts(request: CompletionRequest, facts: Facts) -> tuple[tuple[int, .
     found = []
     for i, prompt in enumerate(many):
         where = "prompt" if is_one else f"prompt[{i}]"
-        found.append(truncated(_encode(prompt, where, request.add_special_tokens, facts), request))
+        found.append(_encode(prompt, where, request, facts))
     return tuple(found)
 
 
-def _encode(prompt: str | list[int], where: str, add_special_tokens: bool | None, facts: Facts) -> list[int]:
+def _encode(prompt: str | list[int], where: str, request: CompletionRequest, facts: Facts) -> tuple[int, ...]:
+    most = request.truncate_prompt_tokens
     if isinstance(prompt, str):
-        if facts.tokenizer is None:
-            raise bad_field(where, "must be token ids: the model has no tokenizer")
-        tokens = facts.tokenizer.encode(prompt, add_special_tokens is not False)
+        tokens = encode_text(prompt, where, facts, request.add_special_tokens is not False, most)
     else:
-        tokens = prompt
-        wrong = next((i for i, token in enumerate(tokens) if token >= facts.num_tokens), None)
-        if wrong is not None:
-            said = f"must be a token id below {facts.num_tokens}, not `{tokens[wrong]}`"
-            raise bad_field(f"{where}[{wrong}]", said)
+        check_ids(prompt, where, facts)
+        tokens = truncated(prompt, most)
     if not tokens:
         raise bad_field(where, "must have at least one token")
     return tokens
 
 
-def truncated(tokens: Sequence[int], request: GenerationBody) -> tuple[int, ...]:
+def check_ids(tokens: Sequence[int], where: str, facts: Facts) -> None:
+    """Refuse token ids that the model does not have, naming the first one's place."""
+    wrong = next((i for i, token in enumerate(tokens) if token >= facts.num_tokens), None)
+    if wrong is not None:
+        said = f"must be a token id below {facts.num_tokens}, not `{tokens[wrong]}`"
+        raise bad_field(f"{where}[{wrong}]", said)
+
+
+def truncated(tokens: Sequence[int], most: int | None) -> tuple[int, ...]:
     """The last tokens, as many as `truncate_prompt_tokens` says."""
-    return tuple(tokens if request.truncate_prompt_tokens is None else tokens[-request.truncate_prompt_tokens :])
+    return tuple(tokens if most is None else tokens[-most:])
 
 
 def echo(request: CompletionRequest, prompts: Prompts, facts: Facts) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import ApiError, bad_field
 from specdec_cli.serve.protocol import GenerationBody, Speculative
 from specdec_cli.serve.request.conversation import text_of
+from specdec_cli.serve.request.prompts import encode_text
 from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
@@ -146,9 +147,7 @@ def _prediction(request: GenerationBody, own: Speculative, facts: Facts) -> tupl
         raise bad_field("prediction", "cannot be used: this server has no draft of that name")
     if own.draft not in (None, "prediction"):
         raise bad_field("prediction", f"cannot go with the draft `{own.draft}`")
-    if facts.tokenizer is None:
-        raise bad_field("prediction", "needs a tokenizer, and the model has none")
-    tokens = tuple(facts.tokenizer.encode(text, add_special_tokens=False))
+    tokens = encode_text(text, "prediction", facts, add_special_tokens=False)
     if len(tokens) > facts.max_context:
         said = f"has {len(tokens)} tokens, and prompt and output have at most {facts.max_context} together"
         raise bad_field("prediction", said)

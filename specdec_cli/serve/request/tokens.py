@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.serve.errors import ApiError, bad_field, unknown_model
 from specdec_cli.serve.request.conversation import Conversation
+from specdec_cli.serve.request.prompts import check_ids, encode_text
 from specdec_cli.serve.tools.toolbox import model_format
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 
+_DETOKENIZED_CONTEXTS = 4  # whatever /tokenize answers with can be turned back
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -28,11 +30,11 @@ def tokenize(request: TokenizeRequest, facts: Facts) -> dict[str, Any]:
         raise bad_field("prompt", "or `messages` must be given, one of them")
     if request.prompt is not None:
         _refuse_chat_fields(request)
-        tokens = tokenizer.encode(request.prompt, request.add_special_tokens is not False)
+        tokens = encode_text(request.prompt, "prompt", facts, request.add_special_tokens is not False)
     else:
-        tokens = _encode_messages(request, tokenizer, facts)
+        tokens = _encode_messages(request, facts)
     strings = [tokenizer.piece(token) for token in tokens] if request.return_token_strs else None
-    return {"count": len(tokens), "max_model_len": facts.max_context, "tokens": tokens, "token_strs": strings}
+    return {"count": len(tokens), "max_model_len": facts.max_context, "tokens": list(tokens), "token_strs": strings}
 
 
 def detokenize(request: DetokenizeRequest, facts: Facts) -> dict[str, Any]:
@@ -42,10 +44,10 @@ def detokenize(request: DetokenizeRequest, facts: Facts) -> dict[str, Any]:
         ApiError: 404 for an unknown model, 400 naming the field.
     """
     tokenizer = _tokenizer(request.model, facts)
-    wrong = next((i for i, token in enumerate(request.tokens) if token >= facts.num_tokens), None)
-    if wrong is not None:
-        said = f"must be a token id below {facts.num_tokens}, not `{request.tokens[wrong]}`"
-        raise bad_field(f"tokens[{wrong}]", said)
+    most = _DETOKENIZED_CONTEXTS * facts.max_context
+    if len(request.tokens) > most:
+        raise bad_field("tokens", f"has `{len(request.tokens)}` ids, and at most {most} are taken")
+    check_ids(request.tokens, "tokens", facts)
     return {"prompt": tokenizer.decode(request.tokens, skip_special_tokens=False)}
 
 
@@ -82,7 +84,7 @@ def _refuse_chat_fields(request: TokenizeRequest) -> None:
             raise bad_field(name, "goes with `messages`, not with `prompt`")
 
 
-def _encode_messages(request: TokenizeRequest, tokenizer: Tokenizer, facts: Facts) -> list[int]:
+def _encode_messages(request: TokenizeRequest, facts: Facts) -> tuple[int, ...]:
     messages = request.messages or []
     if not 1 <= len(messages) <= facts.limits.max_messages:
         raise bad_field("messages", f"must have from 1 to {facts.limits.max_messages} turns, not `{len(messages)}`")
@@ -96,4 +98,4 @@ def _encode_messages(request: TokenizeRequest, tokenizer: Tokenizer, facts: Fact
         variables=request.chat_template_kwargs,
         parser=facts.tool_call_parser,
     )
-    return conversation.encode(tokenizer)
+    return conversation.encode(facts)

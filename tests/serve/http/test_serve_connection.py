@@ -1,16 +1,23 @@
 """Connections that do not behave, over a real socket: cut off, waited for, or passed over, and nobody else suffers."""
 
 import json
+import logging
 import re
+import resource
 import socket
 import time
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 from live_server import HeldLM, live, send, until
 from toy_engine import toy_engine
 from typed import stand_in
 
-from specdec_cli.serve.http import connection, desk
+from specdec_cli.serve.http import bodies, connection
+from specdec_cli.serve.http.server import configured
 
 AUTHORIZED = b"Host: localhost\r\nAuthorization: Bearer a-key\r\n"
 
@@ -68,7 +75,7 @@ def test_a_head_that_comes_drop_by_drop_is_cut_off(server, monkeypatch: pytest.M
 
 
 def test_a_body_that_never_ends_is_a_408(server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_BODY_SECONDS", 0.2)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.2)
     head = (
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\nContent-Type: application/json"
     )
@@ -181,3 +188,87 @@ def test_the_first_of_several_requests_learns_that_its_client_is_gone(caplog: py
         until(stand_in(lambda: server.models.all[0].metrics.num_finished["abort"]))
         until(lambda: not server.bridge.num_open)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /version HTTP/1.1\r\nX-Slow: ", b"BODY"])
+def test_clients_that_stall_keep_nobody_out(caplog: pytest.LogCaptureFixture, monkeypatch, begin: bytes) -> None:
+    """The oldest connection without a whole request makes room for the newest; one that is answered stays."""
+    logging.getLogger("specdec_cli").propagate = True
+    monkeypatch.setattr(connection.Connection, "_next_warning", 0.0)
+    if begin == b"BODY":
+        begin = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        begin += b"Content-Length: 100\r\n\r\n{"
+    with live(toy_engine(target=HeldLM(0.01)), max_connections=8) as few:
+        stream = socket.create_connection(few.listener.getsockname()[:2], timeout=5)
+        stream.sendall(streaming(200))
+        assert b" 200 " in stream.recv(65536).splitlines()[0]
+        stalled = [socket.create_connection(few.listener.getsockname()[:2], timeout=5) for _ in range(30)]
+        for one in stalled:
+            with suppress(OSError):
+                one.sendall(begin)
+        assert few.text({"prompt": "ab", "max_tokens": 2, "temperature": 0})
+        assert b" 503 " in stalled[0].recv(65536).splitlines()[0]
+        whole = b""
+        while more := stream.recv(65536):
+            whole += more
+            if b"[DONE]" in whole:
+                break
+        assert b"[DONE]" in whole
+        for one in (stream, *stalled):
+            one.close()
+    assert sum("more than `8` connections are open" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_only_answers_in_progress_refuse_a_newcomer() -> None:
+    with live(toy_engine(target=HeldLM(0.01)), max_connections=2) as few:
+        streams = [socket.create_connection(few.listener.getsockname()[:2], timeout=5) for _ in range(2)]
+        for one in streams:
+            one.sendall(streaming(300))
+            assert b" 200 " in one.recv(65536).splitlines()[0]
+        status, answer = send(few, b"")
+        assert (status, b"more than `2` connections are open" in answer) == (503, True)
+        for one in streams:
+            one.close()
+
+
+def test_a_process_that_may_open_few_files_takes_fewer_connections(monkeypatch, caplog) -> None:
+    logging.getLogger("specdec_cli").propagate = True
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    config = configured(FastAPI(), 1, 1024)
+    most = cast(partial[Any], config.http).keywords["max_connections"]
+    assert 1 <= most < 40
+    assert f"at most `{most}` connections, not `1024`" in caplog.text
+    assert config.backlog == most
+
+
+def test_bodies_that_stall_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest unfinished bodies are given up for newer ones, and short requests are never refused for them."""
+    monkeypatch.setattr(bodies, "BODIES_AT_ONCE", 2)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 1000000\r\n\r\n" + b'{"prompt": "' + b"a" * 900_000
+    with live(toy_engine(), max_body_bytes=2**20) as small:
+        held = small.bodies
+        raws = []
+        for _ in range(6):
+            raws.append(socket.create_connection(small.listener.getsockname()[:2], timeout=5))
+            raws[-1].sendall(head)
+            until(lambda: held.num_bytes >= min(len(raws), 2) * 700_000)
+        assert held.num_bytes <= 2 * 2**20
+        for one in raws[:3]:
+            first, *_, last = one.recv(65536).splitlines()
+            assert b" 408 " in first
+            assert b"newer requests needed its memory" in last
+        assert small.post("/tokenize", {"prompt": "ab"})[0] == 200
+        assert small.post("/tokenize", {"prompt": "ab", "user": "a" * 900_000})[0] == 200
+        for one in raws:
+            one.close()
+        until(lambda: held.num_bytes == 0)
+
+
+def test_finished_bodies_refuse_another_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODIES_AT_ONCE", 1)
+    with live(toy_engine(), max_body_bytes=2**20) as small:
+        small.bodies.num_bytes = 2**20
+        status, answer = small.post("/tokenize", {"prompt": "ab", "user": "a" * 900_000})
+        assert (status, answer["error"]["code"]) == (503, "overloaded")
+        assert small.post("/tokenize", {"prompt": "ab"})[0] == 200

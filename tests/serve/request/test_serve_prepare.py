@@ -78,6 +78,19 @@ def test_speculation_is_the_requests_own(fields: dict[str, Any], expected: tuple
     assert (job.num_speculative_tokens, job.draft, job.prediction) == expected
 
 
+def test_a_prediction_far_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ApiError, match="`prediction` has more than `512` tokens") as caught:
+        chat(prediction={"type": "content", "content": "ab c" * 20_000})
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_prompt_to_truncate_may_be_longer_than_the_context() -> None:
+    whole = tokenizer().encode("ab c" * 2000)
+    assert len(whole) > 512
+    jobs = completion(prompt="ab c" * 2000, truncate_prompt_tokens=7, max_tokens=1).jobs
+    assert list(jobs[0].token_ids) == whole[-7:]
+
+
 def test_a_prediction_is_tokens_without_special_ones() -> None:
     parts = [{"type": "text", "text": "hello"}]
     job = chat(prediction={"type": "content", "content": parts}).jobs[0]
