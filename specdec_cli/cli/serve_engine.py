@@ -28,7 +28,7 @@ _BY_THE_FRONT = frozenset(
         "drain_timeout_seconds",
         "cors_origins",
     }
-    | {"allowed_hosts", "max_body_bytes", "log_format", "log_polls"}
+    | {"allowed_hosts", "max_body_bytes", "max_json_depth", "log_format", "log_polls"}
 )
 _BY_THE_ENGINE = frozenset({"served_model_name", "tool_call_parser", "reasoning_parser"})
 _ACCEPTANCE = {"vllm": ("--per-request-spec-decode-metrics", "summary")}

@@ -53,15 +53,19 @@ class Bodies:
         _check_headers(request.headers, self.max_bytes)
         limit = asyncio.timeout(BODY_SECONDS)
         try:
-            body = await self._receive(request, limit)
-            if len(body) <= _LARGE_BYTES:
-                yield body
-            else:
-                async with self._large:
-                    yield body
+            yield await self._receive(request, limit)
         finally:
             self._arriving.pop(limit, None)
             self.num_bytes -= self._sizes.pop(limit, 0)
+
+    @asynccontextmanager
+    async def turn(self, body: bytes) -> AsyncIterator[None]:
+        """The time in which a body is parsed and its request prepared: long ones take it one after the other."""
+        if len(body) <= _LARGE_BYTES:
+            yield
+        else:
+            async with self._large:
+                yield
 
     async def _receive(self, request: Request, limit: asyncio.Timeout) -> bytes:
         parts: list[bytes] = []

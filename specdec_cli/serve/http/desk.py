@@ -78,7 +78,7 @@ class Desk:
             ApiError: as `Bodies.read` and `parse`.
         """
         limits = self.settings.limits
-        async with self.bodies.read(request) as body:
+        async with self.bodies.read(request) as body, self.bodies.turn(body):
             aside = len(body) > _LARGE_BODY_BYTES
             parsed, ignored = await self.aside(parse, kind, body, limits) if aside else parse(kind, body, limits)
             yield parsed, ({"x-specdec-ignored": _header_text(ignored)} if ignored else {})

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specdec_cli import __version__
-from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.errors import ApiError, unknown_model
 from specdec_cli.serve.http.app import answer_api_error, answer_http_error, guards
+from specdec_cli.serve.http.bodies import Bodies
 from specdec_cli.serve.http.routes import GENERATING, page
-from specdec_cli.serve.proxy.fields import check_fields
+from specdec_cli.serve.proxy.fields import check_fields, salted
 from specdec_cli.serve.proxy.upstream import PassedOn, Upstream
+from specdec_cli.serve.request.read import read_json
 from specdec_cli.serve.settings import Settings
 
 _PASSED_POSTS = (*sorted(GENERATING), "/tokenize", "/detokenize")
-_PASSED_GETS = ("/metrics", "/tokenizer_info", "/v1/models/{name:path}")
+_PASSED_GETS = ("/metrics", "/tokenizer_info")
+_LARGE_BODY_BYTES = 16 * 2**10
 
 
 @dataclass
@@ -44,6 +46,10 @@ class Front:
     described: Mapping[str, Any]
     places: int
     num_open: int = field(default=0, init=False)
+    bodies: Bodies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.settings.serve.max_body_bytes)
 
     def refusal(self) -> ApiError | None:
         """The answer to a request for text while there is no place; None while there is one."""
@@ -52,25 +58,59 @@ class Front:
         return ApiError(429, f"`{self.num_open}` requests are open", code="queue_full", headers={"Retry-After": "1"})
 
     async def answer(self, request: Request) -> Response:
-        """Pass a request on.
+        """Pass a request with a body on. It takes a place once its body is here, until its answer ends.
 
         Raises:
-            ApiError: 400 for a field that the engine does not have, 499 where the client left, 502 where the engine
-                does not answer.
+            ApiError: as `Bodies.read` and `read_json`; 400 for a field that the engine does not have, 429 where there
+                is no place, 502 where the engine does not answer.
         """
-        try:
-            body = await request.body()
-        except ClientDisconnect:
-            raise ApiError(499, "the client disconnected before its body arrived", code="client_gone") from None
-        if request.url.path in GENERATING:
-            check_fields(body, self.refused, self.upstream.name)
-        return PassedOn(self.upstream, self.upstream.asked(request, body), self.settings.serve.request_timeout_seconds)
+        async with AsyncExitStack() as until_answered:
+            body = await until_answered.enter_async_context(self.bodies.read(request))
+            async with self.bodies.turn(body):
+                limits = self.settings.limits
+                aside = len(body) > _LARGE_BODY_BYTES
+                document = await asyncio.to_thread(read_json, body, limits) if aside else read_json(body, limits)
+                if request.scope["path"] in GENERATING:
+                    check_fields(document, self.refused, self.upstream.name)
+                    body = salted(body, document, str(getattr(request.state, "cache_salt", "")))
+                    self._take_place(until_answered)
+            return self._passed(request, body, until_answered.pop_all())
+
+    async def get(self, request: Request) -> Response:
+        """Pass a request without a body on."""
+        return self._passed(request, b"", AsyncExitStack())
+
+    def _passed(self, request: Request, body: bytes, until_answered: AsyncExitStack) -> Response:
+        asked = self.upstream.asked(request, body)
+        return PassedOn(self.upstream, asked, self.settings.serve.request_timeout_seconds, until_answered)
+
+    def _take_place(self, until_answered: AsyncExitStack) -> None:
+        if (refused := self.refusal()) is not None:
+            raise refused
+        self.num_open += 1
+        until_answered.callback(self._leave_place)
+
+    def _leave_place(self) -> None:
+        self.num_open -= 1
 
     async def models(self) -> Response:
         """The engine's models, and how they draft."""
+        return JSONResponse(await self._models())
+
+    async def model(self, name: str) -> Response:
+        """One of the models, found in the list of them: a client's name is never part of a path of the engine.
+
+        Raises:
+            ApiError: 404 for an unknown one.
+        """
+        models = {model["id"]: model for model in (await self._models())["data"]}
+        if name not in models:
+            raise unknown_model(name, tuple(models))
+        return JSONResponse(models[name])
+
+    async def _models(self) -> dict[str, Any]:
         found = await self.upstream.json("/v1/models")
-        data = [{**model, "speculative": dict(self.described)} for model in found["data"]]
-        return JSONResponse({**found, "data": data})
+        return {**found, "data": [{**model, "speculative": dict(self.described)} for model in found["data"]]}
 
     async def health(self) -> Response:
         """Whether the engine is ready for requests; needs no key."""
@@ -80,27 +120,6 @@ class Front:
     async def version(self) -> Response:
         """The engine's version, and ours."""
         return JSONResponse({**await self.upstream.json("/version"), "specdec": __version__})
-
-
-class Counted:
-    """Counts the requests for text that are open.
-
-    Args:
-        app: what comes next.
-        front: keeps the count.
-    """
-
-    def __init__(self, app: ASGIApp, front: Front) -> None:
-        self.app, self.front = app, front
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        counts = int(scope["type"] == "http" and scope["path"] in GENERATING)
-        self.front.num_open += counts
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            self.front.num_open -= counts
 
 
 def create_front(front: Front) -> FastAPI:
@@ -119,14 +138,16 @@ def create_front(front: Front) -> FastAPI:
         openapi_url=None,  # the engine's own description says what it takes
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=[*guards(front.settings, front.refusal), Middleware(Counted, front=front)],
+        middleware=guards(front.settings, front.refusal),
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_error},
     )
     app.add_api_route("/", page, methods=["GET"])
     app.add_api_route("/health", front.health, methods=["GET"])
     app.add_api_route("/version", front.version, methods=["GET"])
     app.add_api_route("/v1/models", front.models, methods=["GET"])
-    for paths, method in ((_PASSED_POSTS, "POST"), (_PASSED_GETS, "GET")):
-        for path in paths:
-            app.add_api_route(path, front.answer, methods=[method])
+    app.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
+    for path in _PASSED_POSTS:
+        app.add_api_route(path, front.answer, methods=["POST"])
+    for path in _PASSED_GETS:
+        app.add_api_route(path, front.get, methods=["GET"])
     return app

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.errors import ApiError, bad_field
 
 _AT_ITS_START = "it drafts as it was started, and reports this request's acceptance by itself"
 REFUSED: Mapping[str, Mapping[str, str]] = {
@@ -21,21 +21,37 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
 """By engine and field: the reason."""
 
 
-def check_fields(body: bytes, refused: Mapping[str, str], name: str) -> None:
+def check_fields(document: Mapping[str, Any], refused: Mapping[str, str], name: str) -> None:
     """Refuse a request that uses one of these fields.
 
     Args:
-        body: JSON. What is none is left to the engine, which refuses it.
+        document: its body.
         refused: fields with their reasons.
         name: the engine, for people.
 
     Raises:
         ApiError: 400 that names the field.
     """
-    try:
-        found: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return
     for field, reason in refused.items():
-        if isinstance(found, dict) and found.get(field) is not None:
+        if document.get(field) is not None:
             raise ApiError(400, f"`{field}` has no effect with {name}: {reason}", param=field, code="unsupported")
+
+
+def salted(body: bytes, document: dict[str, Any], salt: str) -> bytes:
+    """The body for the engine: `cache_salt` begins with that of the API key, so that keys share no cached prompts.
+
+    Args:
+        body: as the client sent it; it stays so without keys.
+        document: what it says.
+        salt: of the API key; empty without keys.
+
+    Raises:
+        ApiError: 400, the request's own salt is no text.
+    """
+    if not salt:
+        return body
+    own = document.get("cache_salt")
+    if own is not None and not isinstance(own, str):
+        raise bad_field("cache_salt", "must be a string")
+    joined = salt if own is None else f"{salt}/{own}"
+    return json.dumps(document | {"cache_salt": joined}, ensure_ascii=False).encode()

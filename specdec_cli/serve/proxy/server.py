@@ -33,6 +33,7 @@ class FrontServer(uvicorn.Server):
         serve = front.settings.serve
         closing_seconds = max(1, round(serve.drain_timeout_seconds))
         super().__init__(configured(create_front(front), closing_seconds, serve.max_connections, files_each=2))
+        self.front = front
         self.listener = listener
         self._ended = ended
         self._signal: int | None = None

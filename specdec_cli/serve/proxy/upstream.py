@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx2
@@ -21,8 +22,8 @@ _HOP_BY_HOP = frozenset(
     | {"upgrade", "content-length"}
 )
 """Headers of one connection and no message (RFC 9110, 7.6.1); lengths are counted again."""
-_OURS = frozenset({"host", "authorization", "expect"})
-"""Headers of a request for this server: its key; the engine listens on loopback and has none."""
+_OURS = frozenset({"host", "authorization", "expect", "content-type"})
+"""Headers of a request for this server: its key, and its type, which is always JSON; the engine has no key."""
 
 
 class Upstream:
@@ -72,11 +73,14 @@ class Upstream:
         """The request for the engine.
 
         Args:
-            request: the client's.
-            body: its body.
+            request: the client's, on a route without parameters: its path is one of ours.
+            body: JSON, or nothing.
         """
-        headers = [(name, value) for name, value in request.headers.items() if name not in _HOP_BY_HOP | _OURS]
-        url = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        left_out = _of_connection(request.headers.getlist("connection")) | _OURS
+        headers = [(name, value) for name, value in request.headers.items() if name not in left_out]
+        if body:
+            headers.append(("content-type", "application/json"))
+        url = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
         return self._client.build_request(request.method, url, headers=headers, content=body)
 
     async def send(self, asked: httpx2.Request) -> httpx2.Response:
@@ -106,11 +110,19 @@ class PassedOn(Response):
         upstream: the engine.
         asked: the request.
         limit_seconds: how long the answer may take; None for ever.
+        until_answered: closed once the answer has ended.
     """
 
-    def __init__(self, upstream: Upstream, asked: httpx2.Request, limit_seconds: float | None) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        asked: httpx2.Request,
+        limit_seconds: float | None,
+        until_answered: AsyncExitStack,
+    ) -> None:
         super().__init__()
         self._upstream, self._asked, self._limit = upstream, asked, limit_seconds
+        self._until_answered = until_answered
         self._has_begun = self._is_stream = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,13 +139,15 @@ class PassedOn(Response):
                 await self._time_is_up(send)
         finally:
             await _stop(work, gone)
+            await self._until_answered.aclose()
 
     async def _pass_on(self, send: Send) -> None:
         answer = await self._upstream.send(self._asked)
         try:
             self._is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
-            kept = [pair for pair in answer.headers.raw if pair[0].decode("latin-1").lower() not in _HOP_BY_HOP]
-            headers = [(name.lower(), value) for name, value in kept]
+            left_out = _of_connection(answer.headers.get_list("connection"))
+            pairs = ((name.lower(), value) for name, value in answer.headers.raw)
+            headers = [(name, value) for name, value in pairs if name.decode("latin-1") not in left_out]
             self._has_begun = True
             await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
             async for part in self._parts(answer):
@@ -163,6 +177,11 @@ class PassedOn(Response):
 
 def _event(error: ApiError) -> bytes:
     return f"\n\ndata: {json.dumps(error.body())}\n\n".encode()  # an event before it may have broken off
+
+
+def _of_connection(named: Iterable[str]) -> frozenset[str]:
+    """Headers that are no part of a message: the known ones, and those that its `Connection` headers name."""
+    return _HOP_BY_HOP | {name.strip().lower() for value in named for name in value.split(",")}
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
 from specdec_cli.measure.elsewhere.launch import Launch
 from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.http import bodies
 from specdec_cli.serve.http.server import listen
 from specdec_cli.serve.proxy.app import Front
 from specdec_cli.serve.proxy.fields import REFUSED
@@ -164,6 +166,107 @@ def test_keys_and_places_are_the_fronts() -> None:
         status, text = live.ask("POST", "/v1/completions", BODY, key="secret")
         assert (status, json.loads(text)["error"]["code"]) == (429, "queue_full")
         assert live.ask("GET", "/v1/models", key="secret")[0] == 200
+
+
+TRAVERSALS = [
+    "../../server_info", "..%2f..%2fserver_info", "%2e%2e/%2e%2e/server_info", "%2e%2e%2f%2e%2e%2fserver_info",
+    "%252e%252e/%252e%252e/server_info", "%252e%252e%252f%252e%252e%252fserver_info", "..%5c..%5cserver_info",
+    "..\\..\\server_info", "a/../../../server_info", "./../../server_info", ".%2e/.%2e/server_info",
+    "..;/..;/server_info", "model/../../../server_info", "/../../../server_info", "model%3f/../../../server_info",
+    "..%c0%af..%c0%afserver_info", "..%00/../server_info", "model%23/../../../server_info",
+]  # fmt: skip
+
+
+def test_a_models_name_leads_to_no_other_route_of_the_engine() -> None:
+    with front() as live:
+        for name in TRAVERSALS:
+            status, text = live.ask("GET", f"/v1/models/{name}")
+            assert (status, json.loads(text)["error"]["code"]) == (404, "model_not_found"), name
+        for path in ("/v1/chat/../../server_info", "/metrics/../server_info", "//server_info", "/server_info"):
+            assert live.ask("GET", path)[0] == 404, path
+        status, text = live.ask("GET", "/v1/models/model")
+        assert (status, json.loads(text)["id"], json.loads(text)["speculative"]["draft"]) == (200, "model", "d")
+
+
+def test_what_a_client_adds_for_its_connection_stays_behind() -> None:
+    with front("echo") as live:
+        connection = live.connect()
+        headers = {"content-type": "application/json; charset=utf-8", "x-secret": "1", "x-kept": "2", "te": "trailers"}
+        headers["connection"] = "keep-alive, X-Secret"
+        connection.request("POST", "/tokenize?a=b", b'{"prompt": "x"}', headers)
+        heard = json.loads(connection.getresponse().read())
+        connection.close()
+    names = {name.lower(): value for name, value in heard["headers"].items()}
+    assert (heard["path"], heard["body"]) == ("/tokenize?a=b", {"prompt": "x"})
+    assert names["x-kept"] == "2"
+    assert names["content-type"] == "application/json"
+    assert not {"x-secret", "te", "authorization"} & names.keys()
+
+
+def test_keys_share_no_cached_prompts_at_the_engine() -> None:
+    with front("echo", keys=("alpha", "beta")) as live:
+
+        def salt(key: str, **fields: Any) -> Any:
+            return json.loads(live.ask("POST", "/v1/completions", BODY | fields, key)[1])["body"]["cache_salt"]
+
+        alone = salt("alpha")
+        assert alone == salt("alpha") != salt("beta")
+        assert salt("alpha", cache_salt="own") == f"{alone}/own" != salt("beta", cache_salt="own")
+        assert salt("beta", cache_salt=alone) != alone
+        status, text = live.ask("POST", "/v1/completions", BODY | {"cache_salt": 5}, "alpha")
+        assert (status, json.loads(text)["error"]["param"]) == (400, "cache_salt")
+    with front("echo") as live:
+        assert "cache_salt" not in json.loads(live.ask("POST", "/v1/completions", BODY)[1])["body"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b'{"model": "model"}', "text/plain", 415),
+        (b"a=b", "application/x-www-form-urlencoded", 415),
+        (b"{", "application/json", 400),
+        (b'{"n": 1, "n": 2}', "application/json", 400),
+        (b"[" * 5000, "application/json", 400),
+        (b'{"prompt": "' + b"a" * 5_000_000 + b'"}', "application/json", 413),
+    ],
+)
+def test_a_body_that_our_own_server_refuses_is_refused_here(body: bytes, kind: str, status: int) -> None:
+    with front("echo") as live:
+        connection = live.connect()
+        connection.request("POST", "/v1/completions", body, {"content-type": kind})
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+def test_bodies_that_stall_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.5)
+    with front(places=2) as live:
+        address = live.server.listener.getsockname()[:2]
+        stalled = [socket.create_connection(address, timeout=SECONDS) for _ in range(5)]
+        for raw in stalled:
+            raw.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1000\r\n\r\n{"
+            )
+        assert live.ask("POST", "/v1/completions", BODY)[0] == 200
+        for raw in stalled:
+            assert b" 408 " in raw.recv(65536).splitlines()[0]
+            raw.close()
+
+
+def test_a_place_is_free_once_its_answer_ends() -> None:
+    with front(places=1) as live:
+        for _ in range(3):
+            assert live.ask("POST", "/v1/completions", BODY)[0] == 200
+            until(lambda: not live.server.front.num_open)
+        connection = live.connect()
+        connection.request("POST", "/v1/completions", json.dumps(ENDLESS), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.read(6) == b"data: "
+        assert live.ask("POST", "/v1/completions", BODY)[0] == 429
+        answer.close()
+        connection.close()
+        until(lambda: live.ask("POST", "/v1/completions", BODY)[0] == 200)
 
 
 def test_an_answer_that_takes_too_long_is_ended() -> None:
