@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+# What `make demo` shows: each package as it comes, with a bar on a terminal.
+TELLING_PIP = $(BIN)/pip install --disable-pip-version-check
 USER = $(VENV)/.installed
 DEV = $(VENV)/.installed-dev
 
 .PHONY: demo test test-slow test-lowest test-newest docs lock clean
 
 demo: $(USER)
+	@echo "demo: decoding a story with a draft, then without one; the first run compiles the decoder (up to a minute)"
 	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" --draft-quantize int8 -k 5 -n 160 --compare
 	@echo "To use specdec in this shell: . $(BIN)/activate"
 
@@ -52,11 +55,13 @@ lock:
 # The pinned torch goes first, so that no other package chooses its version. Where pip's index has CPU builds of it that is
 # a small one; the usual index gives Linux the one with CUDA, several GB.
 $(USER): pyproject.toml constraints.txt
-	@echo "Installing torch and specdec into $(VENV): a few minutes, most of them for torch."
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --constraint constraints.txt torch
-	$(PIP) --constraint constraints.txt --editable ".[serve,plots]"
-	touch $(USER)
+	@echo "1 of 3: making the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "2 of 3: installing torch, which takes one to six minutes"
+	@$(TELLING_PIP) --constraint constraints.txt torch
+	@echo "3 of 3: installing specdec and what else it needs"
+	@$(TELLING_PIP) --constraint constraints.txt --editable ".[serve,plots]"
+	@touch $(USER)
 
 $(DEV): $(USER)
 	$(PIP) --constraint constraints.txt --editable ".[dev]"

@@ -74,12 +74,21 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence ended. `text` is the tail that streaming had held back (already cropped at a stop string)."""
+    """A sequence ended.
+
+    Args:
+        sequence_id: of the sequence.
+        finish_reason: stop, length or abort.
+        stop_reason: the token or string that stopped it, or None.
+        text: the tail that streaming had held back, already cropped at a stop string.
+        is_incomplete: whether the length cut it before its output matched its grammar.
+    """
 
     sequence_id: int
     finish_reason: FinishReason
     stop_reason: int | str | None
     text: str = ""
+    is_incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

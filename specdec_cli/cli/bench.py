@@ -42,6 +42,7 @@ from specdec_cli.cli.measurement_options import (
     show_plan,
 )
 from specdec_cli.cli.options import (
+    DETAILS_OPTION,
     ENGINE_OPTIONS,
     GATE_OPTIONS,
     RESUME_OPTION,
@@ -73,7 +74,8 @@ _REPEATS = 2
 
 
 @with_shared_options(
-    without=["sampling.logprobs"], beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, *ENGINE_OPTIONS)
+    without=["sampling.logprobs"],
+    beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, DETAILS_OPTION, *ENGINE_OPTIONS),
 )
 def bench(
     context: typer.Context,
@@ -287,4 +289,4 @@ class _BenchRun(Measurement["Bench"]):
 
     def draw(self, page: Console, study: Bench, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_bench(page, study, document)
+        print_bench(page, document, self.shared.details)

@@ -20,7 +20,7 @@ from specdec_cli.cli.measurement_options import (
     num_prompts_words,
     show_plan,
 )
-from specdec_cli.cli.options import GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
+from specdec_cli.cli.options import DETAILS_OPTION, GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, open_screen
@@ -50,7 +50,7 @@ _OWN = {
     *("endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"),
     *("request_rate", "extra_body", "max_tokens_field", "markdown", "csv", "junit", "plot", "html"),
 }
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "details", "target.model"}
 _SECTIONS = ("sampling.", "workload.", "gates.")
 
 
@@ -71,7 +71,7 @@ def run_endpoint(
         RunError: the server cannot be measured.
         GateError: a gate was crossed.
     """
-    refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS, *GATE_OPTIONS), _OWN, _PATHS, _SECTIONS)
+    refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS, *GATE_OPTIONS, DETAILS_OPTION), _OWN, _PATHS, _SECTIONS)
     resolved = shared.resolve()
     recipe = resolved.recipe
     check_regression(recipe, shared)
@@ -184,7 +184,7 @@ class _EndpointRun:
             document = envelope(SCHEMA, _document_recipe(self.resolved, self.plan), body)
             judged = judge_document(document, recipe.gates, earlier)
             write_results(document, self.wish, lambda: server_csv(document), self.shared.force)
-            deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document))
+            deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document, self.shared.details))
             if stopped():
                 self.screen.say("interrupted: these are the results so far", "yellow")
                 return ExitCode.INTERRUPTED

@@ -69,7 +69,7 @@ class OtherBenchRun(OtherEngineRun["Bench"]):
 
     def draw(self, page: Console, study: Bench, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_bench(page, study, document)
+        print_bench(page, document, self.shared.details)
 
     def study(self, stopped: Callable[[], bool]) -> Bench:
         """The benchmark of two arms, of which one is up at a time."""

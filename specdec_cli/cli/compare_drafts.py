@@ -36,6 +36,7 @@ from specdec_cli.cli.measurement_options import (
     show_plan,
 )
 from specdec_cli.cli.options import (
+    DETAILS_OPTION,
     DRAFTS_OPTION,
     ENGINE_OPTIONS,
     GATE_OPTIONS,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 @with_shared_options(
     without=["draft", "speculation.num_speculative_tokens", "speculation.k_by_batch", "sampling.logprobs"],
-    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, *ENGINE_OPTIONS),
+    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, DETAILS_OPTION, *ENGINE_OPTIONS),
 )
 def compare_drafts(
     context: typer.Context,
@@ -345,4 +346,4 @@ class _CompareRun(Measurement["LoadedComparison"]):
 
     def draw(self, page: Console, study: LoadedComparison, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_compare(page, study, document)
+        print_compare(page, document, self.shared.details)

@@ -133,4 +133,4 @@ class OtherCompareRun(OtherEngineRun["DraftComparison"]):
 
     def draw(self, page: Console, study: DraftComparison, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_compare(page, study, document)
+        print_compare(page, document, self.shared.details)

@@ -14,6 +14,7 @@ import typer
 
 from specdec_cli.cli.output import check_destination, deliver, envelope
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.bench.recommend import MOST_CONSIDERED
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows, task_of
 from specdec_cli.report.plot import check_available, check_plot
@@ -27,9 +28,18 @@ if TYPE_CHECKING:
 HOW, FILES = "Measurement", "Result files"
 _TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")
 
-KMax = Annotated[
-    int, typer.Option("--k-max", min=1, max=64, help="Largest k to consider.", rich_help_panel=HOW)
-]  # fmt: skip
+
+def k_max_option(said: str, shown: str | bool = True) -> Any:
+    """The option `--k-max` of a command.
+
+    Args:
+        said: its help.
+        shown: the default in words where it depends on what is found.
+    """
+    return typer.Option("--k-max", min=1, max=MOST_CONSIDERED, help=said, show_default=shown, rich_help_panel=HOW)
+
+
+KMax = Annotated[int, k_max_option("Largest k to consider.")]
 Exhaustive = Annotated[
     bool,
     typer.Option(

@@ -69,6 +69,7 @@ class Shared:
         quiet: only errors on stderr.
         trust_remote_code: run code that comes with a checkpoint.
         resume: continue an interrupted measurement.
+        details: print the figures behind a verdict, too.
         takes_structured: whether the command's outputs can follow a grammar.
         takes_parallel: whether the command leaves it to another engine to run a model on several devices.
         takes_engine: whether the command can start another engine.
@@ -87,6 +88,7 @@ class Shared:
     quiet: bool = False
     trust_remote_code: bool = False
     resume: bool = False
+    details: bool = False
     takes_structured: bool = False
     takes_parallel: bool = False
     takes_engine: bool = False
@@ -302,7 +304,7 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
 
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _FIELDS = {
-    *("recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"),
+    *("recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume", "details"),
     *("engine_command", "engine_args"),
 }
 _OF_ANOTHER_ENGINE = ("engine.start_timeout_seconds", "engine.distributed_executor_backend")
@@ -485,6 +487,13 @@ RESUME_OPTION = Option(
     ("--resume",),
     RUN,
     help="Continue an interrupted run from FILE.partial, which a run with --output FILE keeps until it is done.",
+)
+DETAILS_OPTION = Option(
+    "details",
+    bool,
+    ("--details",),
+    RUN,
+    help="Also print the figures behind the verdict: where the time goes, every task, the predictions' parts.",
 )
 STRUCTURED_OPTIONS: tuple[Option, ...] = (
     Option("structured.json_schema", str, ("--json-schema",), STRUCTURED, metavar="FILE"),

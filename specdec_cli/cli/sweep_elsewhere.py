@@ -12,7 +12,7 @@ import typer
 from specdec_cli.cli.draft_reader import reader_without_models
 from specdec_cli.cli.endpoint_options import key_of, refuse_others
 from specdec_cli.cli.measurement_options import FILES, chosen_prompts, show_plan
-from specdec_cli.cli.options import OPTIONS, WORKLOAD_OPTIONS, Shared
+from specdec_cli.cli.options import DETAILS_OPTION, OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.screen import open_screen, timed_progress
 from specdec_cli.errors import UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SERVERS = "Servers"
 _OWN = {"target_endpoint", "draft_endpoint", "trace_from", "endpoint_timeout", "api_key", "at_a_time"}
 _OWN |= {"k_max", "chat", "dry_run"}
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model", "target.revision", "draft"}
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "details", "target.model", "target.revision", "draft"}
 _SECTIONS = ("sampling.", "workload.")
 _DRAFT, _NUM = "draft", "workload.num_prompts"
 
@@ -122,7 +122,8 @@ def run_elsewhere(
         UsageError: options that contradict each other, or sampling whose probabilities no server gives.
         RunError: a server cannot be reached, or gives too little.
     """
-    refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS), _OWN, _PATHS, _SECTIONS, "--target-endpoint or --trace-from")
+    known = (*OPTIONS, *WORKLOAD_OPTIONS, DETAILS_OPTION)
+    refuse_others(context, known, _OWN, _PATHS, _SECTIONS, "--target-endpoint or --trace-from")
     if wish.target_endpoint is not None and wish.trace_from is not None:
         raise UsageError("`--trace-from` and `--target-endpoint` are two sources of one text", "name one of them")
     _refuse_unread(shared, wish, chat)
@@ -137,7 +138,7 @@ def run_elsewhere(
     )
     found.source["seconds"] = perf_counter() - begin
     document = envelope(SCHEMA, resolved.recipe.as_dict(), found.body(k_max))
-    deliver_with_report(document, shared, lambda page: print_acceptance(page, document))
+    deliver_with_report(document, shared, lambda page: print_acceptance(page, document, shared.details))
 
 
 def _refuse_unread(shared: Shared, wish: ElsewhereWish, chat: bool) -> None:

@@ -15,7 +15,7 @@ import typer
 from specdec_cli.cli.draft_reader import DraftReader, draft_reader
 from specdec_cli.cli.endpoint_options import refuse_others
 from specdec_cli.cli.measurement_options import check_named, chosen_prompts, show_plan
-from specdec_cli.cli.options import ENGINE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
+from specdec_cli.cli.options import DETAILS_OPTION, ENGINE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.output import deliver_with_report, envelope, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, timed_progress
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specdec_cli.report.view import Screen
 
 _OWN = {"k_max", "batch_sizes", "chat", "dry_run", "write_recipe"}
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code"}
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "details", "trust_remote_code"}
 _PATHS |= {"engine_command", "engine_args"}
 _SECTIONS = ("target.", "draft", "speculation.", "sampling.", "engine.", "workload.")
 _NUM_MEASURED = 2
@@ -70,7 +70,7 @@ def sweep_on_engine(
         RunError: the engine does not start or answer, or does not sample from the target.
     """
     name = resolved.recipe.engine.name
-    known = (*OPTIONS, *WORKLOAD_OPTIONS, *ENGINE_OPTIONS)
+    known = (*OPTIONS, *WORKLOAD_OPTIONS, DETAILS_OPTION, *ENGINE_OPTIONS)
     told = (f"--engine {name}", "it sweeps chains on another engine", "leave it out")
     refuse_others(context, known, _OWN, _PATHS, _SECTIONS, *told)
     reader = _reader(resolved.recipe, shared.trust_remote_code)
@@ -90,7 +90,7 @@ def sweep_on_engine(
     document = envelope(SCHEMA, resolved.recipe.as_dict(), body)
     if wish.write_recipe is not None:
         write_file(wish.write_recipe, tuned_recipe(resolved, document), shared.force)
-    deliver_with_report(document, shared, lambda page: print_engine_sweep(page, document))
+    deliver_with_report(document, shared, lambda page: print_engine_sweep(page, document, shared.details))
 
 
 def speculative_config(other: OtherEngine, k: int) -> dict[str, Any]:

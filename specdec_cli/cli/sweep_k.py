@@ -20,7 +20,6 @@ from specdec_cli.cli.measurement_options import (
     Exhaustive,
     Html,
     Junit,
-    KMax,
     Markdown,
     MeasurementOptions,
     Plot,
@@ -31,6 +30,7 @@ from specdec_cli.cli.measurement_options import (
     check_speculates,
     chosen_prompts,
     depth_within_rates,
+    k_max_option,
     num_at_hand,
     num_prompts_words,
     repeats_option,
@@ -38,6 +38,7 @@ from specdec_cli.cli.measurement_options import (
     whole_numbers,
 )
 from specdec_cli.cli.options import (
+    DETAILS_OPTION,
     ENGINE_OPTIONS,
     GATE_OPTIONS,
     RESUME_OPTION,
@@ -88,6 +89,7 @@ _LEFT_OUT = (
     "speculation.tree",
 )
 _MOST_TOGETHER = 1024
+_K_MAX, _FURTHEST = 8, 32  # without --k-max: where a sweep begins to end, and where it ends in any case
 
 BatchSizes = Annotated[
     str,
@@ -101,10 +103,15 @@ BatchSizes = Annotated[
 ]
 
 
-@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, *ENGINE_OPTIONS))
+@with_shared_options(
+    without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, DETAILS_OPTION, *ENGINE_OPTIONS)
+)
 def sweep_k(
     context: typer.Context,
-    k_max: KMax = 8,
+    k_max: Annotated[
+        int | None,
+        k_max_option("Largest k to consider.", shown="8, or up to 32 while the best is the largest"),
+    ] = None,
     exhaustive: Exhaustive = False,
     repeats: Annotated[int | None, repeats_option("1; 2 with --exhaustive", "Maximum number of times")] = None,
     tree: Trees = None,
@@ -137,7 +144,7 @@ def sweep_k(
     """
     elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, endpoint_timeout, api_key, at_a_time)
     if elsewhere.is_wanted:
-        run_elsewhere(context, shared, elsewhere, k_max, chat, dry_run)
+        run_elsewhere(context, shared, elsewhere, k_max or _K_MAX, chat, dry_run)
         return None
     check_unwanted(elsewhere)
     resolved = shared.resolve()
@@ -146,15 +153,16 @@ def sweep_k(
     if other is not None:
         from specdec_cli.cli.sweep_engine import EngineSweepWish, sweep_on_engine
 
-        there = EngineSweepWish(k_max, sizes, chat, dry_run, write_recipe)
+        there = EngineSweepWish(k_max or _K_MAX, sizes, chat, dry_run, write_recipe)
         sweep_on_engine(context, shared, resolved, other, there)
         return None
     repeats = repeats or (2 if exhaustive else 1)
-    k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max)
+    goes_further = k_max is None and not resolved.recipe.speculation.is_synthetic
+    k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max or _K_MAX)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
     trees = wanted_trees(tree or [], resolved.recipe.speculation, k_max)
     wish = _SweepOptions(
-        repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe, trees
+        repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe, trees, goes_further
     )
     _check(resolved.recipe, wish)
     check_regression(resolved.recipe, shared)
@@ -171,7 +179,10 @@ def sweep_k(
 
 @dataclass(frozen=True, slots=True)
 class _SweepOptions(MeasurementOptions):
-    """The command's further options; `trees` has each shape once, and `auto` first."""
+    """The command's further options.
+
+    `trees` has each shape once, and `auto` first. `goes_further` lets k_max grow while the best k is the largest.
+    """
 
     k_max: int
     exhaustive: bool
@@ -179,6 +190,7 @@ class _SweepOptions(MeasurementOptions):
     trace: Path | None
     write_recipe: Path | None
     trees: tuple[str, ...]
+    goes_further: bool
 
     @property
     def shapes(self) -> list[TreeShape]:
@@ -273,7 +285,7 @@ class _SweepRun(Measurement["Sweeps"]):
         """The pair, with room for the largest k and tree, and the tokenized workload."""
         from specdec_cli.engine.engine import Engine
 
-        recipe = self.sized(self.recipe, self.asked.k_max)
+        recipe = self.sized(self.recipe, _FURTHEST if self.asked.goes_further else self.asked.k_max)
         largest = f"dynamic:{MOST_NODES}" if self.asked.trees else None
         recipe = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"tree": largest})})
         engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
@@ -302,23 +314,40 @@ class _SweepRun(Measurement["Sweeps"]):
         """Every k and tree predicted, at every batch size."""
         from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn
         from specdec_cli.measure.bench.sweeps import Sweeps
+        from specdec_cli.measure.predict.traced import trace_further
 
         wish = self.asked
         with timed_progress(self.screen) as tell:
             traced = self._traced(engine, workload, tell)
             by_size = {size: self._costs(engine, workload, size, tell) for size in wish.batch_sizes}
-        found = []
+            while traced is not None and self._grow(engine, traced, by_size):
+                trace_further(traced, engine, self.asked.k_max, tell)
+                by_size = {size: self._costs(engine, workload, size, tell) for size in wish.batch_sizes}
+        wish, found = self.asked, []
         for size, costs in by_size.items():
             trees = self._trees(traced, costs)
             made = None if traced is None else traced.predict(wish.k_max, costs, trees)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
             sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, self._in_use)
+            sweep.most_depth = engine.drafter.most_depth
             if traced is not None:
                 measured = [shape.tree for shape in sweep.shapes if shape.tree is not None]
                 which = {"profiled": tuple(dict.fromkeys([*costs.trees, *measured])), "trees": trees}
                 sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal, **which)
             found.append(sweep)
         return Sweeps(tuple(found), traced)
+
+    def _grow(self, engine: Engine, traced: Traced, by_size: dict[int, Costs]) -> bool:
+        """Consider larger ks if the best one is predicted to be the largest and nothing limits it; whether it does."""
+        old = self.asked.k_max
+        best = (traced.predict(old, costs).fastest_k for costs in by_size.values())
+        if not self.asked.goes_further or old >= _FURTHEST or old not in best:
+            return False
+        self.asked = replace(self.asked, k_max=min(2 * old, _FURTHEST))
+        self._end_at_draft(engine)
+        if self.asked.k_max > old:
+            self.capped.append(f"k = {old} was predicted to be best, so larger ones were considered, too")
+        return self.asked.k_max > old
 
     @property
     def _in_use(self) -> DraftShape:
@@ -349,7 +378,8 @@ class _SweepRun(Measurement["Sweeps"]):
             watch = in_phase(tell, f"measuring the costs of steps{together}")
             return profile_workload(engine, workload, self.asked.k_max, size, watch=watch, trees=trees)
 
-        return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
+        name = f"draft, {size} together{'' if self.asked.k_max <= _K_MAX else f', k up to {self.asked.k_max}'}"
+        return measure() if self.journal is None else self.journal.costs(name, measure)
 
     def _traced(self, engine: Engine, workload: Workload, tell: Tell) -> Traced | None:
         """The evidence for predictions; None if no trace can predict."""
@@ -418,4 +448,4 @@ class _SweepRun(Measurement["Sweeps"]):
 
     def draw(self, page: Console, study: Sweeps, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_sweeps(page, study, document)
+        print_sweeps(page, document, self.shared.details)

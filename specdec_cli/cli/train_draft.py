@@ -29,6 +29,7 @@ from specdec_cli.train.words import counted, sized
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.prompts import PromptRow
+    from specdec_cli.measure.predict.payoff import Payoff
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
     from specdec_cli.train.features import CachedFeatures, TargetFeatures
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from specdec_cli.train.session import TrainingData, TrainingSession
     from specdec_cli.train.target import TrainingTarget
 
-_ALL = 2**31 - 1
+_ALL, _PAYOFF_SECONDS = 2**31 - 1, 3.0
 _WITHOUT = (
     *(one.path for one in OPTIONS if one.path.startswith(("draft", "speculation.", "serve."))),
     *("output", "sampling.logprobs", "sampling.ignore_eos"),
@@ -303,4 +304,23 @@ class _TrainCommand:
             best = body["best"]
             said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
             self.screen.say(said)
-            self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}")
+            if not is_interrupted:
+                payoff = self._payoff(session, best)
+                self.screen.say(payoff.words())
+            k = "" if is_interrupted or payoff.k == best["k"] else f" -k {payoff.k}"
+            self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}{k}")
+
+    def _payoff(self, session: TrainingSession, best: dict[str, Any]) -> Payoff:
+        """What the trained draft should gain, from its acceptance and the costs of its steps on this machine."""
+        from specdec_cli.measure.predict.payoff import Payoff
+        from specdec_cli.measure.predict.profiling import profile
+        from specdec_cli.train.acceptance import engine_with
+
+        k, prompts = best["k"], session.data.held_out
+        engine = engine_with(session.engine, self.output, k)
+        text = [token for prompt in prompts for token in prompt.tokens]
+        middle = len(text) // len(prompts) + self._params.max_new_tokens // 2
+        with progress(self.screen) as say:
+            say("measuring the costs of a step with the draft")
+            costs = profile(engine, k, (middle,), text=text, params=self._params, time_limit_seconds=_PAYOFF_SECONDS)
+        return Payoff.of(costs, best["acceptance_by_depth"])

@@ -416,7 +416,9 @@ class Engine:
     def _finish(self, sequence: Sequence) -> Finished:
         self._remove(sequence)
         assert sequence.finish_reason is not None, "only an ended sequence is finished"
-        return Finished(sequence.id, sequence.finish_reason, sequence.stop_reason, sequence.tail)
+        reason, matcher = sequence.finish_reason, sequence.matcher
+        is_incomplete = reason == "length" and matcher is not None and not matcher.may_end
+        return Finished(sequence.id, reason, sequence.stop_reason, sequence.tail, is_incomplete)
 
     def _remove(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)

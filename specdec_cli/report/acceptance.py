@@ -25,14 +25,16 @@ _MEANINGS = {
 }
 
 
-def print_acceptance(console: Console, document: Mapping[str, Any]) -> None:
-    """Print acceptance by rule and k, and what it took to find out."""
+def print_acceptance(console: Console, document: Mapping[str, Any], details: bool) -> None:
+    """Print acceptance by rule and k, and with `details` what the rules are and what it took to find out."""
     source = document["source"]
     console.print(Text(f"{document['draft']} for {document['target']}, {source['words']}"), soft_wrap=True)
-    print_source(console, source)
+    if details:
+        print_source(console, source)
     for its in document["rules"]:
         rule, who = its["rule"], "; ".join(its["engines"])
-        console.print(Text(f"{rule}: {_MEANINGS[rule]}{who and f' ({who})'}"), soft_wrap=True)
+        meaning = f": {_MEANINGS[rule]}" if details else ""
+        console.print(Text(f"{rule}{meaning}{who and f' ({who})'}"), soft_wrap=True)
         grid = Grid("k", "tokens per step", "95 % interval", "rate")
         for row in (one for one in document["rows"] if one["rule"] == rule):
             length, ends = row["acceptance_length"]["median"], row["acceptance_length"]["ci95"]
@@ -42,6 +44,8 @@ def print_acceptance(console: Console, document: Mapping[str, Any]) -> None:
     console.print(_NO_COSTS, soft_wrap=True)
     for notice in document["notices"]:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+    if not details:
+        console.print(Text("--details adds what the rules mean and what the trace took", style="dim"), soft_wrap=True)
 
 
 def print_source(console: Console, source: Mapping[str, Any]) -> None:

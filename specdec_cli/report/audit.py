@@ -36,6 +36,8 @@ _STYLES: Mapping[str, _Styles] = {
 
 def print_audit(console: Console, body: Mapping[str, Any]) -> None:
     """Print the report of an audit's document."""
+    style = "bold red" if body["verdict"] == "fail" else "bold yellow" if is_partial(body) else "bold green"
+    console.print(Text(verdict_words(body), style=style), soft_wrap=True)
     found = audit_tables(body)
     for one in found:
         table, styles = Grid(*one.heads, title=one.title), _STYLES[one.title]
@@ -48,8 +50,6 @@ def print_audit(console: Console, body: Mapping[str, Any]) -> None:
         console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     for notice in body["notices"]:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-    style = "bold red" if body["verdict"] == "fail" else "bold yellow" if is_partial(body) else "bold green"
-    console.print(Text(verdict_words(body), style=style), soft_wrap=True)
 
 
 def is_partial(body: Mapping[str, Any]) -> bool:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
-from specdec_cli.report.grid import Grid
 from specdec_cli.report.pace import Pace
+from specdec_cli.report.result import details_of, grid_of, print_result
 from specdec_cli.report.schema import read_schema
-from specdec_cli.report.table import NOTHING, number, percent
-from specdec_cli.report.trees import print_tree_table, tree_table
+from specdec_cli.report.table import NOTHING, PageTable, interval_cells, number, percent
+from specdec_cli.report.trees import tree_table
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.outputs import Timing
     from specdec_cli.measure.bench.bench import Bench, Progress
     from specdec_cli.measure.bench.passes import Kind, Track
     from specdec_cli.measure.bench.verdict import StepSplit
-    from specdec_cli.measure.stats import Interval
 
 SCHEMA = "specdec.bench/1"
 _SECONDS_BETWEEN_DRAWS = 0.25
@@ -77,8 +74,7 @@ def bench_body(
             "interrupted": interrupted,
         },
         "machine": dict(machine),
-        "plain": _totals(bench.plain),
-        "draft": _totals(bench.draft),
+        **_arms(bench),
         "against": {
             name: {
                 "version": versions[name],
@@ -88,7 +84,6 @@ def bench_body(
             }
             for name, track in bench.against.items()
         },
-        "speedup": _speedup(bench),
         "tokens_per_step": bench.tokens_per_step,
         "efficiency": efficiency,
         "costs": costs,
@@ -125,6 +120,11 @@ _UNCHECKED: Mapping[str, Any] = {"checked_tokens": None, "mismatches": None, "fi
 _NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
 
 
+def _arms(bench: Bench) -> dict[str, Any]:
+    """The arms of our own engine and the draft's speed-up."""
+    return {"plain": _totals(bench.plain), "draft": _totals(bench.draft), "speedup": _speedup(bench)}
+
+
 def _totals(track: Track, task: str | None = None) -> dict[str, Any]:
     return {"timing": track.timing(task).as_dict(), "speculative": track.counts(task).as_dict()}
 
@@ -133,6 +133,11 @@ def _speedup(bench: Bench, task: str | None = None, against: Track | None = None
     kinds: tuple[Kind, ...] = ("decode", "latency")
     found = {kind: bench.speedup(kind, task, against) for kind in kinds}
     return {kind: dict(_NO_INTERVAL) if one is None else one.as_dict() for kind, one in found.items()}
+
+
+def _live_table(bench: Bench) -> RenderableType:
+    others = {name: {"timing": track.timing().as_dict()} for name, track in bench.against.items()}
+    return arms_table({**_arms(bench), "against": others})
 
 
 class BenchView:
@@ -156,7 +161,7 @@ class BenchView:
         live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._live = live if is_live else None
         self._last = 0.0
-        self._table = table or arms_table
+        self._table = table or _live_table
 
     def __enter__(self) -> BenchView:
         """Open the live area."""
@@ -185,129 +190,111 @@ class BenchView:
             self._last = now
 
 
-def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None:
+ARM_HEADS = (
+    *("arm", "tokens/s", "first ms", "accepted", "length", "speed-up", "95 %"),
+    *("draft/verify/rest %", "end to end", "95 %"),
+)
+_NUM_ARM_CELLS = 7  # of the first table on a terminal
+AGAINST_HEADS = ("other arm", "draft is faster", "95 %", "end to end", "95 %")
+TASK_HEADS = ("task", "prompts", "plain tokens/s", "draft tokens/s", "accepted", "length", "speed-up", "95 %")
+LEGEND = (
+    "first: milliseconds to the first token. speed-up: of decoding, over the same engine without a draft; 95 %: its "
+    "interval, if there are enough pairs. draft/verify/rest: shares of a step's time."
+)
+
+
+def bench_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:
+    """The tables of a document: arms, trees, other engines, tasks."""
+    yield PageTable("Arms", ARM_HEADS, _arm_rows(document))
+    if (trees := tree_table("arm", tree_arms(document))) is not None:
+        yield trees
+    if document["against"]:
+        yield PageTable("The draft beside other engines", AGAINST_HEADS, _against_rows(document))
+    if document["by_task"]:
+        yield PageTable("Tasks", TASK_HEADS, _task_rows(document))
+
+
+def print_bench(console: Console, body: Mapping[str, Any], details: bool) -> None:
     """Print the report."""
-    console.print(arms_table(bench))
-    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
-    print_tree_table(console, tree_table("arm", tree_arms(body)))
-    if bench.tasks():
-        console.print(tasks_table(bench))
-    for line in (_roofline_words(body["roofline"]), compared_words(body)):
-        if line:
-            console.print(Text(line), soft_wrap=True)
-    print_notes_and_gates(console, body)
-    for place, sentence in enumerate(body["findings"]):
-        console.print(Text(sentence, style="bold" if place == 0 else ""), soft_wrap=True)
+    arms, *others = bench_tables(body)
 
+    def further() -> Iterator[RenderableType | str]:
+        yield LEGEND
+        yield grid_of(("arm", *ARM_HEADS[_NUM_ARM_CELLS:]), [[row[0], *row[_NUM_ARM_CELLS:]] for row in arms.rows])
+        for table in others:
+            if table.heads != AGAINST_HEADS:
+                yield from details_of(table)
+        yield from filter(None, (_roofline_words(body["roofline"]), *body["findings"][1:]))
 
-def print_notes_and_gates(console: Console, body: Mapping[str, Any]) -> None:
-    """Print what a reader must know beside the figures, and what became of the gates."""
-    for notice in [*([body["machine"]["busy"]] if body["machine"]["busy"] else []), *body["notices"]]:
-        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-    for gate in body["gates"]:
-        style = "green" if gate["passed"] else "bold red"
-        word = "passed" if gate["passed"] else "FAILED"
-        console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+    figures = [arms_table(body), *(grid_of(one.heads, one.rows) for one in others if one.heads == AGAINST_HEADS)]
+    verdict, checks = body["findings"][:1], [compared_words(body)]
+    left_out = "where the time goes, every task, and why"
+    print_result(console, body, verdict, figures, checks, further if details else None, left_out)
 
 
 def tree_arms(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any] | None]]:
     """The arms of a document that may have drafted trees, with their statistics."""
     others = ((name, found.get("speculative")) for name, found in body["against"].items())
-    return [("with the draft", body["draft"]["speculative"]), *others]
+    return [("draft", body["draft"]["speculative"]), *others]
 
 
-def arm_rows(bench: Bench) -> list[list[str]]:
-    """The arms as cells: name, tokens/s, first token, acceptance rate and length, time shares, the draft's speed-up."""
+def _arm_rows(body: Mapping[str, Any]) -> list[list[str]]:
+    """The arms as cells, the plain one first."""
+    is_synthetic = "recipe" in body and body["recipe"]["speculation"]["verify"] == "synthetic"
     return [
-        _arm_row(bench.plain, None, None),
-        _arm_row(bench.draft, bench.speedup("decode"), bench.speedup("latency")),
-        *(_arm_row(track, None, None) for track in bench.against.values()),
+        _arm_row("plain", body["plain"], None),
+        _arm_row("draft (synthetic)" if is_synthetic else "draft", body["draft"], body["speedup"]),
+        *(_arm_row(name, found, None) for name, found in body["against"].items()),
     ]
 
 
-def against_rows(bench: Bench) -> list[list[str]]:
+def _arm_row(name: str, totals: Mapping[str, Any], speedup: Mapping[str, Any] | None) -> list[str]:
+    timing, counts = totals["timing"], totals.get("speculative") or {}
+    return [
+        name,
+        number(timing["decode_tokens_per_second"], 1),
+        NOTHING if timing["ttft_s"] is None else f"{1000 * timing['ttft_s']:.1f}",
+        percent(counts.get("acceptance_rate")),
+        number(counts.get("acceptance_length")),
+        *interval_cells(speedup and speedup["decode"]),
+        _shares(counts),
+        *interval_cells(speedup and speedup["latency"]),
+    ]
+
+
+def _shares(counts: Mapping[str, Any]) -> str:
+    """`20/70/10`: drafting, verification and the rest in per cent of the steps' time."""
+    seconds = [counts.get(f"{part}_seconds") or 0.0 for part in ("draft", "verify", "overhead")]
+    return "/".join(f"{100 * one / sum(seconds):.0f}" for one in seconds) if sum(seconds) > 0 else NOTHING
+
+
+def _against_rows(body: Mapping[str, Any]) -> list[list[str]]:
     """How much faster than each other engine the draft is, as cells."""
     return [
-        [
-            track.name,
-            interval_words(bench.speedup("decode", against=track)),
-            interval_words(bench.speedup("latency", against=track)),
-        ]
-        for track in bench.against.values()
+        [name, *interval_cells(found["speedup"]["decode"]), *interval_cells(found["speedup"]["latency"])]
+        for name, found in body["against"].items()
     ]
 
 
-AGAINST_HEADS = ("other arm", "the draft is faster by", "end to end")
-ARM_HEADS = ("arm", "tokens/s", "first ms", "accepted", "length", "time in %", "speed-up (95 %)", "end to end")
-LEGEND = (
-    "first: milliseconds to the first token. time in %: draft / verification / the rest. speed-up: over the same "
-    "engine without a draft. In brackets: 95 % intervals, if there are enough pairs."
-)
-
-
-def _arm_row(track: Track, decode: Interval | None, latency: Interval | None) -> list[str]:
-    timing: Timing = track.timing()
-    counts, shares = track.counts(), track.meter.shares
-    return [
-        track.name,
-        number(timing.decode_tokens_per_second, 1),
-        NOTHING if timing.ttft_s is None else f"{1000 * timing.ttft_s:.1f}",
-        percent(counts.acceptance_rate),
-        number(counts.acceptance_length),
-        NOTHING
-        if shares is None
-        else f"{100 * shares.draft:.0f}/{100 * shares.verify:.0f}/{100 * shares.overhead:.0f}",
-        interval_words(decode),
-        interval_words(latency),
-    ]
-
-
-def interval_words(interval: Interval | None) -> str:
-    """`1.42× (1.31–1.55)`, or a dash."""
-    if interval is None:
-        return NOTHING
-    ends = "" if interval.ci95 is None else f" ({interval.ci95[0]:.2f}–{interval.ci95[1]:.2f})"
-    return f"{interval.median:.2f}×{ends}"
-
-
-TASK_HEADS = ("task", "prompts", "tokens/s without", "with the draft", "accepted", "length", "speed-up (95 %)")
-
-
-def task_rows(bench: Bench) -> list[list[str]]:
+def _task_rows(body: Mapping[str, Any]) -> list[list[str]]:
     """The tasks as cells."""
-    rows = []
-    for task in bench.tasks():
-        counts = bench.draft.counts(task)
-        rows.append(
-            [
-                task,
-                str(bench.workload.tasks[task]),
-                number(bench.plain.timing(task).decode_tokens_per_second, 1),
-                number(bench.draft.timing(task).decode_tokens_per_second, 1),
-                percent(counts.acceptance_rate),
-                number(counts.acceptance_length),
-                interval_words(bench.speedup("decode", task)),
-            ]
-        )
-    return rows
+    return [
+        [
+            task,
+            str(found["num_prompts"]),
+            number(found["plain"]["timing"]["decode_tokens_per_second"], 1),
+            number(found["draft"]["timing"]["decode_tokens_per_second"], 1),
+            percent(found["draft"]["speculative"]["acceptance_rate"]),
+            number(found["draft"]["speculative"]["acceptance_length"]),
+            *interval_cells(found["speedup"]["decode"]),
+        ]
+        for task, found in body["by_task"].items()
+    ]
 
 
-def arms_table(bench: Bench) -> RenderableType:
-    """The arms, and below them the draft's speed-up over every other engine."""
-    arms = _table(ARM_HEADS, arm_rows(bench))
-    return Group(arms, _table(AGAINST_HEADS, against_rows(bench))) if bench.against else arms
-
-
-def tasks_table(bench: Bench) -> RenderableType:
-    """The tasks."""
-    return _table(TASK_HEADS, task_rows(bench))
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Grid(*heads)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+def arms_table(body: Mapping[str, Any]) -> RenderableType:
+    """The arms with their speed, acceptance and speed-up."""
+    return grid_of(ARM_HEADS[:_NUM_ARM_CELLS], [row[:_NUM_ARM_CELLS] for row in _arm_rows(body)])
 
 
 def _roofline_words(roofline: Mapping[str, Any] | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from rich.text import Text
 from specdec_cli.measure.endpoint.endpoint_bench import ARRIVAL_FIGURES
 from specdec_cli.measure.endpoint.endpoint_doubts import doubts
 from specdec_cli.report.bench import json_schema as bench_schema
-from specdec_cli.report.bench import print_notes_and_gates
 from specdec_cli.report.endpoint_words import (
     FIGURE_NAMES,
     LEGEND,
@@ -24,6 +23,7 @@ from specdec_cli.report.endpoint_words import (
     throughput_words,
 )
 from specdec_cli.report.grid import Grid
+from specdec_cli.report.result import print_result
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING
 from specdec_cli.text.printable import printable
@@ -213,19 +213,19 @@ def live_table(bench: EndpointBench) -> RenderableType:
     return table
 
 
-def print_endpoint(console: Console, body: Mapping[str, Any]) -> None:
+def print_endpoint(console: Console, body: Mapping[str, Any], details: bool) -> None:
     """Print the report."""
-    console.print(Text(_head(body)), soft_wrap=True)
-    console.print(_figures_table(body["timing"]))
-    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
-    if body["by_task"]:
-        console.print(_parts_table("task", body["by_task"]))
-    if body["by_turn"]:
-        console.print(_parts_table("turn", body["by_turn"]))
-    console.print(Text(throughput_words(body), style="bold"), soft_wrap=True)
-    for line in filter(None, (acceptance_words(body["acceptance"]), *counter_lines(body["counters"]))):
-        console.print(Text(line), soft_wrap=True)
-    print_notes_and_gates(console, body)
+
+    def further() -> Iterator[RenderableType | str]:
+        yield LEGEND
+        if body["by_task"]:
+            yield _parts_table("task", body["by_task"])
+        if body["by_turn"]:
+            yield _parts_table("turn", body["by_turn"])
+
+    verdict, figures = [throughput_words(body)], [Text(_head(body)), _figures_table(body["timing"])]
+    checks = [acceptance_words(body["acceptance"]), *counter_lines(body["counters"])]
+    print_result(console, body, verdict, figures, checks, further if details else None, "every task and turn")
     for message, num in Counter(error["message"] for error in body["errors"]).items():
         console.print(Text(f"failed, {num}×: {message}", style="red"), soft_wrap=True)
 

@@ -52,6 +52,8 @@ class ReplyView:
         if self._writer is not None and not self._ends_line:
             self._writer.put(Piece("\n"))
             self._writer.flush()
+        if self._writer is not None:
+            self._writer.end()
 
     def show(self, reply: ChatReply, text: str) -> None:
         """Show an answer's new text and its statistics so far."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console, RenderableType
 
-from specdec_cli.report.bench import compared_words, interval_words, print_notes_and_gates
+from specdec_cli.measure.bench.recommend import largest_words
+from specdec_cli.measure.stats import ENOUGH_PAIRS
+from specdec_cli.report.bench import compared_words
 from specdec_cli.report.bench import json_schema as bench_schema
-from specdec_cli.report.grid import Grid
+from specdec_cli.report.result import details_of, grid_of, print_result
 from specdec_cli.report.schema import read_schema
-from specdec_cli.report.table import NOTHING, number, percent
-from specdec_cli.report.trees import print_tree_table, tree_table
+from specdec_cli.report.table import NOTHING, PageTable, interval_cells, number, percent
+from specdec_cli.report.trees import tree_table
 
 if TYPE_CHECKING:
     from specdec_cli.measure.bench.compare import Contender, DraftComparison
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from specdec_cli.report.generate import Promise
 
 SCHEMA = "specdec.compare-drafts/1"
-HEADS = ("draft", "best k", "speed-up (95 %)", "end to end", "predicted", "accepted", "length", "cost", "memory")
+HEADS = (
+    *("draft", "k", "speed-up", "95 %", "accepted", "length", "cost", "memory"),
+    *("predicted", "end to end", "95 %"),
+)
+_NUM_CELLS = 8  # of the first table on a terminal
 UNDECIDED = "undecided"
 _BASELINE = "none"  # what recipes and documents call plain decoding
 LEGEND = (
-    "cost: a drafted token over a plain step. predicted: from the trace. memory: weights and KV cache of the draft. "
-    "In brackets: 95 % intervals, if there are enough pairs."
+    "k: the draft's best. cost: a drafted token over a plain step. memory: weights and KV cache of the draft. "
+    "predicted: from the trace. 95 %: intervals, if there are enough pairs."
 )
 _NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
 
@@ -61,6 +65,11 @@ def compare_body(
 
     ranking, choice = comparison.ranking(), choose_draft(comparison)
     best = choice.fastest or next(one for one in ranking if one.drafts)
+    largest = [
+        f"{one.draft} is fastest at k = {comparison.k_max}; {largest_words(comparison.k_max, one.most_depth)}"
+        for one in ranking
+        if one.prediction is not None and comparison.best_k(one) == comparison.k_max
+    ]
     known = [notice for notice in (comparison.workload.notice, comparison.bench.hidden_tasks) if notice is not None]
     timed_tasks = [] if comparison.bench.hidden_tasks else comparison.bench.tasks()
     return {
@@ -99,7 +108,7 @@ def compare_body(
             "verify": promise.verify,
             **_differences(comparison, tokens_must_agree),
         },
-        "notices": [*known, *comparison.notices],
+        "notices": [*known, *comparison.notices, *largest],
         "gates": [],
     }
 
@@ -108,8 +117,7 @@ _KINDS: tuple[Kind, ...] = ("decode", "latency")
 
 
 def _row(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
-    track = comparison.track(one)
-    counts, (parameters, memory_bytes) = track.counts(), one.sizes()
+    track, (parameters, memory_bytes) = comparison.track(one), one.sizes()
     shared = one.shared_vocabulary
     return {
         "draft": one.draft,
@@ -117,12 +125,7 @@ def _row(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
         "parameters": parameters,
         "memory_bytes": memory_bytes,
         "vocabulary": None if shared is None else shared.as_dict(comparison.outputs()),
-        "cost_ratio": one.cost_ratio,
-        "best_k": comparison.best_k(one),
-        "acceptance_rate": counts.acceptance_rate,
-        "acceptance_length": counts.acceptance_length,
-        "speedup": _interval(comparison.speedup(one)),
-        "latency_speedup": _interval(comparison.speedup(one, "latency")),
+        **_figures(comparison, one),
         "by_task": {
             task: {
                 "acceptance_rate": track.counts(task).acceptance_rate,
@@ -132,19 +135,33 @@ def _row(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
             for task in comparison.bench.tasks()
             if task in track.task_counts
         },
-        "predicted": None
-        if one.prediction is None
-        else [
-            {
-                "k": row.k,
-                "acceptance_length": row.acceptance_length.as_dict(),
-                "speedup": row.median_speedup.as_dict(),
-            }
-            for row in one.prediction.rows
-        ],
+        "predicted": _predicted(one),
         "measured": [{"k": k, "speedup": _interval(comparison.speedup_at(one, k))} for k in sorted(one.tracks)],
         **_totals(track),
     }
+
+
+def _figures(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
+    """A draft at its best k."""
+    counts = comparison.track(one).counts()
+    return {
+        "cost_ratio": one.cost_ratio,
+        "best_k": comparison.best_k(one),
+        "acceptance_rate": counts.acceptance_rate,
+        "acceptance_length": counts.acceptance_length,
+        "speedup": _interval(comparison.speedup(one)),
+        "latency_speedup": _interval(comparison.speedup(one, "latency")),
+    }
+
+
+def _predicted(one: Contender) -> list[dict[str, Any]] | None:
+    """A draft at every k, by its trace."""
+    if one.prediction is None:
+        return None
+    return [
+        {"k": row.k, "acceptance_length": row.acceptance_length.as_dict(), "speedup": row.median_speedup.as_dict()}
+        for row in one.prediction.rows
+    ]
 
 
 def _totals(track: Track) -> dict[str, Any]:
@@ -174,19 +191,40 @@ def _differences(comparison: DraftComparison, tokens_must_agree: bool) -> dict[s
     return dict(found.as_dict())
 
 
-def print_compare(console: Console, comparison: DraftComparison, body: Mapping[str, Any]) -> None:
+def print_compare(console: Console, body: Mapping[str, Any], details: bool) -> None:
     """Print the report."""
-    console.print(drafts_table(comparison))
-    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
-    print_tree_table(console, tree_table("draft", tree_drafts(body)))
-    if body["task_winners"]:
-        console.print(_tasks_table(comparison, body))
-    if body["pairwise"]:
-        console.print(_pairs_table(body))
-    console.print(_classic_table(body))
-    console.print(Text(compared_words(body)), soft_wrap=True)
-    print_notes_and_gates(console, body)
-    console.print(Text(body["recommendation"], style="bold"), soft_wrap=True)
+    drafts, *others = compare_tables(body)
+
+    def further() -> Iterator[RenderableType | str]:
+        yield LEGEND
+        yield grid_of(("draft", *HEADS[_NUM_CELLS:]), [[row[0], *row[_NUM_CELLS:]] for row in drafts.rows])
+        for table in others:
+            yield from details_of(table)
+
+    figures = [grid_of(HEADS[:_NUM_CELLS], [row[:_NUM_CELLS] for row in drafts.rows])]
+    left_out = "end-to-end and predicted speeds, every pair and every task"
+    checks = [compared_words(body)]
+    print_result(console, body, [body["recommendation"]], figures, checks, further if details else None, left_out)
+
+
+def compare_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:
+    """The tables of a document: drafts, trees, tasks, pairs."""
+    yield PageTable("Drafts, each at its best k", HEADS, [_cells(row) for row in document["rows"]])
+    if (trees := tree_table("draft", tree_drafts(document))) is not None:
+        yield trees
+    if document["task_winners"]:
+        yield _tasks_table(document)
+    if document["pairwise"]:
+        pairs = [
+            [
+                draft_words(one["a"]),
+                draft_words(one["b"]),
+                *interval_cells({"median": one["speedup_ratio"], "ci95": one["ci95"]}),
+                number(one["p_a_faster"], 3),
+            ]
+            for one in document["pairwise"]
+        ]
+        yield PageTable("Pairs", ("A", "B", "A over B", "95 %", "P(A is faster)"), pairs)
 
 
 def tree_drafts(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -195,78 +233,53 @@ def tree_drafts(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def draft_words(name: str) -> str:
-    """A draft's name in a report; the baseline is `no draft`."""
-    return "no draft" if name == _BASELINE else name
+    """A draft's name in a report; the baseline is `plain`."""
+    return "plain" if name == _BASELINE else name
 
 
-def winner_words(name: str | None) -> str:
-    """The winner of a task in a report: a draft, `no draft`, or `undecided`."""
-    return UNDECIDED if name is None else draft_words(name)
-
-
-def drafts_table(comparison: DraftComparison) -> Table:
+def drafts_table(comparison: DraftComparison) -> RenderableType:
     """The drafts as they were measured so far, the fastest first."""
-    rows = []
-    for one in comparison.ranking():
-        k, counts = comparison.best_k(one), comparison.track(one).counts()
-        predicted = [] if one.prediction is None else [row for row in one.prediction.rows if row.k == k]
-        rows.append(
-            [
-                draft_words(one.draft),
-                str(k) if k else NOTHING,
-                interval_words(comparison.speedup(one)),
-                interval_words(comparison.speedup(one, "latency")),
-                _short(predicted[0].median_speedup.as_dict() if predicted else None),
-                percent(counts.acceptance_rate),
-                number(counts.acceptance_length),
-                number(one.cost_ratio, 3),
-                _bytes(one.sizes()[1]),
-            ]
-        )
-    return _table(HEADS, rows)
-
-
-def _tasks_table(comparison: DraftComparison, body: Mapping[str, Any]) -> Table:
     rows = [
-        [
-            task,
-            *(_short(row["by_task"].get(task, {}).get("speedup")) for row in body["rows"]),
-            winner_words(found["draft"]),
-        ]
-        for task, found in body["task_winners"].items()
+        {"draft": one.draft, "memory_bytes": one.sizes()[1], "predicted": None, **_figures(comparison, one)}
+        for one in comparison.ranking()
     ]
-    return _table(("task", *(draft_words(one.draft) for one in comparison.ranking()), "winner"), rows)
+    return grid_of(HEADS[:_NUM_CELLS], [_cells(row)[:_NUM_CELLS] for row in rows])
 
 
-def _pairs_table(body: Mapping[str, Any]) -> Table:
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    predicted = [found["speedup"] for found in row["predicted"] or () if found["k"] == row["best_k"]]
+    return [
+        draft_words(row["draft"]),
+        str(row["best_k"]) if row["best_k"] else NOTHING,
+        *interval_cells(row["speedup"]),
+        percent(row["acceptance_rate"]),
+        number(row["acceptance_length"]),
+        number(row["cost_ratio"], 3),
+        _bytes(row["memory_bytes"]),
+        interval_cells(predicted[0] if predicted else None)[0],
+        *interval_cells(row["latency_speedup"]),
+    ]
+
+
+def _tasks_table(document: Mapping[str, Any]) -> PageTable:
+    """Every draft's speed-up in each task, and the fastest where that is certain."""
     rows = []
-    for pair in body["pairwise"]:
-        ends = "" if pair["ci95"] is None else f" ({pair['ci95'][0]:.2f}–{pair['ci95'][1]:.2f})"
-        ratio = f"{pair['speedup_ratio']:.2f}×{ends}"
-        rows.append([draft_words(pair["a"]), draft_words(pair["b"]), ratio, number(pair["p_a_faster"], 3)])
-    return _table(("A", "B", "A over B (95 %)", "P(A is faster)"), rows)
+    for task, found in document["task_winners"].items():
+        speeds = [interval_cells(row.get("by_task", {}).get(task, {}).get("speedup"))[0] for row in document["rows"]]
+        rows.append([task, *speeds, _winner_words(found, document)])
+    names = [draft_words(row["draft"]) for row in document["rows"]]
+    return PageTable("Tasks", ("task", *names, "fastest"), rows)
 
 
-def _classic_table(body: Mapping[str, Any]) -> Table:
-    target = str(body["recipe"]["target"]["model"])
-    return _table(
-        ("Target", "Draft", "Speed-up"),
-        [[target, draft_words(row["draft"]), _short(row["speedup"])] for row in body["rows"]],
-    )
-
-
-def _short(speedup: Mapping[str, Any] | None) -> str:
-    return NOTHING if speedup is None or speedup["median"] is None else f"{speedup['median']:.2f}×"
+def _winner_words(found: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """The winner of a task: a draft, `plain`, or why it is open."""
+    if found["draft"] is not None:
+        return draft_words(found["draft"])
+    pairs = found["speedup"]["pairs"]
+    return f"{pairs} of {ENOUGH_PAIRS} pairs" if pairs < ENOUGH_PAIRS else UNDECIDED
 
 
 def _bytes(num: int | None) -> str:
     if num is None:
         return NOTHING
     return f"{num / 1e9:.2f} GB" if num >= 1e9 else f"{num / 1e6:.1f} MB" if num else "0"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Grid(*heads)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table

@@ -135,20 +135,24 @@ def _notices(sweep: EngineSweep) -> list[str]:
     return [*found, *([costs.costs.warning] if costs.costs.warning else [])]
 
 
-def print_engine_sweep(console: Console, document: Mapping[str, Any]) -> None:
-    """Print predicted and measured figures of every k, and the recommendation."""
-    engine = document["engine"]
-    head = f"{document['draft']} for {document['target']} on {engine['name']} {engine['version'] or ''}".rstrip()
-    console.print(Text(f"{head}, under its rule {document['rule']}"), soft_wrap=True)
-    print_source(console, document["source"])
-    several = len(document["by_batch_size"]) > 1
-    for found in document["by_batch_size"]:
-        costs = found["costs"]
+def print_engine_sweep(console: Console, document: Mapping[str, Any], details: bool) -> None:
+    """Print the recommendation, predicted and measured figures of every k, and with `details` the costs of steps."""
+    by_size = document["by_batch_size"]
+    several = len(by_size) > 1
+    for found in by_size:
+        line = recommendation_words(found["recommended"], size_name(found, several))
+        console.print(Text(line, style="bold"), soft_wrap=True)
+    for found in by_size:
         if several:
             console.print(Text(f"{found['batch_size']} at a time"), soft_wrap=True)
-        console.print(Text(_cost_words(costs)), soft_wrap=True)
         console.print(_grid(found["rows"]))
-        console.print(Text(recommendation_words(found["recommended"], size_name(found, several))), soft_wrap=True)
+        if details:
+            console.print(Text(_cost_words(found["costs"])), soft_wrap=True)
+    if details:
+        engine = document["engine"]
+        head = f"{document['draft']} for {document['target']} on {engine['name']} {engine['version'] or ''}".rstrip()
+        console.print(Text(f"{head}, under its rule {document['rule']}"), soft_wrap=True)
+        print_source(console, document["source"])
     said = f"Predicted speed-ups differ from measured ones by {percent(document['median_error'])} in the median."
     console.print(Text(said), soft_wrap=True)
     if document["table"] is not None:
@@ -156,6 +160,8 @@ def print_engine_sweep(console: Console, document: Mapping[str, Any]) -> None:
         console.print(Text(f"num_speculative_tokens_per_batch_size: {ranges}"), soft_wrap=True)
     for notice in document["notices"]:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+    if not details:
+        console.print(Text("--details adds the costs of steps and the engine's rule", style="dim"), soft_wrap=True)
 
 
 def _cost_words(costs: Mapping[str, Any]) -> str:

@@ -8,11 +8,14 @@ from typing import Any
 INCONCLUSIVE = "inconclusive"
 
 
+RECOMMENDED, IN_USE = "recommended", "in use"
+
+
 def depth_mark(k: int, recommended: Mapping[str, Any] | None, tree: str | None = None) -> str:
     """The word beside a k or a tree of that depth: `recommended`, or `in use` where the verdict is inconclusive."""
     if recommended is None or (k, tree) != (recommended["k"], recommended.get("tree")):
         return ""
-    return "in use" if recommended["verdict"] == INCONCLUSIVE else "recommended"
+    return IN_USE if recommended["verdict"] == INCONCLUSIVE else RECOMMENDED
 
 
 def recommendation_words(recommended: Mapping[str, Any], at: str = "") -> str:

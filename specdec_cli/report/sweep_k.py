@@ -11,16 +11,15 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from specdec_cli.measure.predict.draft_shape import DraftShape
-from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
+from specdec_cli.report.bench import lossless_words
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
-from specdec_cli.report.grid import Grid
 from specdec_cli.report.pace import Pace
 from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, short_words, size_name
+from specdec_cli.report.result import grid_of, print_result
 from specdec_cli.report.schema import read_schema
-from specdec_cli.report.sweep_trees import tree_table
-from specdec_cli.report.table import NOTHING, number
+from specdec_cli.report.sweep_trees import TREE_HEADS, tree_rows
+from specdec_cli.report.table import NOTHING, interval_cells, number
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -30,8 +29,12 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.predict import Predicted
 
 SCHEMA = "specdec.sweep-k/1"
-SIZE_HEADS = ("batch", "best k", "speed-up (95 %)")
-HEADS = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
+SIZE_HEADS = ("batch", "best k", "speed-up", "95 %")
+HEADS = (
+    *("k", "tokens a step", "predicted", "95 %", "measured", "95 %", ""),
+    *("textbook", "draft/verify/rest %"),
+)
+_NUM_CELLS, _NUM_TREE_CELLS = 7, 8  # of the first tables on a terminal
 _SECONDS_BETWEEN_DRAWS = 0.25
 
 
@@ -132,11 +135,7 @@ def _by_size(sweep: Sweep) -> dict[str, Any]:
         "measured_k": [shape.k for shape in measured if shape.tree is None],
         "settled_after": sweep.settled_after,
         "costs": sweep.costs.as_dict(),
-        "rows": [
-            {"k": shape.k, **_row(sweep.predicted(shape), measured.get(shape))}
-            for shape in sweep.every_shape()
-            if shape.tree is None
-        ],
+        "rows": list(_chains(sweep)),
         "trees": list(_trees(sweep)),
         "recommended": {
             "k": recommended.k,
@@ -147,6 +146,14 @@ def _by_size(sweep: Sweep) -> dict[str, Any]:
             "needs": list(recommended.needs),
         },
     }
+
+
+def _chains(sweep: Sweep, has_rates: bool = True) -> Iterator[dict[str, Any]]:
+    """Every k, predicted and measured."""
+    measured = sweep.measured()
+    for shape in sweep.every_shape():
+        if shape.tree is None:
+            yield {"k": shape.k, **_row(sweep.predicted(shape), measured.get(shape), has_rates)}
 
 
 def _trees(sweep: Sweep, has_rates: bool = True) -> Iterator[dict[str, Any]]:
@@ -223,88 +230,91 @@ class SweepView:
             return
         if perf_counter() < self._last + _SECONDS_BETWEEN_DRAWS:
             return
-        trees = list(_trees(sweep, has_rates=False))
-        tables = [sweep_table(sweep, None), *([tree_table({"trees": trees, "recommended": None})] if trees else [])]
-        self._live.update(Group(*tables, Text(line, style="dim")), refresh=True)
+        rows = {"rows": list(_chains(sweep, False)), "trees": list(_trees(sweep, False)), "recommended": None}
+        self._live.update(Group(*_first_tables(rows), Text(line, style="dim")), refresh=True)
         self._last = perf_counter()
 
 
-def sweep_table(sweep: Sweep, recommended: Mapping[str, Any] | None, title: str | None = None) -> RenderableType:
-    """Every k, predicted and measured. The recommended one is marked, or the k in use."""
-    table = Grid(*HEADS, title=title)
-    measured = sweep.measured()
-    for k in range(1, sweep.k_max + 1):
-        row = sweep.predicted(DraftShape(k))
-        one = measured.get(DraftShape(k))
-        counted = None if one is None else one.track.counts().acceptance_length
-        shares = {} if row is None else row.shares() or {}
-        cells = [
-            str(k),
-            number(counted if row is None else _known(row.acceptance_length.median)),
-            interval_words(row.speedup if row is not None and math.isfinite(row.speedup.median) else None),
-            interval_words(None if one is None else one.speedup),
-            NOTHING if row is None or row.iid_speedup is None else f"{row.iid_speedup:.2f}×",
-            "/".join(f"{100 * share:.0f}" for share in shares.values()) or NOTHING,
-            mark := depth_mark(k, recommended),
+def depth_rows(found: Mapping[str, Any], iid: Mapping[str, float | None]) -> Iterator[list[str]]:
+    """Every k of one batch size as cells, predicted and measured. The recommended one is marked, or the k in use.
+
+    Args:
+        found: the batch size's part of a document.
+        iid: the textbook's speed-up by k.
+    """
+    for row in found["rows"]:
+        predicted, textbook = row["predicted"], iid.get(str(row["k"]))
+        shares = [] if predicted is None else [f"{100 * share:.0f}" for share in (predicted["shares"] or {}).values()]
+        yield [
+            str(row["k"]),
+            number(row["acceptance_length"]),
+            *interval_cells(predicted, "speedup"),
+            *interval_cells(row["measured"], "speedup"),
+            depth_mark(row["k"], found["recommended"]),
+            NOTHING if textbook is None else f"{textbook:.2f}×",
+            "/".join(shares) or NOTHING,
         ]
-        table.add_row(*(Text(cell) for cell in cells), style="bold" if mark else "")
-    return table
 
 
-def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> None:
+def _first_tables(found: Mapping[str, Any], title: str | None = None) -> Iterator[RenderableType]:
+    """Every k and tree of one batch size."""
+    yield grid_of(HEADS[:_NUM_CELLS], [row[:_NUM_CELLS] for row in depth_rows(found, {})], title)
+    if found["trees"]:
+        yield grid_of(TREE_HEADS[:_NUM_TREE_CELLS], [row[:_NUM_TREE_CELLS] for row in tree_rows(found)])
+
+
+def print_sweeps(console: Console, body: Mapping[str, Any], details: bool) -> None:
     """Print the report."""
-    known, by_size = sweeps.known(), body["by_batch_size"]
-    has_several = len(sweeps.by_size) > 1
-    for sweep, found in zip(known, by_size, strict=True):
-        title = f"Batch size {sweep.batch_size}" if has_several else None
-        console.print(sweep_table(sweep, found["recommended"], title))
-        if found["trees"]:
-            console.print(tree_table(found))
-        textbook = _textbook_words(body) if sweep is sweeps.first else []
-        accepted = _acceptance_words(body, found) if sweep is sweeps.first else []
-        for line in [*_cost_words(found, sweep.k_max), *textbook, *accepted]:
-            console.print(Text(line, style="dim"), soft_wrap=True)
+    by_size = body["by_batch_size"]
+    has_several = len(body["plan"]["batch_sizes"]) > 1
+    verdict = [recommendation_words(found["recommended"], size_name(found, has_several)) for found in by_size]
+    figures: list[RenderableType] = []
     if has_several:
-        console.print(_sizes_table(by_size))
-    if body["plan"]["passes"]:
-        console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
-    print_notes_and_gates(console, body)
+        verdict.append(f"k by batch size: --k-by-batch {body['k_by_batch']}{_table_words(body['table'])}")
+        figures.append(grid_of(SIZE_HEADS, size_rows(by_size)))
+    for found in by_size:
+        figures += _first_tables(found, f"Batch size {found['batch_size']}" if has_several else None)
+    checks = [lossless_words(body["lossless"])] if body["plan"]["passes"] else []
+    further = (lambda: _details(body)) if details else None
+    left_out = "the costs of steps, the textbook's figures and tasks"
+    print_result(console, body, verdict, figures, checks, further, left_out)
+
+
+def _details(body: Mapping[str, Any]) -> Iterator[RenderableType | str]:
+    """The rest of the report."""
+    by_size = body["by_batch_size"]
+    for found in by_size:
+        is_first = found is by_size[0]
+        rows = depth_rows(found, body["iid"]["speedup_by_k"] if is_first else {})
+        yield grid_of(("k", *HEADS[_NUM_CELLS:]), [[row[0], *row[_NUM_CELLS:]] for row in rows])
+        if found["trees"]:
+            rows = tree_rows(found)
+            yield grid_of(("tree", *TREE_HEADS[_NUM_TREE_CELLS:]), [[row[0], *row[_NUM_TREE_CELLS:]] for row in rows])
+        yield from _cost_words(found)
+        if is_first:
+            yield from (*_textbook_words(body), *_acceptance_words(body, found))
     low, high = body["guidance"]
     here = ", ".join(short_words(found["recommended"]) for found in by_size)
-    console.print(Text(f"Published guidance: {low} to {high} tokens; here: {here}."), soft_wrap=True)
-    for found in by_size:
-        line = recommendation_words(found["recommended"], size_name(found, has_several))
-        console.print(Text(line, style="bold"), soft_wrap=True)
-    if has_several:
-        line = f"k by batch size: --k-by-batch {body['k_by_batch']}{_table_words(body['table'])}"
-        console.print(Text(line, style="bold"), soft_wrap=True)
-
-
-def _sizes_table(by_size: list[dict[str, Any]]) -> RenderableType:
-    """The best k of every batch size."""
-    table = Grid(*SIZE_HEADS)
-    for row in size_rows(by_size):
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    yield f"Published guidance: {low} to {high} tokens; here: {here}."
 
 
 def size_rows(by_size: list[dict[str, Any]]) -> Iterator[list[str]]:
     """The best k of every batch size, as cells, from the document's `by_batch_size`."""
     for found in by_size:
         k, speedup = found["recommended"]["k"], found["recommended"]["speedup"]
-        ends = "" if speedup is None or speedup["ci95"] is None else "({:.2f}–{:.2f})".format(*speedup["ci95"])
-        said = NOTHING if speedup is None else f"{speedup['median']:.2f}× {ends}".rstrip()
         is_open = found["recommended"]["verdict"] == INCONCLUSIVE
-        yield [str(found["batch_size"]), f"{k}: inconclusive" if is_open else str(k or "0: do not speculate"), said]
+        best = f"{k}: inconclusive" if is_open else str(k or "0: do not speculate")
+        yield [str(found["batch_size"]), best, *interval_cells(speedup)]
 
 
-def _cost_words(found: Mapping[str, Any], k_max: int) -> list[str]:
+def _cost_words(found: Mapping[str, Any]) -> list[str]:
     costs = found["costs"]
     rows = " ".join(f"{1000 * seconds:.2f}" for seconds in costs["target_seconds_by_rows"])
+    draft, engine = 1000 * costs["draft_seconds_per_token"], 1000 * costs["overhead_seconds"]
     lines = [
-        f"Speed-up of decoding, the median prompt's. Target forward of 1 to {k_max + 1} rows: {rows} ms; draft "
-        f"{1000 * costs['draft_seconds_per_token']:.2f} ms a token; the engine {1000 * costs['overhead_seconds']:.2f} "
-        f"ms a step (context {costs['context_length']}); {_rounds_words(costs)}."
+        f"Speed-up of decoding, the median prompt's. Target forward of 1 to {len(found['rows']) + 1} rows: {rows} ms; "
+        f"draft {draft:.2f} ms a token; the engine {engine:.2f} ms a step (context {costs['context_length']}); "
+        f"{_rounds_words(costs)}."
     ]
     if (settled := found["settled_after"]) is not None:
         lines.append(f"Measuring ended after {settled} groups: the choice was known to within 2 %.")

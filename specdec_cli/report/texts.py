@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
+from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.style import Style
 
@@ -22,7 +25,7 @@ class Sink(Protocol):
 
 
 class Writer:
-    """Writes pieces to a stream, coloured or with marks.
+    """Writes pieces to a stream, coloured or with marks. On a terminal, lines break between words.
 
     Args:
         stream: standard output.
@@ -34,6 +37,9 @@ class Writer:
         self.stream = stream
         self.colour = colour
         self._goes_on = goes_on
+        self._wraps = stream.isatty()
+        self._column, self._gap = 0, ""
+        self._word: list[tuple[str, str]] = []
 
     def put(self, piece: Piece) -> None:
         """Write one piece; `flush` shows it."""
@@ -54,14 +60,59 @@ class Writer:
                 raise
             to_nowhere(self.stream)
 
+    def end(self) -> None:
+        """Write what waits for the end of its word."""
+        with self._reader_may_go():
+            self._release()
+            self.stream.flush()
+
     def _put(self, piece: Piece) -> None:
-        if not self.colour:
-            self.stream.write(marked(piece))
-        elif STYLES[piece.kind]:
-            style = Style.parse(STYLES[piece.kind])
-            self.stream.write(style.render(piece.text, color_system=ColorSystem.STANDARD))
+        text, style = (piece.text, STYLES[piece.kind]) if self.colour else (marked(piece), "")
+        if not self._wraps:
+            self._write(text, style)
+            return
+        for part in _PARTS.findall(text):
+            if part == "\n":
+                self._release()
+                self._write(part)
+                self._column, self._gap = 0, ""
+            elif part.isspace():
+                self._release()
+                self._gap += part
+            else:
+                self._word.append((part, style))
+                if cell_len(part) > len(part):
+                    self._release()
+
+    def _release(self) -> None:
+        """Write the word that is whole now, on a new line if it would cross the terminal's edge."""
+        if not self._word:
+            return
+        width, num = _width(self.stream), sum(cell_len(part) for part, _ in self._word)
+        column = len((" " * self._column + self._gap).expandtabs())
+        if self._column and column + num > width >= num:
+            self._write("\n")
+            column = 0
         else:
-            self.stream.write(piece.text)
+            self._write(self._gap)
+        for part, style in self._word:
+            self._write(part, style)
+        self._gap, self._word = "", []
+        self._column = column + num if column + num <= width else (column + num) % width
+
+    def _write(self, text: str, style: str = "") -> None:
+        self.stream.write(Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if style else text)
+
+
+_WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
+_PARTS = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
+"""Line breaks, gaps, characters that a line may break beside, words."""
+
+
+def _width(stream: TextIO) -> int:
+    """Columns of a terminal; `COLUMNS` wins, as in other programs."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
 
 
 class Texts:

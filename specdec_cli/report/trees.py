@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
 from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.events import Emitted
-from specdec_cli.report.grid import Grid
 from specdec_cli.report.pieces import STYLES, Kind, Piece, marked
 from specdec_cli.report.table import NOTHING, PageTable, number, rank_words
 from specdec_cli.text.printable import printable
@@ -40,18 +39,7 @@ def tree_table(name: str, arms: Iterable[tuple[str, Mapping[str, Any] | None]]) 
         if counts is not None and "num_draft_nodes" in counts
     ]
     heads = (name, "drafted nodes", "nodes per step", "depth", "accepted by rank")
-    return PageTable("Drafted trees", heads, rows) if rows else None
-
-
-def print_tree_table(console: Console, table: PageTable | None) -> None:
-    """Print the table, if there is one."""
-    if table is None:
-        return
-    grid = Grid(*table.heads)
-    for row in table.rows:
-        grid.add_row(*(Text(cell) for cell in row))
-    console.print(grid)
-    console.print(Text(_LEGEND, style="dim"), soft_wrap=True)
+    return PageTable("Drafted trees", heads, rows, _LEGEND) if rows else None
 
 
 def drawn_tree(emitted: Emitted, piece: Callable[[int], str], is_coloured: bool) -> RenderableType:

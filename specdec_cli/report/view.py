@@ -95,6 +95,7 @@ class RunView:
         self._texts: Texts | None = None
         self._token_pieces: dict[int, TokenPieces] = {}
         self._notices: dict[str, None] = {}
+        self._cut: list[int] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> RunView:
@@ -112,16 +113,30 @@ class RunView:
     def __exit__(self, *exc: object) -> None:
         """Close the live area and say what was noticed meanwhile."""
         self._stack.close()
+        if self._writer is not None:
+            self._writer.end()
         if self._area is not None:
             for message in self._notices:
                 self.screen.say(f"note: {message}", "yellow")
+        if self._cut:
+            which = (
+                "the output is" if self._total == 1 else f"output {', '.join(str(i + 1) for i in sorted(self._cut))}:"
+            )
+            self.screen.say(
+                f"note: {which} incomplete, because -n {self._most_tokens} cut it before it matched its JSON schema, "
+                "pattern or choice; raise -n",
+                "yellow",
+            )
 
     def watch(self, arm: Decoding, event: Event) -> None:
         """Show one event."""
         if isinstance(event, Noticed):
             self._notice(event.message)
-        elif self._texts is not None and arm is self._arms[0]:
-            self._show_text(self._texts, arm, event)
+        elif arm is self._arms[0]:
+            if self._texts is not None:
+                self._show_text(self._texts, arm, event)
+            if isinstance(event, Finished) and event.is_incomplete:
+                self._cut.append(arm.passes[-1].by_id[event.sequence_id].index)
         if self._area is not None:
             self._area.refresh()
             return

@@ -135,6 +135,8 @@ class Matcher:
         self._num_tokens = num_tokens
         self._stop_ids = stop_ids
         self._stops, self._never = ([token for token in ids if token < num_tokens] for ids in (stop_ids, never))
+        self.may_end = False
+        """Whether the text matches the grammar as it is, be there more to come or not."""
         self._allowed, self.is_finished = self._mask(follower)
 
     @property
@@ -217,10 +219,10 @@ class Matcher:
         num = min(self._num_tokens, self._end)
         mask[:num] = bits[:num]
         mask[self._never] = False
-        may_end = bool(bits[self._end])
+        self.may_end = bool(bits[self._end])
         if not mask.any():
-            return (mask, True) if may_end else (None, False)
-        if may_end:
+            return (mask, True) if self.may_end else (None, False)
+        if self.may_end:
             mask[self._stops] = True
         return mask, False
 

@@ -45,6 +45,23 @@ class HeldOutAcceptance:
         }
 
 
+def engine_with(engine: Engine, folder: Path, k: int) -> Engine:
+    """The engine's target with the draft in a folder.
+
+    Args:
+        engine: with the target; its own draft is not used.
+        folder: of the draft.
+        k: drafted tokens in a step.
+
+    Raises:
+        UsageError: the draft does not fit the target.
+        RunError: it does not load.
+    """
+    drafter = another_drafter(engine, {"model": str(folder)})
+    options = replace(engine.options, num_speculative_tokens=k)
+    return type(engine)(engine.target, drafter, engine.tokenizer, options, engine.eos_token_ids)
+
+
 def measure_acceptance(
     engine: Engine, folder: Path, prompts: Sequence[TrainingPrompt], params: SamplingParams, k: int
 ) -> HeldOutAcceptance:
@@ -61,9 +78,7 @@ def measure_acceptance(
         UsageError: the draft does not fit the target.
         RunError: it does not load.
     """
-    drafter = another_drafter(engine, {"model": str(folder)})
-    options = replace(engine.options, num_speculative_tokens=k)
-    its = type(engine)(engine.target, drafter, engine.tokenizer, options, engine.eos_token_ids)
+    its = engine_with(engine, folder, k)
     outputs = its.generate([list(one.tokens) for one in prompts], [replace(params, index=one.index) for one in prompts])
     found = SpeculativeCounts()
     for output in outputs:

@@ -72,17 +72,28 @@ def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str]) -
     assert bench() == 0
     out, err = capsys.readouterr()
     for word in (
-        "without a draft",
-        "with the draft",
+        "plain",
+        "draft",
         "tokens/s",
-        "copy-edit",
         "Lossless: all 192 tokens",
-        "Efficiency",
+        "--details adds",
     ):
         assert word in out
+    for word in ("copy-edit", "Efficiency", "draft/verify/rest"):
+        assert word not in out
     assert out.count(f"note: {TOO_FEW}") == 1, "every task has one prompt"
     assert "\x1b" not in out + err
     assert "no target named: measuring the built-in builtin:target" in err
+
+
+def test_d25_details_are_what_stands_behind_the_verdict(loaded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--details", "--repeats", "2") == 0
+    out = capsys.readouterr().out
+    for word in ("copy-edit", "Efficiency", "draft/verify/rest", "first: milliseconds"):
+        assert word in out
+    assert "--details adds" not in out
+    assert out.index("ecoding") < out.index("tokens/s"), "the verdict comes first"
+    assert out.index("Lossless") < out.index("Efficiency")
 
 
 def test_the_document_is_the_only_thing_on_stdout(loaded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +156,7 @@ def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: P
     assert bench(*flags, "--fail-if", "lossless.mismatches > 0", "--output", str(tmp_path / "r.json")) == 0
     checked((tmp_path / "r.json").read_text())
     text = names["markdown"].read_text()
-    assert "| without a draft |" in text
+    assert "| plain |" in text
     assert "| passed | lossless.mismatches > 0 |" in text
     rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
     assert [(row["task"], row["arm"]) for row in rows[:3]] == [
@@ -154,10 +165,12 @@ def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: P
     assert float(rows[0]["speedup_decode"]) > 0, "the draft's speed-up is in the draft's row"
     assert rows[1]["speedup_decode"] == rows[1]["draft_over_arm"] == ""
     lines = {
-        line.split("|")[1].strip(): line.split("|")[7:9] for line in text.splitlines() if line.startswith("| with")
+        line.split("|")[1].strip(): line.split("|")[6:10:3]
+        for line in text.splitlines()
+        if line.startswith(("| plain", "| draft"))
     }
-    assert all("×" in cell for cell in lines["with the draft"])
-    assert [cell.strip() for cell in lines["without a draft"]] == ["–", "–"]
+    assert all("×" in cell for cell in lines["draft"])
+    assert [cell.strip() for cell in lines["plain"]] == ["–", "–"]
     suite = ElementTree.parse(names["junit"]).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
     assert bench(*flags) == 2

@@ -126,10 +126,23 @@ def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys: pytest.Captur
 def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("good", "none")) == 0
     out, err = capsys.readouterr()
-    for word in ("Target", "Draft", "Speed-up", "P(A is faster)", "best k", "Use good with k = 3", "winner"):
-        assert word in out
+    assert out.startswith("Use good with k = 3"), "the verdict comes first"
+    assert len([line for line in out.splitlines() if "────" in line]) == 1, "one table"
+    assert [line.split()[0] for line in out.splitlines() if line.startswith((" good", " plain"))] == ["good", "plain"]
+    assert "good is fastest at k = 3; it is the largest k considered: `--k-max 6` looks further" in out
     assert "\x1b" not in out + err
     assert "comparing drafts for the built-in builtin:target" in err
+
+
+def test_d25_details_of_a_comparison_say_how_many_prompts_a_task_needs(
+    loaded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compared(*given("good", "none"), "--details") == 0
+    out = capsys.readouterr().out
+    for word in ("P(A is faster)", "end to end", "predicted", "2 of 6 pairs"):
+        assert word in out
+    assert "undecided" not in out
+    assert "Target" not in out
 
 
 def test_a_batch_is_full_and_tells_no_times_by_task(loaded, capsys: pytest.CaptureFixture[str]) -> None:

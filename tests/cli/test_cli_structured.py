@@ -77,3 +77,32 @@ def test_a_command_of_free_text_refuses_it(loaded, capsys: pytest.CaptureFixture
     (loaded / "r.yaml").write_text("structured: {regex: a+}\n")
     assert int(run([command, "-r", "r.yaml", *(["-d", "ngram"] if command != "serve" else [])])) == 2
     assert "`structured.regex` has no effect in this command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_cut"),
+    [
+        (("--regex", "a{40}", "-n", "16"), True),
+        (("--json-schema", "s.json", "-n", "3"), True),
+        (("--choice", "a choice of many letters", "-n", "4"), True),
+        (("--regex", "(ab){2,}", "-n", "4"), False),  # complete, although more could follow
+        (("--regex", "a{5}", "-n", "16"), False),
+        (("-n", "4"), False),
+    ],
+)
+def test_d27_an_output_that_n_cuts_before_it_matches_is_named(
+    loaded, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], is_cut: bool
+) -> None:
+    (loaded / "s.json").write_text(
+        '{"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}'
+    )
+    assert generate(*arguments) == 0
+    said = "note: the output is incomplete, because -n "
+    assert (said in capsys.readouterr().err) == is_cut
+
+
+def test_d27_cut_outputs_are_numbered_with_json_too(loaded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("ba ba", "--regex", "a{40}", "-n", "16", "--json") == 0
+    out, err = capsys.readouterr()
+    assert [one["finish_reason"] for one in json.loads(out)["outputs"]] == ["length", "length"]
+    assert "note: output 1, 2: incomplete, because -n 16 cut it before it matched" in err

@@ -29,9 +29,15 @@ def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str], m
     slow_target(monkeypatch)
     assert sweep_k("-n", "24") == 0
     out, err = capsys.readouterr()
-    for word in ("predicted (95 %)", "measured (95 %)", "Textbook", "Published guidance: 2 to 6", "Recommended: "):
+    assert out.startswith("Recommended: "), "the verdict comes first"
+    for word in ("predicted", "measured", "95 %", "--details adds"):
         assert word in out
+    assert "Textbook" not in out
     assert "\x1b" not in out + err
+    assert sweep_k("-n", "24", "--details") == 0
+    out = capsys.readouterr().out
+    for word in ("Textbook: ", "textbook", "draft/verify/rest %", "Target forward of", "Published guidance: 2 to 6"):
+        assert word in out
 
 
 def test_the_document(loaded, capsys: pytest.CaptureFixture[str]) -> None:

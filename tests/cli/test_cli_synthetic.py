@@ -46,7 +46,7 @@ def test_the_report_and_its_files_say_synthetic(pair, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "(synthetic)" in out  # a cell wraps between words
     for name in ("m.md", "c.csv"):
-        assert "with the draft (synthetic)" in (tmp_path / name).read_text()
+        assert "draft (synthetic)" in (tmp_path / name).read_text()
     assert "--verify synthetic does not follow the target's distribution" in out
 
 

@@ -5,10 +5,11 @@ import io
 import pytest
 from rich.text import Text
 
-from specdec_cli.report import compare_drafts, sweep_k
-from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS, _table
+from specdec_cli.report import bench, compare_drafts, result, sweep_k, sweep_trees
+from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS
 from specdec_cli.report.grid import Grid
 from specdec_cli.report.page import open_page, wraps
+from specdec_cli.report.result import grid_of
 from specdec_cli.report.table import Column, run_table
 
 HEADS = {
@@ -37,7 +38,7 @@ def drawn(table, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_table_breaks_no_word_and_loses_no_column(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = HEADS[name]
     rows = [[CELLS[(row + i) % len(CELLS)] for i in range(len(heads))] for row in range(4)]
-    out = drawn(_table(heads, rows), width, monkeypatch)
+    out = drawn(grid_of(heads, rows), width, monkeypatch)
     words = out.replace(":", " ").split()
     assert all(len(line) <= width for line in out.splitlines())
     for text in (*heads, *(cell for row in rows for cell in row)):
@@ -63,13 +64,13 @@ def meters():
 
 def test_rows_stand_below_each_other_where_columns_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     out = drawn(
-        _table(("draft", "speed-up (95 %)"), [["a-name-of-thirty-five-characters-xx", "1.5×"]]), 40, monkeypatch
+        grid_of(("draft", "speed-up (95 %)"), [["a-name-of-thirty-five-characters-xx", "1.5×"]]), 40, monkeypatch
     )
     assert out.splitlines() == ["draft:", "  a-name-of-thirty-five-characters-xx", "  speed-up (95 %): 1.5×"]
 
 
 def test_a_wide_terminal_has_columns_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = drawn(_table(("draft", "speed-up"), [["ngram", "1.5×"]]), 80, monkeypatch)
+    out = drawn(grid_of(("draft", "speed-up"), [["ngram", "1.5×"]]), 80, monkeypatch)
     assert any("ngram" in line and "1.5×" in line for line in out.splitlines())
 
 
@@ -97,44 +98,48 @@ def test_a_long_note_wraps_between_words_where_there_is_a_width(monkeypatch: pyt
     assert not wraps(stream)
 
 
-@pytest.mark.parametrize("heads", [ARM_HEADS, TASK_HEADS, sweep_k.HEADS], ids=["arms", "tasks", "every k"])
-def test_80_columns_have_room_for_the_tables_of_the_core_commands(heads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With cells as long as they get: a head line, a rule, and no row as a list."""
-    cells = {"arm": "without a draft", "task": "summarising", "speed-up (95 %)": "1.97× (1.92–2.05)", "": "recommended"}
-    cells |= {"end to end": "1.97× (1.92–2.05)", "time in %": "16/75/9", "draft/verify/rest %": "10/80/10"}
-    cells |= {"predicted (95 %)": "1.97× (1.92–2.05)", "measured (95 %)": "1.97× (1.92–2.05)", "k": "12"}
-    out = drawn(_table(heads, [[cells.get(head, "1497.8") for head in heads]] * 2), 80, monkeypatch)
-    assert "────" in out
-    assert not any(line.startswith(f"{heads[0]}: ") for line in out.splitlines())
+TERMINAL = {
+    "bench": (ARM_HEADS[:7], ["draft", "12,497.8", "107.7", "51.7%", "13.55", "12.07×", "11.92–12.05"]),
+    "every k": (sweep_k.HEADS[:7], ["12", "13.55", "12.07×", "1.92–12.05", "12.07×", "1.92–12.05", "recommended"]),
+    "trees": (
+        sweep_trees.TREE_HEADS[:8],
+        ["4,2,1,1", "64", "3.55", "2.07×", "1.92–2.05", "2.07×", "1.92–2.05", "recommended"],
+    ),
+    "drafts": (
+        compare_drafts.HEADS[:8],
+        ["builtin:draft", "12", "2.07×", "1.92–2.05", "51.7%", "3.55", "0.123", "1.2 MB"],
+    ),
+}
 
 
-DRAFT_CELLS = [
-    "builtin:draft",
-    "12",
-    "1.97× (1.92–2.05)",
-    "1.97× (1.92–2.05)",
-    "1.97×",
-    "51.7%",
-    "3.55",
-    "0.123",
-    "1.2 MB",
-]
+@pytest.mark.parametrize("name", TERMINAL)
+def test_d25_80_columns_have_room_for_the_tables_of_the_core_commands(name: str, monkeypatch) -> None:
+    """With cells as long as they get: one table, and no name, figure or interval wraps inside its cell."""
+    heads, cells = TERMINAL[name]
+    out = drawn(grid_of(heads, [cells, ["other", *cells[1:]]]), 80, monkeypatch)
+    assert out.count("────") > 0
+    assert len([line for line in out.splitlines() if set(line.strip()) == {"─"}]) == 1, "one table"
+    [row] = [line for line in out.splitlines() if line.split()[:1] == [cells[0]]]
+    assert all(cell in row for cell in cells)
+
+
+DRAFT_CELLS = ["ngram:max=4,min=2", "12", "1.97×", "1.92–2.05", "51.7%", "3.55", "0.123", "1.2 MB"]
 
 
 def test_columns_that_do_not_fit_stand_in_a_second_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = _table(compare_drafts.HEADS, [DRAFT_CELLS, ["ngram", *DRAFT_CELLS[1:]]])
+    table = grid_of(compare_drafts.HEADS[:8], [["RedHatAI/Qwen3-8B-speculator", *DRAFT_CELLS[1:]], DRAFT_CELLS])
     lines = [line for line in drawn(table, 80, monkeypatch).splitlines() if line.strip() and "─" not in line]
-    assert [line.split()[0] for line in lines] == ["draft", "builtin:draft", "ngram"] * 2
-    assert all("1.97× (1.92–2.05)" in line for line in lines[1:3]), "the measured speeds are together"
-    assert lines[3].split() == ["draft", "accepted", "length", "cost", "memory"]
+    names = ["draft", "RedHatAI/Qwen3-8B-speculator", "ngram:max=4,min=2"]
+    assert [line.split()[0] for line in lines] == names * 2
+    assert all("1.97×" in line and "1.92–2.05" in line for line in lines[1:3]), "the measured speeds are together"
     assert len(drawn(table, 120, monkeypatch).split("accepted")) == 2, "one table where there is room"
-    assert "draft: ngram" in drawn(table, 40, monkeypatch), "a list where two tables do not fit"
+    assert "draft: ngram" in drawn(table, 30, monkeypatch), "a list where two tables do not fit"
 
 
 def test_both_tables_have_the_columns_that_tell_the_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = ("A", "B", "A over B (95 %)", "P(A is faster)")
     rows = [[a, b, "2.28× (0.94–3.62)", "0.751"] for a, b in (("draft-one", "ngram"), ("draft-one", "other"))]
-    lines = [line.split() for line in drawn(_table(heads, rows), 32, monkeypatch).splitlines()]
+    lines = [line.split() for line in drawn(grid_of(heads, rows), 32, monkeypatch).splitlines()]
     shown = [line[:2] for line in lines if line[:1] == ["draft-one"]]
     assert shown == [["draft-one", "ngram"], ["draft-one", "other"]] * 2
     assert [] in lines, "an empty line between them"
@@ -143,13 +148,13 @@ def test_both_tables_have_the_columns_that_tell_the_rows_apart(monkeypatch: pyte
 @pytest.mark.parametrize("width", [30, 40])
 def test_a_percent_sign_stays_with_its_number(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = ("a draft of a long name", "speed-up (95 %)", "more", "and more of it")
-    out = drawn(_table(heads, [["builtin:draft", "1.97× (1.92–2.05)", "x", "y"]]), width, monkeypatch)
+    out = drawn(grid_of(heads, [["builtin:draft", "1.97× (1.92–2.05)", "x", "y"]]), width, monkeypatch)
     assert "(95 %)" in out
 
 
 def test_numbers_stand_below_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [["a", "706.8", "–", "1.5× (1.4–1.6)"], ["数学 🐶", "1,497.8", "51.7%", "–"]]
-    lines = drawn(_table(("arm", "tokens/s", "accepted", "speed-up"), rows), 80, monkeypatch).splitlines()
+    lines = drawn(grid_of(("arm", "tokens/s", "accepted", "speed-up"), rows), 80, monkeypatch).splitlines()
     head, first, second = (Text(line) for line in lines if line.strip() and "─" not in line)
     ends = [[line[: line.plain.index(word) + len(word)].cell_len for word in words] for line, words in (
         (head, ("tokens/s", "accepted")), (first, ("706.8", "–")), (second, ("1,497.8", "51.7%")),
@@ -169,4 +174,5 @@ def test_a_command_between_backticks_stays_whole(width: int, monkeypatch: pytest
 
 
 def test_every_report_draws_with_the_grid() -> None:
-    assert compare_drafts.Grid is sweep_k.Grid is Grid
+    assert {one.grid_of for one in (bench, compare_drafts, sweep_k)} == {grid_of}
+    assert result.Grid is Grid

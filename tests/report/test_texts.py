@@ -1,6 +1,7 @@
 """Texts keep their order, whatever order their pieces come in."""
 
 import io
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -115,3 +116,57 @@ def test_colour_marks_kinds_and_leaves_plain_text_alone() -> None:
     assert stream.getvalue() == "plain [red]text[/red]"
     sink.put(Piece("yes", "accepted"))
     assert stream.getvalue().endswith("\x1b[32myes\x1b[0m")
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def wrapped(text: list[str], monkeypatch: pytest.MonkeyPatch, width: int = 20, kind="text", colour=False) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    sink = Writer(stream, colour)
+    for part in text:
+        sink.put(Piece(part, kind))
+        sink.flush()
+    sink.end()
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (["Once upon a time, there was a little rabbit."], ["Once upon a time,", "there was a little", "rabbit."]),
+        (["Once upon a ti", "me, the", "re was"], ["Once upon a time,", "there was"]),
+        (["exactly twenty chars end"], ["exactly twenty chars", "end"]),
+        (["one\n\n  two three four five six"], ["one", "", "  two three four", "five six"]),
+        (["a word_that_is_longer_than_the_terminal here"], ["a word_that_is_longer_than_the_terminal", "here"]),
+        (["数学" * 6], ["数学" * 5, "数学"]),
+        (["tabs\tand\tmore words"], ["tabs\tand\tmore", "words"]),
+        ([""], [""]),
+    ],
+)
+def test_d27_text_on_a_terminal_breaks_between_words(
+    parts: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wrapped(parts, monkeypatch).split("\n") == lines
+
+
+def test_d27_a_pipe_gets_the_text_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream, sink = writer()
+    for part in ("Once upon a time, there was", " a  \n\tlittle rab", "bit.  "):
+        sink.put(Piece(part))
+    sink.end()
+    assert stream.getvalue() == "Once upon a time, there was a  \n\tlittle rabbit.  "
+
+
+def test_d27_colours_and_marks_stay_with_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = wrapped(["Once upon a time,", " there"], monkeypatch, kind="accepted")
+    assert marked == "[Once upon a time,][\nthere]"
+    coloured = wrapped(["Once upon a time,", " there"], monkeypatch, kind="accepted", colour=True)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == "Once upon a time,\nthere"
+    assert coloured.count("\x1b[32m") == 5

@@ -17,8 +17,9 @@ from specdec_cli.measure.endpoint.counters import statistics
 from specdec_cli.report.chat import statistics_line
 from specdec_cli.report.endpoint_words import counter_lines
 from specdec_cli.report.pieces import Piece, TokenPieces, marked
+from specdec_cli.report.result import details_of
 from specdec_cli.report.table import Column, rank_words, run_table
-from specdec_cli.report.trees import drawn_tree, print_tree_table, tree_table
+from specdec_cli.report.trees import drawn_tree, tree_table
 
 WORDS = ["Once", " upon", " a", " time", "\n", "\x1b[2J", " the", " end"]
 TREE = Drafted((1, 2, 3, 4, 6, 7), (-1, -1, 0, 0, 2, 4))
@@ -69,8 +70,8 @@ def test_a_table_of_the_arms_with_trees() -> None:
     assert table.rows == [["tree", "9", "4.5", "3.5", "75% 0%"]]
     assert tree_table("arm", arms[1:]) is None
     console = Console(file=io.StringIO(), width=80)
-    print_tree_table(console, table)
-    print_tree_table(console, None)
+    for one in details_of(table):
+        console.print(one)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines[:-1])) <= 80
     assert "nodes per step" in " ".join(lines)

@@ -73,6 +73,11 @@ class Contender:
         return (None, None) if self.drafts else (0, 0)
 
     @property
+    def most_depth(self) -> int | None:
+        """The largest k that it can reach; None without a limit, and where that is not known."""
+        return None
+
+    @property
     def shared_vocabulary(self) -> SharedVocabulary | None:
         """Vocabulary that a draft with another tokenizer shares with the target; None of others."""
         return None

@@ -61,6 +61,11 @@ class LoadedContender(Contender):
         return depths_within(drafter, k_max)[1] if shape is None else cut_drafts(drafter, k_max, shape)
 
     @property
+    def most_depth(self) -> int | None:
+        """The largest k that the draft can reach; None without a limit."""
+        return self.engine.drafter.most_depth
+
+    @property
     def shared_vocabulary(self) -> SharedVocabulary | None:
         """Vocabulary that a draft with another tokenizer shares with the target; None of others."""
         return self.engine.drafter.shared_vocabulary

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Differences, Track, against
-from specdec_cli.measure.bench.recommend import Case
+from specdec_cli.measure.bench.recommend import Case, largest_words
 from specdec_cli.measure.bench.verdict import StepSplit, costs_of
 from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
@@ -183,6 +183,7 @@ class Sweep:
         load: of the machine, before.
         in_use: the recipe's own k or tree at this batch size, which stays where the sweep is inconclusive.
         in_turn: measures step costs between the passes, from which `costs` and `prediction` are updated at the end.
+        most_depth: the largest k that the draft can reach; None without a limit.
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
@@ -198,6 +199,7 @@ class Sweep:
     load: Load = field(default_factory=look_at_load)
     in_use: DraftShape = PLAIN
     in_turn: InTurn | None = None
+    most_depth: int | None = None
     shapes: list[DraftShape] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
     settled_after: int | None = field(init=False, default=None)
@@ -284,7 +286,9 @@ class Sweep:
         """The k or tree to run with, and how sure that is."""
         by_shape = {shape: self._evidence(one) for shape, one in self.measured().items()}
         busy = self.conditions.busy
-        return Case(by_shape, self.prediction, busy, self.in_use, self.batch_size, self._costs).recommend()
+        found = Case(by_shape, self.prediction, busy, self.in_use, self.batch_size, self._costs).recommend()
+        is_last = found.verdict == "speculate" and found.tree is None and found.k == self.k_max
+        return replace(found, why=f"{found.why}; {largest_words(self.k_max, self.most_depth)}") if is_last else found
 
     @property
     def conditions(self) -> Conditions:

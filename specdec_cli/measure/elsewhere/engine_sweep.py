@@ -18,6 +18,7 @@ import psutil
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
+from specdec_cli.measure.bench.recommend import largest_words
 from specdec_cli.measure.elsewhere.engine_pass import measured_pass
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.endpoint import Endpoint
@@ -101,7 +102,9 @@ class EngineSize:
         speedup, length = found[best], self.runs[best].acceptance_length
         said = f"k = {best} gives the largest measured speed-up, {times(speedup)}"
         if side(speedup):
-            return Recommendation(best, speedup, f"{said}, at {length or 1:.2f} tokens a step", "speculate")
+            is_last = self.prediction is not None and best == self.prediction.chains[-1].k
+            largest = f"; {largest_words(best)}" if is_last else ""
+            return Recommendation(best, speedup, f"{said}, at {length or 1:.2f} tokens a step{largest}", "speculate")
         if all(side(one) is False for one in found.values()):
             return Recommendation(0, None, f"do not speculate: {said}", "do-not-speculate")
         wanted = needs(Evidence(speedup), None, self.batch_size) or ("more prompts (--num-prompts)",)

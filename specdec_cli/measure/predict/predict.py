@@ -120,6 +120,12 @@ class Prediction:
         return [row for row in self.rows if row.shape.tree is None]
 
     @property
+    def fastest_k(self) -> int:
+        """The k of the largest predicted speed-up, the smaller of equals; 0 where none is faster than no draft."""
+        faster = {row.k: row.speedup.median for row in self.chains if row.speedup.median > 1}
+        return max(faster, key=lambda k: (faster[k], -k), default=0)
+
+    @property
     def trees(self) -> list[Predicted]:
         """The rows of trees."""
         return [row for row in self.rows if row.shape.tree is not None]

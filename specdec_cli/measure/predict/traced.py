@@ -120,6 +120,14 @@ def obtain_trace(
     return trace
 
 
+def trace_further(traced: Traced, engine: Engine, k_max: int, tell: Tell = untold) -> None:
+    """Trace the draft again, up to a larger k; a teacher-forced model's trace serves every k and stays."""
+    most = traced.trace.drafts[traced.draft].most_depth
+    if most is not None and most < k_max:
+        watch = in_phase(tell, "tracing the draft further")
+        traced.trace.drafts[traced.draft] = trace_draft(traced.trace, engine.drafter, k_max, watch, engine.target)
+
+
 def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
     trace = load(path)
     trace.check_target(engine.target.origin)

@@ -1,0 +1,87 @@
+"""A measurement's result on a terminal: the verdict, the figures, what limits them; the rest with `--details`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from specdec_cli.report.grid import Grid
+from specdec_cli.report.recommendation import IN_USE, RECOMMENDED
+from specdec_cli.report.table import PageTable
+
+_QUIET = 0.25  # of the cores: a load that does not change figures
+
+
+def print_result(
+    console: Console,
+    body: Mapping[str, Any],
+    verdict: Sequence[str],
+    figures: Iterable[RenderableType],
+    checks: Iterable[str | None],
+    details: Callable[[], Iterable[RenderableType | str]] | None,
+    left_out: str,
+) -> None:
+    """Print a result.
+
+    Args:
+        console: where it is printed.
+        body: the document, of which the load, the notices and the gates are printed.
+        verdict: sentences.
+        figures: one table, or one for each batch size.
+        checks: sentences on what the figures rest on, such as the comparison of tokens.
+        details: gives tables and sentences; None where `--details` was not asked for.
+        left_out: what `--details` would add, in words.
+    """
+    for sentence in verdict:
+        console.print(Text(sentence, style="bold"), soft_wrap=True)
+    if load := load_words(body["machine"]):
+        console.print(Text(load, style="yellow"), soft_wrap=True)
+    for table in figures:
+        console.print(table)
+    for line in filter(None, checks):
+        console.print(Text(line), soft_wrap=True)
+    _print_notes_and_gates(console, body)
+    if details is None:
+        console.print(Text(f"--details adds {left_out}", style="dim"), soft_wrap=True)
+        return
+    console.print()
+    for one in details():
+        console.print(Text(one, style="dim") if isinstance(one, str) else one, soft_wrap=isinstance(one, str))
+
+
+def load_words(machine: Mapping[str, Any]) -> str | None:
+    """What the load of the machine means for the figures below; None on a quiet machine."""
+    load = f"load {machine['load_before']:.1f} on {machine['num_cores']} cores before the run"
+    if machine["busy"]:
+        return f"Busy machine ({load}): a quiet one is faster than these figures."
+    if machine["load_before"] > _QUIET * machine["num_cores"]:
+        return f"{load.capitalize()}: if another program caused it, a quiet machine is faster than these figures."
+    return None
+
+
+def _print_notes_and_gates(console: Console, body: Mapping[str, Any]) -> None:
+    """Print what a reader must know beside the figures, and what became of the gates."""
+    for notice in body["notices"]:
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+    for gate in body["gates"]:
+        style = "green" if gate["passed"] else "bold red"
+        word = "passed" if gate["passed"] else "FAILED"
+        console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+
+
+def details_of(table: PageTable) -> Iterator[RenderableType | str]:
+    """A table among the details, and its legend."""
+    yield grid_of(table.heads, table.rows, table.title)
+    if table.legend is not None:
+        yield table.legend
+
+
+def grid_of(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Grid:
+    """A table of cells that are text as they stand; a row that is recommended is bold."""
+    table = Grid(*heads, title=title)
+    for row in rows:
+        table.add_row(*map(Text, row), style="bold" if {RECOMMENDED, IN_USE} & set(row) else "")
+    return table
