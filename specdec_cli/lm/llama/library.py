@@ -3,6 +3,9 @@
 The name of a file says what is in it: `NAME-PROCESSOR-COMPILER-BYTES.so` holds digests of the source and the processor
 it is for, of the compiler, and of the file itself. So a file that is damaged, or another one under this name,
 is noticed before it is loaded, and processes that build at the same time cannot spoil each other's.
+
+Whoever can write into the cache could have this process run code of theirs: a digest keeps nobody from making a file
+that has it. So nothing is read or kept where others can write, and the library is built for one run alone.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +31,7 @@ from time import monotonic, sleep
 
 _NAME = "llama-step"
 _SECONDS = 300
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|terminated with signal 7")
 _INSTALL = {
     "apt-get": "apt-get install g++",
@@ -160,8 +165,8 @@ def _opened(kept: Path) -> Library:
 def _kept(pattern: str) -> Path | None:
     """A library of the cache that is whole; others of that name are removed."""
     with suppress(OSError):
-        for path in sorted(cache_folder().glob(f"{pattern}.so")):
-            if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
+        for path in sorted(_made(cache_folder()).glob(f"{pattern}.so")):
+            if _is_private(path) and path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
                 return path
             path.unlink()
     return None
@@ -180,6 +185,7 @@ def _build(folder: Path, stem: str, source: str, command: Sequence[str], what: s
         _output_of([*command, "-shared", "-fPIC", "-", "-o", str(made)], source.encode(), place)
         if not made.is_file():
             raise BuildError(f"the C++ compiler `{command[0]}` made no library", _OTHER_COMPILER)
+        made.chmod(0o700)
         return made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
 
 
@@ -220,8 +226,38 @@ def _cannot_run(compiler: str, error: OSError) -> BuildError:
 
 
 def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    """A folder that nobody else can write into or replace.
+
+    Raises:
+        OSError: there is none, or somebody else can.
+    """
+    for place in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if not hasattr(os, "geteuid"):
+        return folder
+    folder = folder.resolve()
+    if folder.stat().st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user")
+    if folder.stat().st_mode & _OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "others may write there")
+    for parent in folder.parents:
+        status = parent.stat()
+        # A group with the number of its user is that user's alone: umask 002 lets it write.
+        others = stat.S_IWOTH if status.st_gid == status.st_uid else _OTHERS_WRITE
+        # In a sticky folder, such as /tmp, others cannot rename what is ours.
+        if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
+            raise PermissionError(errno.EPERM, f"others may write into {parent}")
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"{parent} belongs to another user")
     return folder
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a file is no link, ours, and writable by nobody else."""
+    if not hasattr(os, "geteuid"):
+        return True
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 @contextmanager

@@ -262,3 +262,98 @@ def test_another_processor_s_is_not_taken(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "processor", lambda: "another one")
     with pytest.raises(BuildError):
         load(SOURCE, gone, "-x", "c++", may_lack_compiler=True)
+
+
+PLANTED = 'extern "C" long answer() { return 666; }'
+ALONE = "for this run alone: it cannot be kept in"
+
+
+def plant(cache: Path) -> Path:
+    """A library of somebody else's under the name that this source's has, with the digest of its bytes."""
+    load(SOURCE)
+    (kept,) = cache.glob("*.so")
+    planted = foreign(kept)
+    kept.unlink()
+    (cache / "other.so").unlink()
+    path = cache / f"{kept.stem.rpartition('-')[0]}-{module._digest(planted)}.so"
+    path.write_bytes(planted)
+    path.chmod(0o755)
+    return path
+
+
+def test_20_the_cache_is_ours_alone(cache: Path) -> None:
+    mask = os.umask(0)
+    try:
+        load(SOURCE)
+    finally:
+        os.umask(mask)
+    (kept,) = cache.glob("*.so")
+    assert [path.stat().st_mode & 0o777 for path in (cache, kept)] == [0o700, 0o700]
+
+
+@pytest.mark.skipif(sys.platform == "darwin" or os.getuid() != os.getgid(), reason="a group of one's own")
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o722, 0o1777])
+@pytest.mark.parametrize("place", ["folder", "parent"])
+def test_20_a_library_where_others_may_write_is_not_loaded(
+    cache: Path, caplog: pytest.LogCaptureFixture, mode: int, place: str
+) -> None:
+    plant(cache)
+    assert answer(load(SOURCE)) == 7, "it would have been loaded"
+    caplog.clear()
+    folder = cache if place == "folder" else cache.parent
+    folder.chmod(mode)
+    if place == "parent" and mode in (0o1777, 0o775):  # as in /tmp, and with umask 002 and a group of one's own
+        assert answer(load(SOURCE)) == 7
+        return
+    found = load(SOURCE)
+    assert answer(found) == 42
+    said = "others may write there" if place == "folder" else f"others may write into {folder}"
+    assert found.not_kept == f"`{cache}` ({said})"
+    assert len(caplog.messages) == 1
+    assert ALONE in caplog.messages[0]
+    with pytest.raises(BuildError):
+        load(SOURCE, "no-such-compiler", "-x", "c++", may_lack_compiler=True)
+
+
+def test_20_a_library_in_a_folder_of_somebody_else_s_is_not_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(cache)
+    caplog.clear()
+    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    found = load(SOURCE)
+    assert answer(found) == 42
+    assert found.not_kept == f"`{cache}` (it belongs to another user)"
+    assert ALONE in caplog.messages[0]
+
+
+def test_20_a_link_is_neither_loaded_nor_written_through(cache: Path, tmp_path: Path) -> None:
+    path = plant(cache)
+    elsewhere = tmp_path / "elsewhere.so"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    assert answer(load(SOURCE)) == 42
+    precious = tmp_path / "precious"
+    precious.write_text("text")
+    lock = cache / "llama-step.lock"
+    lock.unlink()
+    lock.symlink_to(precious)
+    cache.chmod(0o777)
+    load(SOURCE)
+    assert precious.read_text() == "text"
+
+
+def test_20_a_file_that_others_may_write_is_built_again(cache: Path) -> None:
+    plant(cache).chmod(0o775)
+    assert answer(load(SOURCE)) == 42
+    (kept,) = cache.glob("*.so")
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_20_a_link_to_a_folder_of_ours_is_a_cache(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir(mode=0o700)
+    cache.parent.mkdir()
+    cache.symlink_to(tmp_path / "own")
+    assert load(SOURCE).not_kept is None
+    (tmp_path / "own").chmod(0o777)
+    assert load(SOURCE).not_kept == f"`{cache}` (others may write there)"
