@@ -472,7 +472,7 @@ class Serve(Section):
     max_waiting: int = Field(256, ge=0, le=2**20)
     """Maximum number of waiting requests. Further ones get a 429."""
     max_connections: int = Field(1024, ge=1, le=2**20)
-    """Maximum number of open connections. Beyond it, the one that has been idle for longest is ended."""
+    """Maximum number of open connections. Beyond it, the longest idle connection is closed."""
     max_queue_delay_microseconds: int = Field(0, ge=0, le=10**7)
     """How long an idle server waits for more requests before it starts a batch."""
     request_timeout_seconds: Seconds | None = 600.0

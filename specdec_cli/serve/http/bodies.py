@@ -27,8 +27,8 @@ _LARGE_BYTES = 256 * 2**10
 class Bodies:
     """Reads bodies, and counts their bytes until the requests in them are prepared.
 
-    Where newer bodies need the memory, the one that has been arriving for longest is given up: a client that stalls
-    loses to one that sends.
+    Where newer bodies need the memory, the body that has been arriving for longest is given up: a client that stalls
+    loses to a client that sends.
 
     Args:
         max_bytes: longest body.

@@ -41,8 +41,8 @@ class Connection(HttpToolsProtocol):
     Requests that come before the one ahead of them was answered wait for that; what is no HTTP is refused after them.
     An offer to speak another protocol (`Upgrade`) is passed over, as RFC 9110 (7.8) allows.
 
-    With more connections than `max_connections` the one that has been idle, or in the middle of a request,
-    for longest is ended in favour of the newest, so that clients who stall keep nobody out. Requests that are being
+    Beyond `max_connections` the newest connection replaces the connection that has been idle, or in the middle of a
+    request, for longest: clients that stall do not keep others out. Requests that are being
     answered are never ended; if there are only those, the newest connection gets a 503.
     """
 
