@@ -84,6 +84,8 @@ def write_gguf(
     extra: str = "",
     nan_in: str = "",
     rope_factors: bool = False,
+    pre: str = "qwen2",
+    tokenizer: str = "gpt2",
     **metadata: Any,
 ) -> dict[str, torch.Tensor]:
     """Write a checkpoint as a GGUF file with a byte tokenizer.
@@ -97,6 +99,8 @@ def write_gguf(
         extra: a tensor that nothing reads.
         nan_in: a tensor in blocks, the first of whose scales is no number.
         rope_factors: write Llama 3's factors of rotary frequencies, or wrong ones where the model has none.
+        pre: name of what cuts text before it is merged.
+        tokenizer: name of the tokenizer's kind.
         metadata: further entries of the architecture; `split__count` stands alone.
 
     Returns:
@@ -107,7 +111,7 @@ def write_gguf(
     known = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = GGUFWriter(path, architecture or known)
     _write_config(writer, config, metadata)
-    _write_tokenizer(writer, config.vocab_size)
+    _write_tokenizer(writer, config.vocab_size, pre, tokenizer)
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == known)
     names, kept = get_tensor_name_map(arch, config.num_hidden_layers), {}
     for name, tensor in model.state_dict().items():
@@ -202,14 +206,14 @@ def _write_config(writer: GGUFWriter, config: Any, metadata: Mapping[str, Any]) 
         add[type(value)](name, value)
 
 
-def _write_tokenizer(writer: GGUFWriter, num_tokens: int) -> None:
+def _write_tokenizer(writer: GGUFWriter, num_tokens: int, pre: str, model: str) -> None:
     """A token for every byte, `<end>` that ends a text, and unused ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, "<end>", "th", *(f"<{i}>" for i in range(len(alphabet) + 2, num_tokens))]
     kinds = [*[TokenType.NORMAL] * len(alphabet), TokenType.CONTROL, TokenType.NORMAL]
     kinds += [TokenType.UNUSED] * (num_tokens - len(kinds))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(["t h"])

@@ -19,7 +19,8 @@ from specdec_cli.errors import WeightsError
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
-from specdec_cli.lm.files.gguf_folder import gguf_of, load_gguf
+from specdec_cli.lm.files.gguf_folder import gguf_of
+from specdec_cli.lm.files.gguf_weights import load_gguf
 from specdec_cli.lm.files.headers import differing, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.merging import merged
 from specdec_cli.lm.files.quantization import check_finite, give_dtype, is_dequantized, settings_of
@@ -98,7 +99,7 @@ def model_from_files(
         "adapter_kwargs": _NO_ADAPTER,
     }
     if gguf_of(folder) is not None:
-        model, report = load_gguf(folder, config, how)
+        model, report = load_gguf(name, folder, config, how)
     elif is_on_paper or form is not None:
         outline, files = (
             dummy.on_paper(config, dtype, trust_remote_code),
@@ -122,8 +123,7 @@ def model_from_files(
         raise WeightsError(said, "copy or download the model again")
     if has_bfloat16:
         give_dtype(model, dtype)
-    is_expanded = has_bfloat16 or form is not None or gguf_of(folder) is not None
-    if is_expanded and not is_on_paper:
+    if (has_bfloat16 or form is not None) and not is_on_paper:
         check_finite(name, model)
     return merged(name, folder, model, is_on_paper)
 

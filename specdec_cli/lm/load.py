@@ -19,7 +19,8 @@ from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
-from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of
+from specdec_cli.lm.files.gguf_folder import gguf_of, read_gguf_tokenizer
+from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
 from specdec_cli.lm.files.headers import first_dtype
 from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
@@ -251,6 +252,8 @@ def tokenizer_in(name: str, folder: Path, trust_remote_code: bool, has_weights: 
         raise RunError(f"model `{name}` has no tokenizer", hint)
     with quiet():
         try:
+            if gguf_of(folder) is not None:
+                return read_gguf_tokenizer(folder)
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=trust_remote_code, local_files_only=True
             )

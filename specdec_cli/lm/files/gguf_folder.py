@@ -10,31 +10,30 @@ import atexit
 import json
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_gguf_pytorch_utils
+from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
+from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config
 from transformers.modeling_gguf_pytorch_utils import (
     GGUF_SUPPORTED_ARCHITECTURES,
     GGUF_TO_TRANSFORMERS_MAPPING,
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
+    load_gguf_checkpoint,
 )
 
-from specdec_cli.errors import RunError, UsageError, WeightsError
-from specdec_cli.lm.files.dummy import on_paper
-from specdec_cli.lm.files.gguf_header import ROPE_FACTORS, GgufHeader, header_reader, read_gguf_header
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.gguf_header import GgufHeader, PassedList, read_gguf_header, read_lists
+from specdec_cli.lm.files.gguf_tokenizer import GgufTokenizer, UnreadTokenizerError
 from specdec_cli.lm.files.reading import first_line, quiet, read_object
 
 WEIGHTS = "specdec-weights.gguf"
 """The link to the GGUF file in the folder; a name that no model's folder has."""
+TOKENIZER = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
 _OTHER = "choose the checkpoint with its safetensors"
 _ADDED = {
     "attention.key_length": "head_dim",
@@ -72,11 +71,7 @@ def _made(name: str, path: Path, changed: int, size: int) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with quiet():
         _write(folder / "config.json", _config(name, path, header))
-        _save_tokenizer(name, path, header, folder)
-    ends = [header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    known = sorted({int(end) for end in ends if end is not None})
-    if known:
-        _write(folder / "generation_config.json", {"eos_token_id": known})
+    _write_tokenizer(name, path, header, folder)
     (folder / WEIGHTS).symlink_to(path)
     return folder
 
@@ -94,8 +89,13 @@ def gguf_of(folder: Path) -> Path | None:
 def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     """The model's configuration, every entry of the architecture's in it."""
     try:
-        with _quick_reader():
-            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        if header.architecture in GGUF_CONFIG_ARCHS:
+            entries = {key: getattr(value, "length", value) for key, value in header.metadata.items()}
+            given = get_gguf_config(entries, tuple(header.tensors))
+        else:
+            with patch("gguf.GGUFReader", lambda _: _Fields(header)):
+                given = load_gguf_checkpoint(path)["config"]
+        config = CONFIG_MAPPING[given["model_type"]].from_dict(given)
     except Exception as error:
         if "is not supported" in str(error):
             said = f"transformers does not read architecture `{header.architecture}` of `{name}` from GGUF files"
@@ -171,100 +171,48 @@ def _llama3_factors(head_size: int, theta: float, factor: float) -> list[float]:
     return found
 
 
-def _save_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) -> None:
-    """Save the file's tokenizer, where it has one.
+def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) -> None:
+    """Write the file's tokenizer, where it has one, and the tokens that end an answer.
 
     Raises:
-        RunError: transformers does not build it.
+        UsageError: it is of a kind that is not read.
+        RunError: its lists do not fit each other.
     """
-    kind = header.metadata.get("tokenizer.ggml.model")
-    if kind in (None, "none", "no_vocab"):
+    if header.metadata.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
         return
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        tokenizer.save_pretrained(folder)
-        _as_in_file(folder, header.num_tokens)
+        given = GgufTokenizer(read_lists(path))
+        given.build().save(str(folder / TOKENIZER), pretty=False)
+    except UnreadTokenizerError as error:
+        raise UsageError(f"the tokenizer of `{name}` says {error}, which is not read", _OTHER) from error
     except Exception as error:
-        said = f"the tokenizer of `{name}` (`{kind}`) does not load: {first_line(error)}"
-        raise RunError(said, _OTHER) from error
+        said = f"the tokenizer of `{name}` (`{header.metadata['tokenizer.ggml.model']}`) does not load"
+        raise RunError(f"{said}: {first_line(error)}", _OTHER) from error
+    _write(folder / _SETTINGS, given.settings)
+    _write(folder / "generation_config.json", {"eos_token_id": list(given.ends)})
 
 
-def check_gguf_tensors(name: str, folder: Path, config: Any) -> None:
-    """Refuse a GGUF file whose tensors are not those of its configuration, before one of them is read.
+def read_gguf_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder made by `gguf_folder`.
 
-    Args:
-        name: for messages.
-        folder: of the model; nothing is checked of one that is not made from a GGUF file.
-        config: of the model.
-
-    Raises:
-        WeightsError: a tensor is missing, has another size, or belongs to nothing.
+    transformers' own search for it would read the file five times.
     """
-    path = gguf_of(folder)
-    if path is None:
-        return
-    header, outline = read_gguf_header(name, path), on_paper(config, "auto", False)
-    if header.architecture not in GGUF_TO_TRANSFORMERS_MAPPING["config"] and not _is_legacy(outline.config):
-        return  # read by transformers' newer reader, which names what is missing
-    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=outline.config.to_dict())
-    wanted = {key: tensor.numel() for key, tensor in outline.state_dict().items()}
-    places = get_gguf_hf_weights_map(outline, processor)
-    found = dict.fromkeys(wanted, 0)
-    wrong = []
-    for key, tensor in header.tensors.items():
-        place = places.get(key) or places.get(key.removesuffix(".weight"))
-        if place in found:
-            found[place] += tensor.num_numbers
-        elif key != ROPE_FACTORS:
-            wrong.append(f"`{key}` is not read")
-    tied = {**outline.all_tied_weights_keys} if outline.config.get_text_config().tie_word_embeddings else {}
-    names = {place: key for key, place in places.items()}
-    for place, size in wanted.items():
-        if found[place] != size and place not in tied:
-            what = "is missing" if not found[place] else "has another shape"
-            wrong.insert(0, f"`{names.get(place, place)}` {what}")
-    if wrong:
-        raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", _OTHER)
+    settings = read_object(folder / _SETTINGS)
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER), name_or_path=str(folder), **settings)
 
 
-def _is_legacy(config: Any) -> bool:
-    return config.model_type in GGUF_TO_TRANSFORMERS_MAPPING["config"]
+class _Fields:
+    """A header as transformers asks the gguf package's reader for it; that one takes ten seconds for a vocabulary."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
+        self.fields = {key: _field(value) for key, value in header.metadata.items()}
 
 
-def _as_in_file(folder: Path, num_tokens: int) -> None:
-    """Take out the special tokens that transformers' tokenizer classes add to the file's own.
-
-    They would have ids beyond the model's vocabulary. Read as a class of no family, the tokenizer stays as it is saved.
-    """
-    path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    content = read_object(path)
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < num_tokens]
-    _write(path, content)
-    _write(settings, read_object(settings) | {"tokenizer_class": "PreTrainedTokenizerFast"})
-
-
-@contextmanager
-def _quick_reader() -> Iterator[None]:
-    """Let transformers read headers without the vocabulary's lists, and dequantize without a bar of its own."""
-    with (
-        patch("gguf.GGUFReader", header_reader()),
-        patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors),
-    ):
-        yield
-
-
-def load_gguf(folder: Path, config: Any, how: dict[str, Any]) -> tuple[Any, Any]:
-    """The transformers model of a GGUF file in plain numbers, and transformers' report.
-
-    Args:
-        folder: made by `gguf_folder`.
-        config: of the model.
-        how: further arguments for transformers.
-    """
-    plain = getattr(transformers, "GgufConfig", None)  # later versions can keep the blocks on some devices
-    how |= {} if plain is None else {"quantization_config": plain(dequantize=True)}
-    with _quick_reader():
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, gguf_file=WEIGHTS, local_files_only=True, **how
-        )
-    return model, report
+def _field(value: Any) -> SimpleNamespace:
+    """An entry in the package's parts, and their types by ggml's numbers."""
+    items = value if isinstance(value, list) else [] if isinstance(value, PassedList) else [value]
+    types = {bool: 7, int: 4, float: 6, str: 8}
+    kinds = [types[type(items[0])]] if items else []
+    parts = [item.encode() if isinstance(item, str) else [item] for item in items]
+    return SimpleNamespace(parts=parts, data=range(len(parts)), types=kinds if items == [value] else [9, *kinds])
