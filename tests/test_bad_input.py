@@ -150,12 +150,12 @@ def no_files(sound: Path, here: Path) -> None:
 
 ON_TARGET = "-t @/target -d none --quiet"
 MODELS = [
-    generate("model: missing folder", "-t ./none --quiet", "model folder `./none` does not exist", code=RUN),
+    generate("model: missing folder", "-t ./none --quiet", "model folder `./none` does not exist"),
     generate("model: empty name", ["-t", "", "--quiet"], "`--target` must not be empty"),
     generate("model: empty folder", "-t ./model --quiet", "`./model`", code=RUN, make=no_files),
-    generate("model: a file", "-t ./a.txt --quiet", "is a file, not a model folder", code=RUN, files={"a.txt": "x"}),
+    generate("model: a file", "-t ./a.txt --quiet", "is a file, not a model folder", files={"a.txt": "x"}),
     generate("model: unknown built-in", "-t builtin:huge --quiet", "unknown built-in model `builtin:huge`"),
-    generate("model: NUL byte in its name", ["-t", "a\0b", "--quiet"], "does not exist", code=RUN),
+    generate("model: NUL byte in its name", ["-t", "a\0b", "--quiet"], "does not exist"),
     broken("no weights", drop("model.safetensors"), "has no weights"),
     broken("no config", drop("config.json"), "has no `config.json`"),
     broken("broken config", write("config.json", "{"), "config.json` cannot be read"),
@@ -183,10 +183,8 @@ MODELS = [
     broken("code of its own", edit_config(model_type="x", auto_map={"AutoConfig": "x.X"}), "Python code", code=USAGE),
     generate("model: Reformer", "-t @/reformer --quiet", "architecture `reformer`", "into buckets"),
     generate("model: Reformer as draft", "-t @/target -d @/reformer --quiet", "`reformer`", "into buckets"),
-    generate(
-        "draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none` does not exist", code=RUN
-    ),
-    generate("model: NUL byte in the draft", ["-t", "@/target", "-d", "a\0b", "--quiet"], "does not exist", code=RUN),
+    generate("draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none` does not exist"),
+    generate("model: NUL byte in the draft", ["-t", "@/target", "-d", "a\0b", "--quiet"], "does not exist"),
 ]
 
 NUMBERS = [
@@ -415,7 +413,6 @@ OUTPUT = [
         "output: forced, but the model is missing",
         "--output out.json --force -t ./none --quiet",
         "`./none` does not exist",
-        code=RUN,
         files={"out.json": "mine"},
     ),
 ]
@@ -423,7 +420,7 @@ OUTPUT = [
 AUDIT = "audit --quiet -t @/target"
 OTHERS = [
     case("audit: no draft", AUDIT, USAGE, "there is no draft to audit"),
-    case("audit: missing draft", f"{AUDIT} -d ./none", RUN, "model folder `./none` does not exist"),
+    case("audit: missing draft", f"{AUDIT} -d ./none", USAGE, "model folder `./none` does not exist"),
     case("audit: k negative", f"{AUDIT} -d ngram -k -1", USAGE, "`--num-speculative-tokens` must be at least 0"),
     case("audit: output exists", f"{AUDIT} --output o.json", USAGE, "already exists", files={"o.json": "mine"}),
     case("doctor: k negative", "doctor -k -1", USAGE, "`--num-speculative-tokens` must be at least 0"),
@@ -519,7 +516,7 @@ def specdec(arguments: list[str | bytes], stdin: bytes | None = b"", **options) 
         (["generate", b"caf\xe9"], b"", USAGE, "not valid Unicode"),
         (["generate"], b"\xff\x41", USAGE, "standard input is not valid UTF-8"),
         (["generate", "--output", "out.json", "a"], b"", USAGE, "already exists"),
-        (["generate", "--quiet", "-t", "./none", "a"], b"", RUN, "`./none` does not exist"),
+        (["generate", "--quiet", "-t", "./none", "a"], b"", USAGE, "`./none` does not exist"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )

@@ -72,6 +72,7 @@ def run_endpoint(
         GateError: a gate was crossed.
     """
     refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS, *GATE_OPTIONS, DETAILS_OPTION), _OWN, _PATHS, _SECTIONS)
+    shared.loads_models = False
     resolved = shared.resolve()
     recipe = resolved.recipe
     check_regression(recipe, shared)

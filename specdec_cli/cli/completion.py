@@ -36,8 +36,7 @@ def drafts(incomplete: str) -> list[tuple[str, str]]:
 
 def datasets(incomplete: str) -> list[tuple[str, str]]:
     """The built-in data sets, presets, and data sets in the hub's cache."""
-    from specdec_cli.measure.workload.dataset import PRESETS
-    from specdec_cli.measure.workload.workload import BUILT_IN
+    from specdec_cli.measure.workload.dataset import BUILT_IN, PRESETS
 
     built_in = [(name, "built-in") for name in BUILT_IN]
     return _matching(incomplete, [*built_in, *((name, "preset") for name in PRESETS), *_cached("datasets")])

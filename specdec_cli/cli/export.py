@@ -55,6 +55,7 @@ def export(
     if engine not in ENGINES:
         raise UsageError(f"unknown engine `{engine}`{did_you_mean(engine, ENGINES)}", f"one of: {', '.join(ENGINES)}")
     shared.takes_structured = shared.takes_parallel = shared.takes_engine = True
+    shared.loads_models = False
     resolved = shared.resolve()
     document = None if measured is None else read_measurement(measured, resolved.recipe.target.model)
     if measured is not None and document is not None:

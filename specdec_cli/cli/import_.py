@@ -37,6 +37,7 @@ def import_(
     from specdec_cli.measure.gates import check_paths, judge, parse_all, raise_if_crossed
     from specdec_cli.measure.imported.reading import read_runs
 
+    shared.loads_models = False
     gates = parse_all(shared.resolve().recipe.gates.fail_if)
     check_paths(gates, json_schema(), {})
     run = read_runs(files, before)

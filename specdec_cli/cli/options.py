@@ -23,6 +23,7 @@ import typer
 from specdec_cli import drafters
 from specdec_cli.cli.completion import COMPLETIONS, Completion, choices
 from specdec_cli.cli.help import words_of
+from specdec_cli.cli.names import name_problems
 from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.speculative_config import FLAG, read_speculative_config
@@ -30,6 +31,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
 from specdec_cli.recipe import DraftMethods, Recipe, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.layers import unread_variables
+from specdec_cli.recipe.problems import RecipeError
 from specdec_cli.recipe.schema import default_of, describe
 from specdec_cli.sampling.params import random_seed
 
@@ -71,6 +73,7 @@ class Shared:
         resume: continue an interrupted measurement.
         details: print the figures behind a verdict, too.
         takes_structured: whether the command's outputs can follow a grammar.
+        loads_models: whether the command loads the recipe's models here, if no other engine does.
         takes_parallel: whether the command leaves it to another engine to run a model on several devices.
         takes_engine: whether the command can start another engine.
         engine_command: program that starts the other engine; None looks for it on PATH.
@@ -91,6 +94,7 @@ class Shared:
     details: bool = False
     takes_structured: bool = False
     takes_parallel: bool = False
+    loads_models: bool = True
     takes_engine: bool = False
     engine_command: str | None = None
     engine_args: str | None = None
@@ -127,6 +131,9 @@ class Shared:
                 f"`structured.{next(iter(given))}` has no effect in this command",
                 "leave it out of the recipe; `generate` has structured output, and so have requests to `serve`",
             )
+        is_here = self.loads_models and resolved.recipe.engine.name == "specdec"
+        if problems := name_problems(resolved, is_here=is_here):
+            raise RecipeError(problems)
         self._check_engine(resolved.recipe)
         self._check_devices(resolved.recipe)
         self._report_variables(resolved)

@@ -11,6 +11,7 @@ import typer
 
 from specdec_cli.cli.completion import recipes
 from specdec_cli.cli.help import Command, CommandGroup
+from specdec_cli.cli.names import gate_problems, name_problems
 from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, expanded, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
 from specdec_cli.errors import ExitCode, UsageError
@@ -64,6 +65,7 @@ def show(
         raise UsageError(f"two recipes are named: `{name}` and `--recipe {shared.recipe}`", "name one of them")
     shared.recipe = name or shared.recipe
     shared.takes_parallel = shared.takes_engine = True
+    shared.loads_models = False
     resolved = shared.resolve(draws_seed=False)
     body: dict[str, Any] = {"origins": resolved.origins} if origin else {}
     document = resolved.recipe.as_dict()
@@ -125,7 +127,10 @@ def validate(
 def _checked(file: str) -> dict[str, Any]:
     errors: list[dict[str, Any]] = []
     try:
-        resolve_drafts(file, methods=draft_methods())
+        resolved = resolve_drafts(file, methods=draft_methods())
+        problems = [wrong for one in resolved for wrong in name_problems(one, is_here=False)]
+        if problems := list(dict.fromkeys([*problems, *gate_problems(resolved[0])])):
+            raise RecipeError(problems)
     except RecipeError as error:
         for problem in error.problems:
             line, column = problem.order if problem.where else (None, None)

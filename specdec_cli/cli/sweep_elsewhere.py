@@ -127,6 +127,7 @@ def run_elsewhere(
     if wish.target_endpoint is not None and wish.trace_from is not None:
         raise UsageError("`--trace-from` and `--target-endpoint` are two sources of one text", "name one of them")
     _refuse_unread(shared, wish, chat)
+    shared.loads_models = False
     resolved = shared.resolve()
     _check(resolved.recipe, wish)
     if dry_run:

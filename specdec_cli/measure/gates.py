@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.errors import GateError, UsageError
+from specdec_cli.errors import GateError, UsageError, did_you_mean
 from specdec_cli.measure.stats import FIGURES, MIN_PAIRS
 from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.gate import VERDICTS, GateExpression, parse_gate
@@ -124,22 +124,32 @@ def check_paths(gates: Sequence[GateExpression], schema: Mapping[str, Any], name
         UsageError: no such path, or no number at its end.
     """
     for gate in gates:
-        node, problem = _walked(gate.path, schema, names)
-        problem = problem or _unlike(gate, node)
-        if problem:
+        if problem := path_problem(gate, schema, names):
             examples = [path for path in _EXAMPLES if _walked(path, schema, names)[1] is None]
             hint = f"paths of this command: {', '.join(examples)}; a recipe's gates are in `gates.fail_if`"
             raise UsageError(f"`--fail-if '{gate}'`: {problem}", hint)
 
 
+def path_problem(
+    gate: GateExpression, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None
+) -> str | None:
+    """What is wrong with a gate's path, as `check_paths` takes it; names of None let any name pass."""
+    node, problem = _walked(gate.path, schema, names)
+    return problem or (_unlike(gate, node) if node else None)
+
+
 def _walked(
-    path: str, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]]
+    path: str, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None
 ) -> tuple[Mapping[str, Any], str | None]:
     """The schema's node at a path, and what is wrong with the path."""
     node, rest, above = _resolved(schema, schema), path, ""
     while rest:
+        is_named = "items" in node or isinstance(node.get("additionalProperties"), Mapping)
+        if names is None and is_named and "properties" not in node:
+            return {}, None  # a name of the run's own, which may hold dots
+        names_here = (names or {}).get(above, ())
         if "items" in node:
-            named = names.get(above, ())
+            named = names_here
             known: Sequence[str] = [*named, "0", "1", "…"]
             key, rest = _first_key(rest, named)
             inner = node["items"] if key in named or key.isdigit() else None
@@ -148,12 +158,13 @@ def _walked(
             key, rest = _first_key(rest, known)
             inner = node["properties"].get(key)
         else:
-            known = names.get(above, ())
+            known = names_here
             key, rest = _first_key(rest, known)
             inner = node.get("additionalProperties") if key in known else None
         if not isinstance(inner, Mapping):
             where = f"`{above}`" if above else "the document"
-            return node, f"{where} has no `{key}`, but {', '.join(known) or 'nothing below it'}"
+            there_is = ", ".join(known) or "nothing below it"
+            return node, f"{where} has no `{key}`, but {there_is}{did_you_mean(key, known)}"
         node, above = _resolved(inner, schema), f"{above}.{key}" if above else key
     is_number = {"number", "integer"} & set(_types(node))
     return node, None if is_number or _is_interval(node) or _is_verdict(node) else f"`{path}` is not a number"

@@ -20,6 +20,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_KEY = re.compile(r":(\s|$)|^\s*[-\[{}\]\"']")  # a key with its colon, or what begins with no key
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -82,7 +83,7 @@ def read_document(data: bytes, source: str) -> Document:
         raise RecipeError([Problem(f"`{source}` is larger than 1 MiB", "a recipe is a small YAML file")])
     text = _decoded(data, document)
     try:
-        _Builder(document, yaml.parse(text, Loader=_Loader)).run()
+        _Builder(document, yaml.parse(text, Loader=_Loader), text.split("\n")).run()
     except yaml.MarkedYAMLError as error:
         raise RecipeError([*document.problems, _syntax_problem(error, text, document)]) from None
     except yaml.YAMLError as error:
@@ -121,14 +122,36 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, document: Document) 
     tab = line.find("\t")
     if 0 <= tab < mark.column:
         return document.problem(Mark(mark.line, tab + 1), "a tab cannot separate or indent in YAML", "use spaces")
+    if (without := _line_without_colon(error, mark.line, lines)) is not None:
+        return _no_colon(document, without, lines[without - 1])
     return document.problem(mark, f"not YAML: {_first_line(error.problem or error.context or 'cannot be read')}")
+
+
+def _line_without_colon(error: yaml.MarkedYAMLError, number: int, lines: list[str]) -> int | None:
+    """The line of a key without its colon, which YAML notices further down; None for other errors."""
+    said = error.problem or ""
+    if "could not find expected ':'" in said and error.context_mark is not None:
+        return int(error.context_mark.line) + 1
+    if "mapping values are not allowed" not in said and "did not find expected key" not in said:
+        return None
+    above = range(number - 1, 0, -1)
+    before = next((line for line in above if not re.match(r"\s*(#|$)", lines[line - 1])), None)
+    return before if before is not None and not _KEY.search(lines[before - 1]) else None
+
+
+def _no_colon(document: Document, number: int, line: str) -> Problem:
+    text = line.strip()
+    key, _, value = text.partition(" ")
+    mark = Mark(number, len(line) - len(line.lstrip()) + 1)
+    return document.problem(mark, f"`{text}` has no colon", f"write `{key}:{f' {value.strip()}' if value else ''}`")
 
 
 class _Builder:
     """Turns YAML events into values; notes and steps over what is refused."""
 
-    def __init__(self, document: Document, events: Iterator[Any]) -> None:
+    def __init__(self, document: Document, events: Iterator[Any], lines: list[str]) -> None:
         self._document = document
+        self._lines = lines
         self._events = events
 
     def run(self) -> None:
@@ -168,6 +191,10 @@ class _Builder:
             problem = self._document.problem(_mark(event), f"nested deeper than {MAX_DEPTH} levels")
             raise RecipeError([*self._document.problems, problem])
         if isinstance(event, yaml.ScalarEvent):
+            last = _last_line(event)
+            if _is_plain(event) and last >= _mark(event).line and not _KEY.search(self._lines[last]):
+                self._document.refused.add(path)
+                self._document.problems.append(_no_colon(self._document, last + 1, self._lines[last]))
             return plain_value(event.value) if _is_plain(event) else event.value
         return self._sequence(path) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(path)
 
@@ -206,6 +233,11 @@ class _Builder:
 
 def _is_plain(event: Any) -> bool:
     return not event.style  # libyaml's binding says "" where pure Python says None
+
+
+def _last_line(event: Any) -> int:
+    """The line in which an event ends, counted from 0."""
+    return int(event.end_mark.line)
 
 
 def _mark(event: Any) -> Mark:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec_cli.errors import UsageError, did_you_mean
+from specdec_cli.recipe.aliases import meant_key
 from specdec_cli.recipe.layers import Tree, problem_at
 from specdec_cli.recipe.problems import Problem
 from specdec_cli.recipe.schema import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZE, DEFAULT_PAIR_K, MODEL_KEYS, Draft
@@ -93,7 +94,7 @@ def _strange_key(key: str, draft: Draft, tree: Tree, known: Sequence[str]) -> Pr
     if key in MODEL_KEYS:
         message = f"{tree.subject(('draft', key))} has no meaning for {whose}, which loads no model"
     else:
-        message = f"unknown key `{key}` for {whose}{did_you_mean(key, known)}"
+        message = f"unknown key `{key}` for {whose}{meant_key('draft', key, known)}"
     return problem_at(origin, message)
 
 

@@ -23,6 +23,13 @@ _EXPRESSION = re.compile(
 )
 
 
+_MISTYPED = {"=>": ">=", "=<": "<=", "=": "==", "===": "==", "=!": "!=", "<>": "!=", "≥": ">=", "≤": "<=", "≠": "!="}
+"""Operators of other languages, and slips, by the operator that is meant."""
+_WORDS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "below": "<", "above": ">"}
+_SLIP = re.compile(r"\s*(?P<path>.*?\S)\s*(?P<operator>===|=>|=<|=!|<>|≥|≤|≠|=)\s*(?P<value>[^<>=!\s]+)\s*")
+_WORDED = re.compile(rf"\s*(?P<path>\S+)\s+-?(?P<operator>{'|'.join(_WORDS)})\s+(?P<value>\S+)\s*")
+
+
 @dataclass(frozen=True, slots=True)
 class GateExpression:
     """`PATH OP NUMBER`, or `PATH == VERDICT`: the gate fails where this is true.
@@ -58,6 +65,8 @@ def parse_gate(text: str) -> GateExpression | None:
     if match is None:
         return None
     path, operator_, value = match["path"], match["operator"], match["value"]
+    if path.endswith("="):  # `=>`
+        return None
     if value in VERDICTS:
         return GateExpression(path, operator_, math.nan, value) if operator_ in _OF_VERDICTS else None
     try:
@@ -65,6 +74,16 @@ def parse_gate(text: str) -> GateExpression | None:
     except ValueError:
         return None
     return GateExpression(path, operator_, number) if operator_ in OPERATORS and math.isfinite(number) else None
+
+
+def meant_gate(text: str) -> str | None:
+    """The expression that was most likely meant by a text that is none; None where nothing is close."""
+    match = _SLIP.fullmatch(text) or _WORDED.fullmatch(text)
+    if match is None:
+        return None
+    operator_ = (_MISTYPED | _WORDS)[match["operator"]]
+    found = f"{match['path']} {operator_} {match['value']}"
+    return found if parse_gate(found) is not None else None
 
 
 def parse_percentage(text: str) -> float | None:

@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from specdec_cli.errors import UsageError
 from specdec_cli.recipe import layers, shipped
+from specdec_cli.recipe.aliases import meant_key
 from specdec_cli.recipe.document import Document, read_document
 from specdec_cli.recipe.draft import DraftMethods, draft_problems, fill_draft
 from specdec_cli.recipe.implied import fill_implied, implied_problems
@@ -28,12 +30,18 @@ class Resolved:
         origins: `section.key` to `flag --k`, `environment NAME`, `recipe FILE:LINE` or `default`.
         source: the recipe's file in messages, or None without one.
         built_in_pair: whether no target is named.
+        tree: where each value was given.
     """
 
     recipe: Recipe
     origins: dict[str, str] = field(default_factory=dict)
     source: str | None = None
     built_in_pair: bool = False
+    tree: Tree = field(default_factory=Tree, repr=False, compare=False)
+
+    def problem(self, path: Path, error: UsageError) -> Problem:
+        """What is wrong with a value, which stands where it was given."""
+        return problem_at(self.tree.origin(path), error.message, error.hint)
 
 
 def resolve(
@@ -133,7 +141,7 @@ def _finish(tree: Tree, source: str | None, methods: DraftMethods | None) -> Res
         problems = draft_problems(recipe.draft, tree, methods) + _cross_problems(recipe, tree)
     if problems or recipe is None:
         raise RecipeError(problems)
-    return Resolved(recipe, _origins(recipe, tree), source, built_in)
+    return Resolved(recipe, _origins(recipe, tree), source, built_in, tree)
 
 
 def _finish_problems(tree: Tree, recipe: Recipe, methods: DraftMethods | None) -> list[Problem]:
@@ -180,7 +188,11 @@ def _described(tree: Tree, path: Path, found: Any) -> Problem:
     subject = tree.subject(path)
     if unknown and (origin is None or origin.subject is None):
         subject = f"`{path[0]}`" if len(path) > 1 else "the recipe"
-    message = sentence(found, subject, _known_keys(path))
+    known = _known_keys(path)
+    message = sentence(found, subject, known)
+    if unknown:
+        section = str(path[0]) if len(path) > 1 else None
+        message = f"unknown key `{path[-1]}` in {subject}{meant_key(section, path[-1], known)}"
     return problem_at(origin, message)
 
 

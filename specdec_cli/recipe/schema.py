@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from specdec_cli.errors import UsageError
-from specdec_cli.recipe.gate import VERDICTS, parse_gate, parse_percentage
+from specdec_cli.recipe.gate import VERDICTS, meant_gate, parse_gate, parse_percentage
 from specdec_cli.tree_shape import TreeShape
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -179,6 +179,12 @@ def _compile(value: Any) -> Any:
 
 def _gate(value: Any) -> Any:
     if isinstance(value, str) and parse_gate(value) is None:
+        if (meant := meant_gate(value)) is not None:
+            raise PydanticCustomError(
+                "gate",
+                "must be PATH OP NUMBER, not `{value}`; did you mean `{meant}`?",
+                {"value": value, "meant": meant},
+            )
         raise PydanticCustomError(
             "gate",
             "must be PATH OP NUMBER such as speedup.decode < 1.2, OP one of < <= > >= ==, "

@@ -15,9 +15,9 @@ from torch import Tensor
 from specdec_cli.files import given_path
 from specdec_cli.lm.door import LM
 from specdec_cli.lm.facts import ModelFacts, small_files
-from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.checkpoint import clear_errors, read_config
 from specdec_cli.lm.files.hub import is_cached
+from specdec_cli.lm.files.names import SHAPE
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.train.methods import training_method
@@ -114,7 +114,7 @@ class TrainingPlan:
 
 def is_here(name: str) -> bool:
     """Whether a model's files are on this machine: its configuration at least."""
-    return name.startswith(("builtin:", dummy.PREFIX)) or given_path(name).exists() or is_cached(name)
+    return name.startswith(("builtin:", SHAPE)) or given_path(name).exists() or is_cached(name)
 
 
 def _memory(method: TrainingMethod, module: DraftModule, facts: ModelFacts, num_tokens: int) -> dict[str, int]:

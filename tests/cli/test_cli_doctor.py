@@ -136,14 +136,6 @@ def test_an_architecture_that_is_refused_is_incompatible(
     assert "`reformer`" in err
 
 
-def test_a_missing_model_cannot_run(capsys: pytest.CaptureFixture[str], models) -> None:
-    document, err = doctor(capsys, "-t", models / "target", "-d", models / "nowhere", code=1)
-    assert document["verdict"] == "cannot-run"
-    assert document["pair"]["target"] is not None
-    assert document["pair"]["draft"] is None
-    assert "does not exist" in err
-
-
 def test_an_incompatibility_comes_before_what_cannot_run(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:

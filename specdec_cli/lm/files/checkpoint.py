@@ -18,10 +18,10 @@ from specdec_cli.lm.files.adapter import adapter_folder, shown
 from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adapter
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
-from specdec_cli.lm.files.hub import Wanted, fetch, is_hub_name
+from specdec_cli.lm.files.hub import Wanted, fetch
+from specdec_cli.lm.files.names import SHAPE, check_name
 from specdec_cli.lm.files.reading import broken_link, check_counts, first_line, read_object
 
-BUILTIN = ("builtin:target", "builtin:draft")
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
 
 
@@ -57,11 +57,10 @@ def model_folder(
 
 def _own_folder(name: str, revision: str | None, wanted: Wanted) -> Path:
     """The folder that a name itself leads to, which may be an adapter's."""
-    if name.startswith(dummy.PREFIX):
+    check_name(name)
+    if name.startswith(SHAPE):
         return dummy.shape_folder(name)
     if name.startswith("builtin:"):
-        if name not in BUILTIN:
-            raise UsageError(f"unknown built-in model `{name}`", f"the built-in pair is {' and '.join(BUILTIN)}")
         folder = Path(__file__).parents[2] / "builtin" / name.removeprefix("builtin:")
         if not folder.is_dir():
             raise RunError(f"the weights of `{name}` are not installed", "install specdec-cli again")
@@ -70,18 +69,11 @@ def _own_folder(name: str, revision: str | None, wanted: Wanted) -> Path:
     if name.strip() and path.is_dir():
         check_contents(name, path, wanted.is_model)
         return path
-    hint = "give a folder with `config.json` and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`"
     if path.suffix == SUFFIX and path.is_file():
         check_pointer(path)
         return gguf_folder(name, path)
-    if path.suffix == SUFFIX and not path.is_symlink() and ":" not in name:
-        raise RunError(f"the GGUF file `{name}` does not exist", "check the path")
-    if path.is_file():
-        raise RunError(f"`{name}` is a file, not a model folder", hint)
     if name.strip() and path.is_symlink():
         raise broken_link(path)
-    if not is_hub_name(name):
-        raise RunError(f"model folder `{name}` does not exist", hint)
     found = fetch(name, revision, wanted)
     if found.suffix == SUFFIX:
         return gguf_folder(name, found)

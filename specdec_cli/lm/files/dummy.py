@@ -17,21 +17,15 @@ from transformers.initialization import no_init_weights
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.classes import auto_class_of
+from specdec_cli.lm.files.names import SHAPE, SHAPES, check_own_name
 from specdec_cli.lm.machine.device_memory import check_room
 
-PREFIX = "shape:"
-_FOLDER = Path(__file__).parent / "shapes"
 _NUM_NUMBERS = (1 << 20) + 7  # prime, so that no two rows of a matrix are alike
 
 
 def is_dummy(name: str, load_format: str) -> bool:
     """Whether a model's weights are random numbers: asked for, or a shape, which has no others."""
-    return load_format == "dummy" or name.startswith(PREFIX)
-
-
-def shape_names() -> tuple[str, ...]:
-    """The shapes that come with this package, without `shape:`."""
-    return tuple(sorted(path.name for path in _FOLDER.iterdir() if path.is_dir()))
+    return load_format == "dummy" or name.startswith(SHAPE)
 
 
 def shape_folder(name: str) -> Path:
@@ -40,10 +34,8 @@ def shape_folder(name: str) -> Path:
     Raises:
         UsageError: there is no such shape.
     """
-    known = name.removeprefix(PREFIX).partition("?")[0]
-    if known not in shape_names():
-        raise UsageError(f"unknown shape `{name}`", f"one of {', '.join(PREFIX + shape for shape in shape_names())}")
-    return _FOLDER / known
+    check_own_name(name)
+    return SHAPES / name.removeprefix(SHAPE).partition("?")[0]
 
 
 def shape_changes(name: str) -> dict[str, int]:
@@ -52,10 +44,10 @@ def shape_changes(name: str) -> dict[str, int]:
     Raises:
         UsageError: something else stands behind the question mark.
     """
-    _, asks, said = name.partition("?") if name.startswith(PREFIX) else (name, "", "")
+    _, asks, said = name.partition("?") if name.startswith(SHAPE) else (name, "", "")
     layers = re.fullmatch(r"layers=([1-9]\d{0,3})", said)
     if asks and layers is None:
-        raise UsageError(f"`{said}` of `{name}` is not layers=N", f"for example `{PREFIX}llama-2-70b?layers=2`")
+        raise UsageError(f"`{said}` of `{name}` is not layers=N", f"for example `{SHAPE}llama-2-70b?layers=2`")
     return {"num_hidden_layers": int(layers[1])} if layers else {}
 
 
@@ -95,7 +87,7 @@ def build(
     """
     kind = _dtype(dtype, config)
     weight_bytes = num_parameters(on_paper(config, kind, trust_remote_code)) * kind.itemsize
-    hint = f"choose a smaller model or dtype, or fewer layers: `{PREFIX}llama-2-70b?layers=2`"
+    hint = f"choose a smaller model or dtype, or fewer layers: `{SHAPE}llama-2-70b?layers=2`"
     check_room(name, weight_bytes, str(kind).removeprefix("torch."), device, hint)
     with no_init_weights(), device:
         model = auto_class_of(config).from_config(

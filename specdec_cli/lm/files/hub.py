@@ -17,14 +17,14 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm.files.names import is_hub_name
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 _OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt", "warp_model.bin", "medusa_lm_head.pt")
 _PICKLED = "pytorch_model*.bin"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
 
 
@@ -48,11 +48,6 @@ class Wanted:
     def is_model(self) -> bool:
         """Whether it has to be a language model with weights."""
         return self.has_weights and not self.is_head
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether a name has the form of a hub id: `org/repo`, or `org/repo:FILE` for one of its GGUF files."""
-    return _HUB_NAME.fullmatch(name) is not None
 
 
 def is_cached(name: str) -> bool:
@@ -145,16 +140,16 @@ def _gguf(repo: str, wanted: str, names: list[str]) -> str | None:
     raise UsageError(f"`{repo}` has no GGUF file `{wanted}`", hint if ggufs else "leave out what follows the colon")
 
 
-def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
+def _fetch_error(name: str, revision: str | None, error: Exception) -> SpecdecError:
     """The error for a failed download."""
     match error:
         case GatedRepoError():
             return RunError(f"model `{name}` is gated", "accept its licence on the hub and log in with `hf auth login`")
         case RevisionNotFoundError():
-            return RunError(f"model `{name}` has no revision `{revision}`", "check `revision`")
+            return UsageError(f"model `{name}` has no revision `{revision}`", "check `revision`")
         case RepositoryNotFoundError():
             hint = "check the spelling, or log in if it is private"
-            return RunError(f"no folder and no hub model is named `{name}`", hint)
+            return UsageError(f"no folder and no hub model is named `{name}`", hint)
         case LocalEntryNotFoundError():
             what = "is neither a folder nor in the local hub cache"
         case _:

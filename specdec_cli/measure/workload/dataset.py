@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from specdec_cli.engine.prompts import PromptSet
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, UsageError, did_you_mean
 from specdec_cli.files import given_path, unpacked, without_packing
 from specdec_cli.measure.workload.reading import Reading, prompts_of
 from specdec_cli.measure.workload.tables import ROW_SUFFIXES, RawRow, rows_of_bytes, rows_of_file
@@ -41,6 +41,7 @@ class Source:
     task: str | None = None
 
 
+BUILT_IN = ("builtin:mini", "builtin:stories")
 PRESETS: dict[str, Source] = {
     "mt-bench": Source("HuggingFaceH4/mt_bench_prompts", split="train"),
     "gsm8k": Source("openai/gsm8k", "main", "test", "Question: {question}\nAnswer:", task="gsm8k"),
@@ -62,6 +63,26 @@ PRESETS: dict[str, Source] = {
         task="cnn_dailymail",
     ),
 }
+
+
+def check_dataset_name(name: str) -> None:
+    """Refuse a word that is no data set of this package, and no file's name either.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    word = name.partition("?")[0]
+    if word.startswith("builtin:") and word not in BUILT_IN:
+        said = f"there is no built-in data set `{word}`{did_you_mean(word, BUILT_IN)}"
+        raise UsageError(said, f"there are {' and '.join(BUILT_IN)}")
+    if re.fullmatch(r"[\w-]+", word) and word not in PRESETS and not os.path.exists(given_path(word)):
+        raise _no_data_set(name)
+
+
+def _no_data_set(name: str) -> UsageError:
+    known = [*BUILT_IN, *PRESETS]
+    said = f"there is no data set `{name}`{did_you_mean(name, known)}"
+    return UsageError(said, f"give {', '.join(known)}, a file, a folder, or a hub id owner/name")
 
 
 def read_dataset(name: str, chat: bool | None = False) -> PromptSet:
@@ -200,11 +221,10 @@ def _check_hub_id(path: str, name: str, preset: Source | None) -> None:
         )
     if suffix in ROW_SUFFIXES or Path(path).suffix != Path(without_packing(path)).suffix:
         raise UsageError(f"there is no data set `{name}`: no such file", "check the path")
-    if preset is not None or not _HUB_ID.fullmatch(path):
-        raise UsageError(
-            f"there is no data set `{name}`" + (": no such file or folder" if preset else ""),
-            f"give builtin:mini, builtin:stories, {', '.join(PRESETS)}, a file, a folder, or a hub id owner/name",
-        )
+    if preset is not None:
+        raise UsageError(f"there is no data set `{name}`: no such file or folder", "check the path")
+    if not _HUB_ID.fullmatch(path):
+        raise _no_data_set(name)
 
 
 def _fetched(name: str) -> list[RawRow]:

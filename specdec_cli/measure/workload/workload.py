@@ -11,13 +11,12 @@ from typing import Any
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.workload.dataset import read_dataset
+from specdec_cli.measure.workload.dataset import check_dataset_name, read_dataset
 from specdec_cli.measure.workload.reading import Reading, prompts_of
 from specdec_cli.measure.workload.tables import rows_of_bytes
 from specdec_cli.measure.workload.turns import fits, request_of
 from specdec_cli.sampling.params import SamplingParams
 
-BUILT_IN = ("builtin:mini", "builtin:stories")
 NO_TASK = "unnamed"
 
 
@@ -120,8 +119,7 @@ def built_in_rows(dataset: str, chat: bool | None = False) -> PromptSet:
     Raises:
         UsageError: another name.
     """
-    if dataset not in BUILT_IN:
-        raise UsageError(f"there is no built-in data set `{dataset}`", f"there are {' and '.join(BUILT_IN)}")
+    check_dataset_name(dataset)
     name = f"{dataset.removeprefix('builtin:')}.jsonl"
     data = files("specdec_cli.measure.workload").joinpath("prompts", name).read_bytes()
     return prompts_of(rows_of_bytes(data, name, name), name, Reading(chat))

@@ -12,7 +12,7 @@ from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
-from specdec_cli.lm.files import dummy
+from specdec_cli.lm.files import dummy, names
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -49,7 +49,7 @@ def test_a_shape_has_the_published_number_of_parameters(shape) -> None:
 
 
 def test_every_shape_is_listed_and_says_where_its_numbers_are_from() -> None:
-    assert set(dummy.shape_names()) == set(PUBLISHED)
+    assert set(names.shape_names()) == set(PUBLISHED)
     for name in PUBLISHED:
         config = json.loads((dummy.shape_folder(f"shape:{name}") / "config.json").read_text())
         assert config["source"].startswith("model card of ")
