@@ -15,6 +15,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.measure.notebook import TracingEngine
+from specdec_cli.recipe.schema import Quantize
 
 CHECKPOINTS = Path(__file__).parents[2] / "shared" / "data" / "checkpoints"
 PLAIN = "none"
@@ -35,7 +36,7 @@ class Arm:
     spec: str
     k: int
     only_prose: bool = False
-    quantize: str = "none"
+    quantize: Quantize = "none"
 
 
 @dataclass(frozen=True)

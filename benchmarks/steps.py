@@ -22,9 +22,10 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.lm.peers import load_peer
+from specdec_cli.recipe.schema import Decoder
 from specdec_cli.sampling.params import SamplingParams
 
-DECODERS = ("transformers", "auto")
+DECODERS: tuple[Decoder, ...] = ("transformers", "auto")
 PROMPT = "Once upon a time there was a girl who lived in a small house near the forest. One day she found a key and"
 
 

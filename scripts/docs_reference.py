@@ -243,6 +243,7 @@ def _prose(docstring: str | None) -> str:
         else:
             inside = (inside and line.startswith("    ")) or not line
             lines.append(line.removeprefix("    ") if not line.startswith("        ") else "  " + line.strip())
+    lines += ["```"] if is_code else []
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 

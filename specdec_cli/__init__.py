@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.outputs import Output
     from specdec_cli.engine.run import Generated
-    from specdec_cli.events import SpeculativeCounts
+    from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, SpeculativeCounts, Stepped, TokenLogprob
     from specdec_cli.measure.notebook import ResultTable, WorkloadTrace
     from specdec_cli.measure.notebook import TracingEngine as Engine
     from specdec_cli.sampling.params import SamplingParams
@@ -25,15 +25,22 @@ __version__ = "0.2.0"
 __all__ = [
     "AsyncEngine",
     "Delta",
+    "Emitted",
     "Engine",
     "EngineOptions",
+    "Event",
+    "Failed",
+    "Finished",
     "Generated",
     "LoadSettings",
     "ModelSettings",
+    "Noticed",
     "Output",
     "ResultTable",
     "SamplingParams",
     "SpeculativeCounts",
+    "Stepped",
+    "TokenLogprob",
     "WorkloadTrace",
     "__version__",
 ]
@@ -41,15 +48,22 @@ __all__ = [
 _WHERE = {
     "AsyncEngine": "specdec_cli.engine.jobs.async_engine",
     "Delta": "specdec_cli.engine.jobs.records",
+    "Emitted": "specdec_cli.events",
     "Engine": "specdec_cli.measure.notebook",
     "EngineOptions": "specdec_cli.engine.options",
+    "Event": "specdec_cli.events",
+    "Failed": "specdec_cli.events",
+    "Finished": "specdec_cli.events",
     "Generated": "specdec_cli.engine.run",
     "LoadSettings": "specdec_cli.engine.loading",
     "ModelSettings": "specdec_cli.engine.loading",
+    "Noticed": "specdec_cli.events",
     "Output": "specdec_cli.engine.outputs",
     "ResultTable": "specdec_cli.measure.notebook",
     "SamplingParams": "specdec_cli.sampling.params",
     "SpeculativeCounts": "specdec_cli.events",
+    "Stepped": "specdec_cli.events",
+    "TokenLogprob": "specdec_cli.events",
     "WorkloadTrace": "specdec_cli.measure.notebook",
 }
 

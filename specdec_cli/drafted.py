@@ -17,6 +17,8 @@ CONTEXT_END = -1
 """The parent of the nodes that follow the context directly."""
 MOST_NODES = 64
 """Nodes of a tree at most, so that a node's ancestors fit a 64-bit mask; a chain may be longer."""
+MOST_DEPTH = 64
+"""Largest k: tokens drafted one after another in a step."""
 
 
 @dataclass(frozen=True, slots=True)

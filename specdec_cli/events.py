@@ -21,7 +21,13 @@ IMPOSSIBLE = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability (nats) of an emitted token under the target, and of the best alternatives."""
+    """Log-probability of an emitted token under the target, and those of the best alternatives.
+
+    Args:
+        token_id: the emitted token.
+        logprob: its log-probability in nats.
+        top: pairs (token id, log-probability) of the likeliest tokens, the likeliest first.
+    """
 
     token_id: int
     logprob: float
@@ -32,12 +38,20 @@ class TokenLogprob:
 class Emitted:
     """The result of one step for one sequence.
 
-    `tokens[:num_accepted]` were drafted and accepted; a token after them is the target's own. Tokens cut by a stop
-    or a length are not in here. `num_drafted` counts what was drafted and verified one after another, cut or not: the
-    depth of a tree, whose nodes are `num_nodes`. `ranks` has a pair for each place of the tree that the accepted path
-    reached: the accepted child's place among its siblings from 1 (0: none was accepted), and how many there were.
-    `tree` is what was drafted, unless that was a chain. With the first tokens, `num_cached_tokens` says how many of the
-    prompt's were in the cache already.
+    Args:
+        sequence_id: the sequence, as `Engine.add` returns it.
+        tokens: the tokens it received. `tokens[:num_accepted]` were drafted and accepted; a token after them is the
+            target's own. Tokens cut by a stop or a length are left out.
+        text: their text, as far as it is certain: text that may begin a stop string is held back.
+        num_drafted: tokens drafted and verified one after another, cut or not; the depth of a tree.
+        num_accepted: drafted tokens that were accepted.
+        from_prefill: whether the tokens are the first ones, which the prompt's forward pass gives.
+        logprobs: one for each token, where the sampling parameters ask for them.
+        num_cached_tokens: with the first tokens, prompt tokens that were in the cache already.
+        num_nodes: drafted tokens that were verified, siblings counted.
+        ranks: a pair for each place of the tree that the accepted path reached: the accepted child's place among its
+            siblings from 1 (0: none was accepted), and the number of siblings.
+        tree: the drafted tree; None for a chain.
     """
 
     sequence_id: int
@@ -57,7 +71,17 @@ class Emitted:
 class Stepped:
     """One step of the engine: a forward over all running sequences, and where its time went.
 
-    `num_preemptions` sequences gave their blocks back to let it run, and will compute them again.
+    Args:
+        emitted: what each sequence received; none for a sequence whose prompt is still being processed.
+        num_running: sequences in this step.
+        num_waiting: sequences that wait for room.
+        num_prefill_tokens: prompt tokens processed in it.
+        draft_seconds: time spent drafting.
+        verify_seconds: time of the target's forward pass and of the verification.
+        overhead_seconds: the rest of the step's time.
+        num_blocks_used: blocks of the KV cache in use after it.
+        num_blocks: all blocks of the KV cache.
+        num_preemptions: sequences that gave their blocks back to let it run, and will compute them again.
     """
 
     emitted: tuple[Emitted, ...]
@@ -77,11 +101,18 @@ class Finished:
     """A sequence ended.
 
     Args:
+<<<<<<< HEAD
         sequence_id: of the sequence.
         finish_reason: stop, length or abort.
         stop_reason: the token or string that stopped it, or None.
         text: the tail that streaming had held back, already cropped at a stop string.
         is_incomplete: whether the length cut it before its output matched its grammar.
+=======
+        sequence_id: the sequence.
+        finish_reason: stop, length or abort.
+        stop_reason: the stop string or token that ended it, if one did.
+        text: the last piece of its text, which streaming had held back, cropped at a stop string.
+>>>>>>> e96b0f0 (Refuse wrong calls from Python by the right parameter's name)
     """
 
     sequence_id: int
@@ -93,7 +124,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A sequence ended by an error of its own; the others go on as if it had never been there."""
+    """A sequence ended by an error of its own; the others go on as if it had never been there.
+
+    `Engine.generate` and `Engine.stream` raise the error; `Engine.step` yields this event.
+
+    Args:
+        sequence_id: the sequence.
+        error: the error that ended it.
+    """
 
     sequence_id: int
     error: Exception
@@ -101,7 +139,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """A notice for the user, given once: for example that the draft's context limit was exceeded."""
+    """A notice for the user, given once: for example that the draft's context limit was exceeded.
+
+    Args:
+        sequence_id: the sequence that it is about; None for all of them.
+        message: the notice.
+    """
 
     sequence_id: int | None
     message: str

@@ -16,7 +16,11 @@ from specdec_cli import drafters as registry
 
 PACKAGE = Path(__file__).parents[1] / "specdec_cli"
 LAYERS = [
+<<<<<<< HEAD
     {"recipe", "drafted", "tree_shape", "events", "errors", "files", "libraries", "proxy"},
+=======
+    {"recipe", "call_checks", "drafted", "tree_shape", "events", "errors", "files", "proxy"},
+>>>>>>> e96b0f0 (Refuse wrong calls from Python by the right parameter's name)
     {"lm", "sampling", "text"},
     {"drafters"},
     {"engine"},
@@ -27,6 +31,7 @@ LAYERS = [
 ]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 NOUNS = {
+    "call_checks",
     "drafted",
     "errors",
     "events",
@@ -48,6 +53,7 @@ ONLY_IN = {
 }
 HEAVY = {"torch", "transformers", "datasets", "fastapi", "matplotlib", "scipy"}
 QUICK_ROOMS = {
+    "call_checks",
     "cli",
     "export",
     "report",

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec_cli.cli.measurement_options import FILES, Markdown, whole_numbers
-from specdec_cli.cli.options import Shared, with_shared_options
+from specdec_cli.cli.options import WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver_with_report, envelope, machine_of
+from specdec_cli.cli.prompts import rows_wanted
 from specdec_cli.cli.result_output import write_texts
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
-from specdec_cli.measure.workload.dataset import read_prompt_file
-from specdec_cli.measure.workload.workload import built_in_rows
 from specdec_cli.report.audit import SCHEMA, print_audit
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -43,6 +42,7 @@ _MODES_OF_VERIFY = {
 }
 _DEFAULT_KS, _DEFAULT_BATCH_SIZES = (1, 2, 4, 8), (1, 2, 4)
 _DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
+_DEFAULT_DATASET = "builtin:stories"
 _LEFT_OUT = [
     "sampling.logprobs",
     *(f"speculation.{key}" for key in ("depth_policy", "p_min", "disable_by_batch_size", "k_by_batch")),
@@ -54,7 +54,12 @@ _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 @with_shared_options(
     without=_LEFT_OUT,
-    defaults={"sampling.max_new_tokens": str(_DEFAULT_NUM_TOKENS)},
+    beside=WORKLOAD_OPTIONS,
+    defaults={
+        "sampling.max_new_tokens": str(_DEFAULT_NUM_TOKENS),
+        "workload.dataset": _DEFAULT_DATASET,
+        "workload.num_prompts": str(_DEFAULT_NUM_PROMPTS),
+    },
 )
 def audit(
     mode: Annotated[
@@ -63,24 +68,6 @@ def audit(
             help="Modes to check: greedy, sampled, gumbel.",
             metavar="A,B",
             show_default="all that --verify allows",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    prompt_file: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompts: one per line, or rows with a prompt (JSONL, JSON, CSV, Parquet).",
-            metavar="FILE",
-            show_default="built-in stories",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Maximum number of prompts from the file.",
-            show_default=str(_DEFAULT_NUM_PROMPTS),
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -137,13 +124,13 @@ def audit(
 ) -> None:
     """Check that the output is exactly what the target alone produces. Exits with 3 if it is not."""
     resolved = shared.resolve()
-    wish = _AuditOptions(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
+    wish = _AuditOptions(mode, k_values, batch_sizes, time_limit, table, full)
     files = {"markdown": markdown, "junit": junit}
     _check(wish, resolved.recipe)
     if table:
         _check_table(wish, shared)
     _check_files(files, shared)
-    prompts = PromptSet([]) if table else _prompts(wish)
+    prompts = PromptSet([]) if table else _prompts(resolved.recipe, shared)
     _AuditRun(resolved, wish, files, prompts.rows, prompts.notices, shared).go()
 
 
@@ -152,8 +139,6 @@ class _AuditOptions:
     """The command's own options."""
 
     mode: str | None
-    prompt_file: str | None
-    num_prompts: int | None
     k_values: str | None
     batch_sizes: str | None
     time_limit: float
@@ -205,8 +190,6 @@ def _check_table(wish: _AuditOptions, shared: Shared) -> None:
         UsageError: there is one.
     """
     own = {
-        "--prompt-file": wish.prompt_file,
-        "--num-prompts": wish.num_prompts,
         "--k-values": wish.k_values,
         "--batch-sizes": wish.batch_sizes,
     }
@@ -226,14 +209,11 @@ def _check_files(files: Mapping[str, Path | None], shared: Shared) -> None:
         check_destination(path, shared.force, f"--{kind}")
 
 
-def _prompts(wish: _AuditOptions) -> PromptSet:
-    """Prompts from the file, or spread evenly over the built-in ones."""
-    num = wish.num_prompts or _DEFAULT_NUM_PROMPTS
-    if wish.prompt_file is not None:
-        found = read_prompt_file(wish.prompt_file, chat=None)
-        return replace(found, rows=found.rows[:num])
-    rows = built_in_rows("builtin:stories").rows
-    return PromptSet(rows[:: max(1, len(rows) // num)][:num])
+def _prompts(recipe: Recipe, shared: Shared) -> PromptSet:
+    """Prompts of the file or data set, or of the built-in stories."""
+    path = "workload.dataset"
+    flags = {path: (_DEFAULT_DATASET, "--dataset")} | shared.flags
+    return rows_wanted(recipe.workload, flags, chat=None, num_prompts=_DEFAULT_NUM_PROMPTS)
 
 
 @dataclass(slots=True)

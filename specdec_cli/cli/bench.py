@@ -24,7 +24,6 @@ from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     HOW,
     BatchSize,
-    Chat,
     Csv,
     DryRun,
     Html,
@@ -47,6 +46,7 @@ from specdec_cli.cli.options import (
     GATE_OPTIONS,
     RESUME_OPTION,
     WORKLOAD_OPTIONS,
+    Chat,
     Shared,
     with_shared_options,
 )

@@ -13,7 +13,6 @@ from specdec_cli import drafters
 from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     BatchSize,
-    Chat,
     Csv,
     DryRun,
     Exhaustive,
@@ -42,6 +41,7 @@ from specdec_cli.cli.options import (
     GATE_OPTIONS,
     RESUME_OPTION,
     WORKLOAD_OPTIONS,
+    Chat,
     Shared,
     with_shared_options,
 )

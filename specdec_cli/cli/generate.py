@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import ENGINE_OPTIONS, STRUCTURED_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import (
+    ENGINE_OPTIONS,
+    PROMPTS,
+    STRUCTURED_OPTIONS,
+    WORKLOAD_OPTIONS,
+    Chat,
+    Shared,
+    with_shared_options,
+)
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
@@ -32,40 +40,32 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.sampling.grammar import Grammar
 
-_PROMPTS, _SHOWN = "Prompts", "Display"
+_SHOWN = "Display"
 _MOST_FAILURES = 5  # prompts whose errors are shown one by one
 _K = "speculation.num_speculative_tokens"
 
 
-@with_shared_options(aliases=True, without=("serve.served_model_name",), beside=(*STRUCTURED_OPTIONS, *ENGINE_OPTIONS))
+@with_shared_options(
+    aliases=True,
+    without=("serve.served_model_name",),
+    beside=(*WORKLOAD_OPTIONS, *STRUCTURED_OPTIONS, *ENGINE_OPTIONS),
+    defaults={"workload.dataset": "the prompts above", "workload.num_prompts": "all"},
+)
 def generate(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(help="Prompts. `-`, or no prompt in a pipe, reads one from stdin.", metavar="PROMPT"),
     ] = None,
-    prompt_file: Annotated[
-        str | None,
-        typer.Option(
-            help="File of prompts: one per line, or rows with prompt, messages or turns (JSONL, JSON, CSV, Parquet).",
-            metavar="FILE",
-            rich_help_panel=_PROMPTS,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="Treat prompts as chat messages; apply the chat template.", rich_help_panel=_PROMPTS
-        ),
-    ] = False,
+    chat: Chat = False,
     system: Annotated[
-        str | None, typer.Option(help="System message; implies --chat.", metavar="TEXT", rich_help_panel=_PROMPTS)
+        str | None, typer.Option(help="System message; implies --chat.", metavar="TEXT", rich_help_panel=PROMPTS)
     ] = None,
     prediction: Annotated[
         str | None,
         typer.Option(
             help="Text that the output is expected to follow (--draft prediction).",
             metavar="TEXT",
-            rich_help_panel=_PROMPTS,
+            rich_help_panel=PROMPTS,
         ),
     ] = None,
     compare: Annotated[
@@ -103,7 +103,7 @@ def generate(
         raise UsageError(
             "`--compare` has nothing to compare: there is no draft", "name one with --draft, and k above 0"
         )
-    prompts = given_prompts(prompt or [], prompt_file, chat or system is not None)
+    prompts = given_prompts(prompt or [], resolved.recipe.workload, shared.flags, chat or system is not None)
     engine = OtherEngine.asked(resolved, shared)
     if engine is not None:
         given = {"--compare": compare, "--show-drafts": show_drafts}

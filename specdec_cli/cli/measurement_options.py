@@ -49,9 +49,6 @@ Exhaustive = Annotated[
 BatchSize = Annotated[
     int, typer.Option("--batch-size", min=1, help="Number of prompts to decode together.", rich_help_panel=HOW)
 ]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Treat prompts as chat messages; apply the chat template.", rich_help_panel=HOW)
-]  # fmt: skip
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would run without loading anything.", rich_help_panel=HOW)
 ]  # fmt: skip

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 MODELS, SPECULATION, SAMPLING, STRUCTURED = "Models", "Speculation", "Sampling", "Structured output"
 ENGINE, RUN = "Engine", "Recipe and output"
-WORKLOAD, GATES, SERVER, ELSEWHERE = "Workload", "Gates", "Server", "Another engine"
+PROMPTS, GATES, SERVER, ELSEWHERE = "Prompts", "Gates", "Server", "Another engine"
 
 
 def draft_methods() -> DraftMethods:
@@ -473,11 +473,27 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+PROMPT_FILE = "--prompt-file"
 WORKLOAD_OPTIONS: tuple[Option, ...] = (
-    Option("workload.dataset", str, ("--dataset",), WORKLOAD, metavar="NAME|FILE"),
-    Option("workload.tasks", str, ("--tasks",), WORKLOAD, metavar="A,B", default="all", convert=_names),
-    Option("workload.num_prompts", int, ("--num-prompts",), WORKLOAD),
+    Option("workload.dataset", str, ("--dataset",), PROMPTS, metavar="NAME|FILE"),
+    Option(
+        "prompt_file",
+        str,
+        (PROMPT_FILE,),
+        PROMPTS,
+        help="File of prompts: one per line, or rows with prompt, messages or turns (JSONL, JSON, CSV, Parquet).",
+        metavar="FILE",
+        expand=lambda name: {"workload.dataset": (name, PROMPT_FILE)},
+    ),
+    Option("workload.tasks", str, ("--tasks",), PROMPTS, metavar="A,B", default="all", convert=_names),
+    Option("workload.num_prompts", int, ("--num-prompts",), PROMPTS),
 )
+"""Where prompts come from, for every command that reads several."""
+
+Chat = Annotated[
+    bool,
+    typer.Option("--chat", help="Treat prompts as chat messages; apply the chat template.", rich_help_panel=PROMPTS),
+]
 DRAFTS_OPTION = Option(
     "draft",
     list[str],

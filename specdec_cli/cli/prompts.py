@@ -1,37 +1,49 @@
-"""Prompts that a command line gives: arguments, `--prompt-file`, standard input."""
+"""Prompts that a command line gives: arguments, `--prompt-file`, `--dataset`, standard input."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from specdec_cli.cli.options import PROMPT_FILE
 from specdec_cli.engine.prompts import PromptSet, rows_of
 from specdec_cli.errors import UsageError
 from specdec_cli.files import decoded, unpacked
 from specdec_cli.measure.workload.dataset import read_prompt_file
 from specdec_cli.measure.workload.reading import Reading, prompts_of
 from specdec_cli.measure.workload.tables import rows_of_bytes
+from specdec_cli.measure.workload.workload import read_rows, select
 
-_STDIN = "standard input"
+if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import WorkloadSection
+
+_STDIN, _DATASET = "standard input", "workload.dataset"
+_ALL = 2**31 - 1
 
 
-def given_prompts(prompts: Sequence[str], prompt_file: str | None, chat: bool) -> PromptSet:
+def given_prompts(
+    prompts: Sequence[str], workload: WorkloadSection, flags: Mapping[str, tuple[Any, str]], chat: bool
+) -> PromptSet:
     """Rows from arguments, from a file, or from standard input where it is asked for or nothing else is given.
 
     Args:
         prompts: the arguments; `-` stands for one prompt on standard input.
-        prompt_file: a file of any format that rows have, `-` for one on standard input, or None.
+        workload: names the data set or file, if the command line does.
+        flags: the command line's options by the recipe's key.
         chat: whether whole conversations are wanted.
 
     Raises:
         UsageError: no prompt, two sources, or one that cannot be read.
     """
-    if prompt_file is not None:
+    if _DATASET in flags:
         if prompts:
-            raise UsageError("prompts are given as arguments and with --prompt-file", "give one of them")
-        if prompt_file != "-":
-            return read_prompt_file(prompt_file, chat)
-        return prompts_of(rows_of_bytes(_read_stdin(), _STDIN, _STDIN), _STDIN, Reading(chat))
+            raise UsageError(f"prompts are given as arguments and with {flags[_DATASET][1]}", "give one of them")
+        return rows_wanted(workload, flags, chat)
+    for path in ("workload.tasks", "workload.num_prompts"):
+        if path in flags:
+            raise UsageError(f"`{flags[path][1]}` has no effect without a data set", f"add --dataset or {PROMPT_FILE}")
     if not prompts:
         if sys.stdin is None or sys.stdin.isatty():
             hint = 'for example: `specdec generate "Once upon a time"`'
@@ -40,6 +52,32 @@ def given_prompts(prompts: Sequence[str], prompt_file: str | None, chat: bool) -
     if list(prompts).count("-") > 1:
         raise UsageError(f"`-` stands twice among the prompts, and {_STDIN} can be read once", "give it once")
     return PromptSet(rows_of(_one_from_stdin() if prompt == "-" else prompt for prompt in prompts))
+
+
+def rows_wanted(
+    workload: WorkloadSection, flags: Mapping[str, tuple[Any, str]], chat: bool | None, num_prompts: int | None = None
+) -> PromptSet:
+    """The rows that the command line's options for prompts choose.
+
+    Args:
+        workload: the recipe's, with these options.
+        flags: the command line's options by the recipe's key.
+        chat: whether whole conversations are wanted; None takes either.
+        num_prompts: most rows without `--num-prompts`; None for all.
+
+    Raises:
+        UsageError: an unknown data set or task, or a file that cannot be read.
+        RunError: a data set that cannot be read.
+    """
+    name, flag = flags[_DATASET]
+    if name == "-":
+        found = prompts_of(rows_of_bytes(_read_stdin(), _STDIN, _STDIN), _STDIN, Reading(chat))
+    elif flag == PROMPT_FILE:
+        found = read_prompt_file(name, chat)
+    else:
+        found = read_rows(name, None, _ALL, chat)
+    most = workload.num_prompts if "workload.num_prompts" in flags else num_prompts
+    return replace(found, rows=select(found.rows, workload.tasks, _ALL if most is None else most))
 
 
 def _one_from_stdin() -> str:

@@ -14,7 +14,6 @@ from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     FILES,
     HOW,
-    Chat,
     Csv,
     DryRun,
     Exhaustive,
@@ -43,6 +42,7 @@ from specdec_cli.cli.options import (
     GATE_OPTIONS,
     RESUME_OPTION,
     WORKLOAD_OPTIONS,
+    Chat,
     Shared,
     with_shared_options,
 )

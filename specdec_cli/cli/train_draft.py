@@ -13,8 +13,8 @@ import typer
 
 from specdec_cli.cli.completion import choices
 from specdec_cli.cli.convert_draft import ConversionWish, convert
-from specdec_cli.cli.measurement_options import Chat, DryRun, Html, Plot
-from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
+from specdec_cli.cli.measurement_options import DryRun, Html, Plot
+from specdec_cli.cli.options import OPTIONS, RUN, Chat, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS

@@ -8,7 +8,7 @@ METHOD, SCHEDULE, DRAFT = "Method and data", "Schedule", "Draft"
 
 TRAIN_OPTIONS: tuple[Option, ...] = (
     Option("train.method", str, ("--method",), METHOD, metavar="eagle3|dflash|pard|medusa|distill"),
-    Option("train.data", str, ("--data",), METHOD, metavar="NAME|FILE"),
+    Option("train.data", str, ("--data", "--dataset", "--prompt-file"), METHOD, metavar="NAME|FILE"),
     Option("train.num_prompts", int, ("--num-prompts",), METHOD, default="all"),
     Option("train.num_held_out", int, ("--num-held-out",), METHOD),
     Option("train.answers_per_prompt", int, ("--answers-per-prompt",), METHOD),

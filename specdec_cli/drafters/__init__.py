@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from specdec_cli.call_checks import fits, kind_name
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.errors import UsageError, closest
 
@@ -111,8 +112,8 @@ def create(method: str, given: Mapping[str, Any]) -> Drafter:
         if name not in fields:
             hint = _suggest(name, list(fields), "it has: ") if fields else "it has no options"
             raise UsageError(f"the drafting method `{method}` has no option `{name}`", hint)
-        if not _fits(value, kinds[name]):
-            raise UsageError(f"`{name}` of `{method}` must be {_kind_name(kinds[name])}, not `{value!r}`")
+        if not fits(value, kinds[name]):
+            raise UsageError(f"`{name}` of `{method}` must be {kind_name(kinds[name])}, not `{value!r}`")
     for name in fields:
         if name not in given and _is_required(fields[name]):
             meant = "name its folder or hub id as the draft: its files tell the method" if name == "model" else None
@@ -277,19 +278,7 @@ def _parse_value(method: str, name: str, text: str, kind: Any) -> Any:
                 return accepted(text)
             except ValueError:
                 continue
-    raise UsageError(f"`{name}` of `{method}` must be {_kind_name(kind)}, not `{text}`")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    for accepted in get_args(kind) or (kind,):
-        if type(value) is accepted or (accepted is float and type(value) is int):
-            return True
-    return False
-
-
-def _kind_name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
-    return " or ".join(names.get(accepted, str(accepted)) for accepted in get_args(kind) or (kind,))
+    raise UsageError(f"`{name}` of `{method}` must be {kind_name(kind)}, not `{text}`")
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec_cli.call_checks import check_kind
 from specdec_cli.engine.drafting import NONE, Drafters
-from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.options import EngineOptions, check_depth
 from specdec_cli.engine.verify import check_trees, resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.tree_shape import TreeShape
@@ -61,11 +62,11 @@ class DraftingPlanner:
         A static tree without a k of its own brings one: its depth.
 
         Raises:
-            UsageError: an unknown draft or mode, a k below 0, or a tree that does not fit them.
+            UsageError: an unknown draft or mode, a k out of range, or a tree that does not fit them.
         """
         wish = num_speculative_tokens
-        if wish is not None and wish < 0:
-            raise UsageError(f"num_speculative_tokens is out of range: `{wish}`", "0 decodes without a draft")
+        check_kind("num_speculative_tokens", wish, int | None)
+        check_depth(wish or 0)
         name = self.drafters.name(draft, prediction)
         if tree not in (None, NONE) and wish is None:
             own = TreeShape.parse(tree or "")

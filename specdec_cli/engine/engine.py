@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from specdec_cli.call_checks import check_kind, checked_call
 from specdec_cli.drafters.contract import Drafter, Guesses
 from specdec_cli.engine import requests, run
 from specdec_cli.engine.clock import Clock
@@ -122,6 +123,9 @@ class Engine:
     ) -> Self:
         """Load a target and a draft.
 
+        The other arguments are the fields of EngineOptions, LoadSettings and ModelSettings, which describe them. Those
+        of ModelSettings are the target's; with `draft_` before the name they are the draft's.
+
         Examples:
             engine = Engine.load()
             engine = Engine.load("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", num_speculative_tokens=3)
@@ -133,7 +137,6 @@ class Engine:
             draft: a model, a method such as `ngram`, a mapping with `method` or `model`; None decodes without a draft.
             options: engine options as one object; the arguments below override its fields.
             settings: load settings as one object; the arguments below override its fields.
-            changes: see `loading.load_parameters`.
 
         Raises:
             UsageError: an unknown argument, method or value, or a draft that does not fit the target.
@@ -141,10 +144,13 @@ class Engine:
         """
         from specdec_cli.engine.build import load_engines
 
+        check_kind("target", target, str)
+        check_kind("draft", draft, str | Mapping[str, Any] | None)
         options, settings = settle(changes, options, settings)
         return load_engines(cls, target, [draft], options=options, settings=settings)[0]
 
     @classmethod
+    @checked_call()
     def from_recipe(
         cls,
         recipe: str | Recipe,
@@ -170,8 +176,9 @@ class Engine:
             RunError: a model that does not load.
         """
         from specdec_cli.engine.build import engines_from_recipes
-        from specdec_cli.recipe import resolve
+        from specdec_cli.recipe import Recipe, resolve
 
+        check_kind("recipe", recipe, str | Recipe)
         if isinstance(recipe, str):
             recipe = resolve(recipe).recipe
         return engines_from_recipes(
@@ -211,6 +218,7 @@ class Engine:
         """Token ids of a prompt: text, ids as they are, or chat messages by the template."""
         return requests.encode(prompt, self.tokenizer)
 
+    @checked_call()
     def add(
         self,
         prompt: Prompt,
@@ -245,7 +253,7 @@ class Engine:
             UsageError: an empty prompt, token ids out of range, a prompt that leaves no room in the context, an
                 unknown draft.
         """
-        params = params or SamplingParams()
+        params = requests.params_of(params)
         tokens = self.encode(prompt)
         predicted = None if prediction is None else self.encode(list(prediction))
         requests.check(tokens, params, self.num_tokens, self.target.max_context, predicted or ())
@@ -356,15 +364,38 @@ class Engine:
         self._failed.clear()
         return news
 
+    @checked_call()
     def stream(
         self,
         prompts: Prompt | Items[Prompt],
         params: SamplingParams | Items[SamplingParams] | None = None,
         num_speculative_tokens: int | None = None,
     ) -> Iterator[Event]:
-        """Events of decoding prompts together; sequence ids count from the first one's in the prompts' order."""
+        """Decode prompts together and yield the engine's events as they happen.
+
+        Examples:
+            for event in engine.stream("Once upon a time", SamplingParams(max_new_tokens=64)):
+                if isinstance(event, Stepped):
+                    print("".join(emitted.text for emitted in event.emitted), end="", flush=True)
+                elif isinstance(event, Finished):
+                    print(event.text, event.finish_reason)
+
+        Args:
+            prompts: one prompt or several: text, token ids, or chat messages.
+            params: for all prompts, or one for each.
+            num_speculative_tokens: k of these requests; None uses the engine's.
+
+        Yields:
+            A `Stepped` after every step, with an `Emitted` for each sequence that received tokens; `Noticed` for
+            messages to the user; a `Finished` at the end of each sequence. Sequence ids count from the first prompt's
+            in the prompts' order.
+
+        Raises:
+            UsageError: a prompt or parameter that the engine does not accept.
+        """
         return run.stream(self, prompts, params, num_speculative_tokens)
 
+    @checked_call()
     def generate(
         self,
         prompts: Prompt | Items[Prompt],

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
+from specdec_cli.call_checks import check_kind, checked_call, checked_fields
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.files.generation import AUTO
+from specdec_cli.recipe.schema import Decoder, LoadFormat, Quantize
 
 LoadProgress = Callable[[str], None]
 """Called with a short description of each loading phase."""
 _DRAFT = "draft_"
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """How one model is loaded.
@@ -34,8 +35,8 @@ class ModelSettings:
     revision: str | None = None
     dtype: str = "auto"
     device: str = "auto"
-    load_format: str = "auto"
-    quantize: str = "none"
+    load_format: LoadFormat = "auto"
+    quantize: Quantize = "none"
 
 
 def model_settings(model: Any) -> ModelSettings:
@@ -43,6 +44,7 @@ def model_settings(model: Any) -> ModelSettings:
     return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize)
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     """Everything about loading that is not an engine option.
@@ -70,7 +72,7 @@ class LoadSettings:
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_bytes: KVCacheBytes = None
-    decoder: str = "auto"
+    decoder: Decoder = "auto"
     compile: bool = False
     generation_config: str = AUTO
     chat_template: str | None = None
@@ -80,11 +82,18 @@ class LoadSettings:
     others: tuple[str, ...] = ()
     progress: LoadProgress | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values out of range, each by its name."""
+        for name in ("max_model_len", "block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is out of range: `{value}`")
+
 
 class LoadArguments(TypedDict, total=False):
     """Types of the keyword arguments of `Engine.load`, for editors and type checkers.
 
-    `load_parameters` has their defaults and documentation, from the data classes that they fill; a test compares both.
+    `load_parameters` has their defaults, from the data classes that they fill; a test compares both.
     """
 
     num_speculative_tokens: int
@@ -102,7 +111,7 @@ class LoadArguments(TypedDict, total=False):
     max_model_len: int | None
     block_size: int
     kv_cache_bytes: KVCacheBytes
-    decoder: str
+    decoder: Decoder
     compile: bool
     generation_config: str
     chat_template: str | None
@@ -114,23 +123,22 @@ class LoadArguments(TypedDict, total=False):
     revision: str | None
     dtype: str
     device: str
-    load_format: str
-    quantize: str
+    load_format: LoadFormat
+    quantize: Quantize
     draft_revision: str | None
     draft_dtype: str
     draft_device: str
-    draft_load_format: str
-    draft_quantize: str
+    draft_load_format: LoadFormat
+    draft_quantize: Quantize
 
 
 @dataclass(frozen=True, slots=True)
 class LoadParameter:
-    """One keyword argument of `Engine.load`: the field of a data class, its name as an argument, its documentation."""
+    """One keyword argument of `Engine.load`: its name, and the field of a data class that it fills."""
 
     name: str
     field: Field[Any]
     owner: type
-    meaning: str
 
 
 def load_parameters() -> list[LoadParameter]:
@@ -138,8 +146,8 @@ def load_parameters() -> list[LoadParameter]:
 
     Those of ModelSettings apply to the target; with the prefix `draft_` they apply to the draft.
     """
-    found = [*_parameters(EngineOptions), *_parameters(LoadSettings), *_parameters(ModelSettings, note="the target's ")]
-    found += _parameters(ModelSettings, _DRAFT, "the draft's ")
+    owners = ((EngineOptions, ""), (LoadSettings, ""), (ModelSettings, ""), (ModelSettings, _DRAFT))
+    found = [LoadParameter(prefix + one.name, one, owner) for owner, prefix in owners for one in fields(owner)]
     return [one for one in found if one.name not in ("target", "draft")]
 
 
@@ -149,15 +157,12 @@ def settle(
     """The engine's options and load settings with the given keyword arguments applied.
 
     Raises:
-        UsageError: an unknown keyword argument, or a value out of range.
+        UsageError: a value of another type or out of range.
     """
+    check_kind("options", options, EngineOptions | None)
+    check_kind("settings", settings, LoadSettings | None)
     options, settings = options or EngineOptions(), settings or LoadSettings()
     known = {one.name: one for one in load_parameters()}
-    for name in changes:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean `{close[0]}`?" if close else "see help(Engine.load)"
-            raise UsageError(f"`{name}` is not a setting of the engine", hint)
     of_options, of_loading, of_target, of_draft = (
         {known[name].field.name: value for name, value in changes.items() if is_here(known[name])}
         for is_here in (
@@ -171,23 +176,11 @@ def settle(
     return replace(options, **of_options), replace(settings, target=target, draft=draft, **of_loading)
 
 
-def _parameters(owner: type, prefix: str = "", note: str = "") -> list[LoadParameter]:
-    meanings = _documented(owner)
-    return [LoadParameter(prefix + one.name, one, owner, note + meanings[one.name]) for one in fields(owner)]
-
-
-def _documented(owner: type) -> dict[str, str]:
-    """The description of each field in a data class's docstring."""
-    text = inspect.getdoc(owner) or ""
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:")[2], re.MULTILINE)
-    return {name: " ".join(meaning.split()) for name, meaning in entries}
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes_load_arguments(function: F) -> F:
-    """Give a function that takes `**changes: Unpack[LoadArguments]` their signature and documentation.
+    """Give a function that takes `**changes: Unpack[LoadArguments]` their signature, and refuse all other names.
 
     `help()`, notebooks and the reference pages then show every argument with its default.
     """
@@ -200,10 +193,7 @@ def takes_load_arguments(function: F) -> F:
         for one in load_parameters()
     ]
     function.__signature__ = shown.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-    indent = " " * 12
-    entries = "".join(f"{indent}{one.name}: {one.meaning}\n" for one in load_parameters())
-    function.__doc__ = re.sub(rf"^{indent}changes: .*\n", lambda _: entries, function.__doc__ or "", flags=re.MULTILINE)
-    return function
+    return checked_call()(function)
 
 
 P = ParamSpec("P")
@@ -211,7 +201,7 @@ T = TypeVar("T")
 
 
 def loads_like(load: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Give a class method that passes its arguments on to another one that method's signature and documentation.
+    """Give a class method that passes its arguments on to another one that method's signature.
 
     Type checkers, `help()`, notebooks and the reference pages then show the same arguments for both.
 
@@ -223,8 +213,6 @@ def loads_like(load: Callable[P, object]) -> Callable[[Callable[..., T]], Callab
         own, shown = inspect.signature(function), inspect.signature(load)
         first = next(iter(own.parameters.values()))
         function.__signature__ = own.replace(parameters=[first, *shown.parameters.values()])  # type: ignore[attr-defined]
-        _, arguments, rest = (load.__doc__ or "").partition("        Args:")
-        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n{arguments}{rest}"
         return function
 
     return decorate

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specdec_cli.call_checks import checked_fields
+from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.depth.adaptive import Adaptive
 from specdec_cli.engine.depth.depth import CHANGING, POLICIES, DepthPolicy, Fixed, KByBatch
 from specdec_cli.engine.depth.heuristic import Heuristic
@@ -14,6 +16,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.tree_shape import TreeShape
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How the engine speculates and batches.
@@ -52,8 +55,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, each by its name."""
+        check_depth(self.num_speculative_tokens)
         ranges = {
-            "num_speculative_tokens": self.num_speculative_tokens >= 0,
             "verify": self.verify in (*RULES, AUTO),
             "synthetic_acceptance_rates": (self.synthetic_acceptance_rates is not None) == self._needs_rates,
             "depth_policy": self.depth_policy in POLICIES,
@@ -64,9 +67,11 @@ class EngineOptions:
             "max_num_batched_tokens": self.max_num_batched_tokens >= 1,
             "prefill_chunk": self.prefill_chunk >= 1,
         }
+        names = {"verify": (AUTO, *RULES), "depth_policy": POLICIES}
         for name, fine in ranges.items():
             if not fine:
-                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+                hint = f"one of {', '.join(names[name])}" if name in names else None
+                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`", hint)
         shape = self.shape_of(self.tree)
         if shape is not None and not shape.is_chain and self.verify != AUTO and not RULES[self.verify].judges_trees:
             raise UsageError(
@@ -127,7 +132,18 @@ class EngineOptions:
         return made.get(self.depth_policy, Fixed)()
 
 
+def check_depth(k: int) -> None:
+    """Refuse a number of drafted tokens out of range.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not 0 <= k <= MOST_DEPTH:
+        hint = f"it is from 0, which decodes without a draft, to {MOST_DEPTH}"
+        raise UsageError(f"num_speculative_tokens is out of range: `{k}`", hint)
+
+
 def _is_table(table: Sequence[tuple[int, int]]) -> bool:
     """Whether numbers of sequences ascend from 1 or more, each with a k."""
     sizes = [size for size, _ in table]
-    return sizes == sorted(set(sizes)) and all(size >= 1 and k >= 0 for size, k in table)
+    return sizes == sorted(set(sizes)) and all(size >= 1 and 0 <= k <= MOST_DEPTH for size, k in table)

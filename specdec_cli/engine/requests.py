@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.call_checks import check_kind
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.params import SamplingParams
 
@@ -14,20 +15,51 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | list[dict[str, str]]
+_FORMS = 'a prompt is text, a list of token ids, or a list of messages such as {"role": "user", "content": "Hi"}'
+_MOST_SHOWN = 60  # characters of a value in an error
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     """Token ids of a prompt: text, ids as they are, or chat messages by the template.
 
     Raises:
-        UsageError: text or messages without a tokenizer.
+        UsageError: none of them, or text or messages without a tokenizer.
     """
-    items: Any = prompt
-    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-        if tokenizer is None:
-            raise UsageError("a prompt of text needs a tokenizer", "give token ids")
-        return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.chat(items)
-    return [operator.index(token) for token in items]
+    given: Any = prompt
+    is_chat = _is_list(given) and len(given) > 0 and isinstance(given[0], dict)
+    if not isinstance(given, str) and not is_chat:
+        return _token_ids(given)
+    if is_chat:
+        _check_messages(given)
+    if tokenizer is None:
+        raise UsageError("a prompt of text needs a tokenizer", "give token ids")
+    return tokenizer.chat(given) if is_chat else tokenizer.encode(given)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether a value holds others by their places: a list, a tuple, an array or a tensor."""
+    return all(hasattr(value, name) for name in ("__len__", "__getitem__")) and not isinstance(value, bytes | Mapping)
+
+
+def _token_ids(given: Any) -> list[int]:
+    try:
+        if _is_list(given) and not any(isinstance(token, bool) for token in given):
+            return [operator.index(token) for token in given]
+    except TypeError:
+        pass
+    raise UsageError(f"a prompt cannot be `{_shown(given)}`", _FORMS)
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    for message in messages:
+        is_whole = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not is_whole or not ("content" in message or "tool_calls" in message):
+            raise UsageError(f"`{_shown(message)}` is no chat message", _FORMS)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
 def text_of(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer | None) -> str | None:
@@ -78,8 +110,9 @@ def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -
     """Sampling parameters for each of `num` prompts; one set serves all, its noise's index counted up row by row.
 
     Raises:
-        UsageError: another number of sets than of prompts.
+        UsageError: another number of sets than of prompts, or something else.
     """
+    check_kind("params", params, SamplingParams | tuple[SamplingParams, ...] | None)
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
@@ -89,9 +122,25 @@ def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -
     return list(params)
 
 
+def params_of(params: SamplingParams | None) -> SamplingParams:
+    """A request's sampling parameters, the defaults without any.
+
+    Raises:
+        UsageError: something else was given.
+    """
+    check_kind("params", params, SamplingParams | None)
+    return params or SamplingParams()
+
+
 def as_many(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Prompts as a list, also where one alone was given: a text, token ids, or chat messages."""
+    """Prompts as a list, also where one alone was given: a text, token ids, or chat messages.
+
+    Raises:
+        UsageError: neither.
+    """
     given: Any = prompts
+    if not _is_list(given):
+        raise UsageError(f"prompts cannot be `{_shown(given)}`", _FORMS)
     is_one = isinstance(given, str) or (
         len(given) > 0 and (isinstance(given[0], dict) or hasattr(given[0], "__index__"))
     )

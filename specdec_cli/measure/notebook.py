@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from specdec_cli import drafters
+from specdec_cli.call_checks import checked_call
+from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.engine.requests import Prompt, as_many
+from specdec_cli.engine.requests import Prompt, as_many, params_of
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.audit.equality import variant
 from specdec_cli.measure.bench import sweep
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.trace import Trace
 
 NO_DRAFT = "no draft"
-_MOST_DEPTH = 64
 DraftSpec = str | Mapping[str, Any]
 Say = Callable[[str], None]
 Row = dict[str, Any]
@@ -47,6 +48,7 @@ class TracingEngine(Engine):
 
     __doc__ = Engine.__doc__
 
+    @checked_call("Engine.trace")
     def trace(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, progress: Say | None = None
     ) -> WorkloadTrace:
@@ -66,6 +68,7 @@ class TracingEngine(Engine):
         Raises:
             UsageError: the engine still decodes requests, or no prompt fits the context.
         """
+        params = params_of(params)
         if self.has_work:
             raise UsageError("the engine still decodes requests", "trace when they have finished")
         many, say = as_many(prompts), progress or (lambda _: None)
@@ -73,9 +76,7 @@ class TracingEngine(Engine):
         rows = [PromptRow(place, one if isinstance(one, str) else "") for place, one in enumerate(many)]
         if not rows:
             raise UsageError("there is no prompt to trace")
-        workload = tokenize(
-            rows, "prompts", lambda row: tokens[row.index], params or SamplingParams(), self.target.max_context
-        )
+        workload = tokenize(rows, "prompts", lambda row: tokens[row.index], params, self.target.max_context)
         made = trace_target(
             self, workload.requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
         )
@@ -283,8 +284,8 @@ def _depths(k: Iterable[int]) -> list[int]:
         depths = sorted({index(one) for one in ([k] if isinstance(k, int) else k)})
     except TypeError:
         raise UsageError(f"k must be whole numbers, not `{k}`", hint) from None
-    if not depths or depths[0] < 1 or depths[-1] > _MOST_DEPTH:
-        raise UsageError(f"k must be numbers from 1 to {_MOST_DEPTH}, not `{depths}`", hint)
+    if not depths or depths[0] < 1 or depths[-1] > MOST_DEPTH:
+        raise UsageError(f"k must be numbers from 1 to {MOST_DEPTH}, not `{depths}`", hint)
     return depths
 
 

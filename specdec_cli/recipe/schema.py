@@ -12,12 +12,14 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.gate import VERDICTS, meant_gate, parse_gate, parse_percentage
 from specdec_cli.tree_shape import TreeShape
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match", "typical", "synthetic"]
+Decoder = Literal["auto", "transformers", "graphs"]
 LoadFormat = Literal["auto", "dummy"]
 Quantize = Literal["none", "int8"]
 ReasoningParser = Literal[
@@ -281,7 +283,7 @@ class Draft(Section):
 class Speculation(Section):
     """How many tokens to draft, and how they are verified."""
 
-    num_speculative_tokens: int = Field(4, ge=0, le=64)
+    num_speculative_tokens: int = Field(4, ge=0, le=MOST_DEPTH)
     """k, the maximum number of tokens to draft in a step. 0 decodes without a draft."""
     depth_policy: Literal["fixed", "confidence", "adaptive", "heuristic"] = "fixed"
     """How many tokens to draft: k (fixed), fewer when the draft is unsure (confidence), as many as pay (adaptive), or
@@ -391,7 +393,7 @@ class EngineSection(Section):
     """Maximum number of prompt tokens in one step."""
     enable_prefix_caching: bool | None = None
     """Compute common prefixes of prompts only once. On by default in serve and chat only."""
-    decoder: Literal["auto", "transformers", "graphs"] = "auto"
+    decoder: Decoder = "auto"
     """Forward pass: auto (own on a CPU, graphs on a GPU, where supported), transformers, or graphs (CUDA graphs)."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
     """Run transformers' forward pass compiled by torch, which takes up to half a minute per model. auto does not."""
@@ -515,7 +517,7 @@ class Serve(Section):
     """Maximum size of a JSON Schema, regular expression, grammar or list of choices in a request."""
     max_json_depth: int = Field(64, ge=8, le=200)
     """Maximum nesting depth of a request body."""
-    max_speculative_tokens: int = Field(32, ge=0, le=64)
+    max_speculative_tokens: int = Field(32, ge=0, le=MOST_DEPTH)
     """Maximum k that a request may ask for, and maximum number of nodes in its tree."""
     tool_call_parser: ToolCallParser | None = None
     """Tool-call format of the model, by vLLM's name. null detects it from the chat template."""
@@ -560,7 +562,7 @@ class Train(Section):
     """Clip gradients to this norm."""
     loss: Literal["kl", "ce", "tv", "hybrid"] = "kl"
     """Divergence from the target's distribution: kl (forward KL), ce, tv (total variation), or hybrid (KL and TV)."""
-    depth: int | None = Field(None, ge=1, le=64)
+    depth: int | None = Field(None, ge=1, le=MOST_DEPTH)
     """Tokens to learn to draft: unrolled steps (eagle3), tokens of a pass (dflash, pard) or heads (medusa)."""
     depth_decay: float = Field(0.8, gt=0, le=1)
     """Weight of each depth in the loss, relative to the one before."""

@@ -6,14 +6,13 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 
+from specdec_cli.call_checks import checked_fields
 from specdec_cli.errors import UsageError
 
 MAX_LOGIT_BIAS = 1e9
 """Larger ones would drown float32 logits."""
 _SEEDS = 2**63
-_NUMBER = float, int, Real  # the usual ones first: the last is an abstract class, which takes longer to ask
 
 
 def random_seed() -> int:
@@ -26,6 +25,7 @@ def settled_seed(seed: int) -> int:
     return random_seed() if seed < 0 else seed
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when a sequence ends.
@@ -76,12 +76,8 @@ class SamplingParams:
         finite = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         for name in finite:
             value = getattr(self, name)
-            if not isinstance(value, _NUMBER) or not math.isfinite(value):
+            if not math.isfinite(value):
                 raise UsageError(f"{name} must be a finite number, not `{value}`")
-        for name in ("max_new_tokens", "min_tokens", "seed", "index", "top_k", "logprobs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and not (value is None and name in ("top_k", "logprobs")):
-                raise UsageError(f"{name} must be a whole number, not `{value}`")
         if self.seed < 0:
             object.__setattr__(self, "seed", settled_seed(self.seed))
         ranges = {
@@ -97,14 +93,13 @@ class SamplingParams:
         }
         for name, fine in ranges.items():
             if not fine:
-                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+                hint = "None keeps all tokens" if name == "top_k" else None
+                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`", hint)
         if self.min_tokens > self.max_new_tokens:
             raise UsageError(
                 f"min_tokens is `{self.min_tokens}`, above max_new_tokens `{self.max_new_tokens}`",
                 "lower min_tokens, or raise max_new_tokens",
             )
-        if isinstance(self.stop, str):
-            raise UsageError(f"stop must be a tuple of strings, not `{self.stop}`", "one string: stop=(text,)")
         if any(not text for text in self.stop):
             raise UsageError("a stop string must not be empty")
         if any(not abs(bias) <= MAX_LOGIT_BIAS for bias in self.logit_bias.values()):

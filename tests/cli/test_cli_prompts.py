@@ -205,3 +205,35 @@ def test_given_paths_are_what_a_person_typed(place) -> None:
     assert given_path("~/a/b") == place / "a/b"
     assert given_path("./a") == Path("a")
     assert given_path("a~b") == Path("a~b")
+
+
+@pytest.mark.parametrize("flag", ["--prompt-file", "--dataset"])
+@pytest.mark.parametrize("command", ["generate", "bench", "sweep-k", "compare-drafts"])
+def test_b13_every_command_with_prompts_has_the_same_options(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = ["-d", "builtin:draft", "-d", "ngram"] if command == "compare-drafts" else []
+    choice = [flag, "rows.jsonl.gz", "--tasks", "given,asked", "--num-prompts", "1"]
+    assert run([command, *drafts, *choice, "--dry-run", "--json"]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_prompts"] == 1
+    assert found["recipe"]["workload"]["dataset"] == "rows.jsonl.gz"
+    assert run([command, *drafts, "--prompt-file", "a.txt", "--dataset", "b.txt", "--dry-run"]) == 2
+    assert "`--dataset` and `--prompt-file` set the same thing" in capsys.readouterr().err
+
+
+def test_b13_audit_and_train_draft_have_them_too(capsys: pytest.CaptureFixture[str]) -> None:
+    choice = ["--dataset", "rows.jsonl.gz", "--tasks", "unknown"]
+    assert run(["audit", *choice]) == 2
+    assert "no prompt has the task `unknown`" in capsys.readouterr().err
+    for flag in ("--data", "--dataset", "--prompt-file"):
+        assert run(["train-draft", flag, "builtin:stories", "--dry-run", "--json"]) == 0, capsys.readouterr().err
+        assert json.loads(capsys.readouterr().out)["recipe"]["train"]["data"] == "builtin:stories"
+
+
+def test_b13_generate_refuses_a_choice_among_prompts_that_are_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for choice in (["--num-prompts", "3"], ["--tasks", "given"]):
+        assert run(["generate", "Hi", *choice, "--dry-run"]) == 2
+        assert f"`{choice[0]}` has no effect without a data set" in capsys.readouterr().err
+    assert run(["generate", "Hi", "--dataset", "builtin:mini", "--dry-run"]) == 2
+    assert "given as arguments and with --dataset" in capsys.readouterr().err

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Any, Self
 
+from specdec_cli.call_checks import checked_call
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.engine.jobs.records import Delta, Job
 from specdec_cli.engine.loading import LoadProgress, loads_like
 from specdec_cli.engine.outputs import Output, timing_of
-from specdec_cli.engine.requests import Prompt, as_many, spread
+from specdec_cli.engine.requests import Prompt, as_many, params_of, spread
 from specdec_cli.engine.verify import rule_of
 from specdec_cli.errors import Unavailable, UsageError
 from specdec_cli.sampling.params import SamplingParams
@@ -51,11 +52,15 @@ class AsyncEngine:
     @classmethod
     @loads_like(Engine.load)
     def load(cls, *given: Any, **named: Any) -> Self:
-        """Load a target and a draft, as `Engine.load`.
+        """Load a target and a draft, as `Engine.load`, whose arguments it takes.
 
         Examples:
             async with AsyncEngine.load("./my-model", "ngram", max_model_len=2048) as engine:
                 print(await engine.generate("Once upon a time"))
+
+        Raises:
+            UsageError: an unknown argument, method or value, or a draft that does not fit the target.
+            RunError: a model that does not load.
         """
         return cls(Engine.load(*given, **named))
 
@@ -90,6 +95,7 @@ class AsyncEngine:
         if self._bridge is not None:
             await asyncio.to_thread(self._bridge.stop)
 
+    @checked_call()
     async def stream(
         self,
         prompt: Prompt,
@@ -122,7 +128,7 @@ class AsyncEngine:
             "grammar": grammar,
             "cache_salt": cache_salt,
         }
-        ticket = self._submit(prompt, params or SamplingParams(), num_speculative_tokens, wishes)
+        ticket = self._submit(prompt, params_of(params), num_speculative_tokens, wishes)
         try:
             async for delta in ticket:
                 if delta.error is not None:
@@ -131,6 +137,7 @@ class AsyncEngine:
         finally:
             ticket.cancel()
 
+    @checked_call()
     async def generate(
         self,
         prompts: Prompt | Items[Prompt],
