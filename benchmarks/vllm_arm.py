@@ -30,7 +30,7 @@ from specdec_cli.engine.driver import never
 from specdec_cli.measure.elsewhere.requests import requests_of
 from specdec_cli.measure.elsewhere.server_arm import ServerArm
 from specdec_cli.measure.endpoint.server_counts import ServerCounts
-from specdec_cli.measure.imported.logs import read_vllm_log
+from specdec_cli.measure.imported.logs import read_log
 from specdec_cli.measure.workload.workload import read_rows
 
 _LOGGED_SECONDS = 1  # between two of vLLM's lines
@@ -66,7 +66,7 @@ def counted(given: argparse.Namespace, *more: str) -> dict[str, Any]:
         sleep(3 * _LOGGED_SECONDS)  # for its last line
     finally:
         arm.stop()
-    logged = read_vllm_log(process.log_text)
+    logged = next(iter(read_log(dict(enumerate(process.log_text.split("\n")))).runs), None)
     return {"version": arm.version, "metrics": counts.as_dict(), "log": None if logged is None else logged.counts}
 
 

@@ -1,27 +1,171 @@
-"""Log lines about speculation: vLLM's, llama.cpp's and SGLang's."""
+"""Log lines about speculation: vLLM's, llama.cpp's and SGLang's.
+
+A line is read field by field, so that a field that is missing, new or in another place costs no other one. Figures of
+speculation that no field takes are reported.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
-_VLLM = re.compile(
-    rf"SpecDecoding metrics: Mean acceptance length: {_NUMBER}.*?Accepted: (\d+) tokens, Drafted: (\d+) tokens"
-    r".*?Per-position acceptance rate: ([\d., ]+?), Avg Draft acceptance rate"
-)
-_LLAMA = re.compile(
-    r"draft acceptance(?: rate)? = *[\d.]+ *\( *(\d+) accepted */ *(\d+) generated\)"
-    rf"(?:, mean len = *{_NUMBER})?"
-)
-_LLAMA_POSITIONS = re.compile(r"acc per pos = \(([\d., ]+)\)")
-_SGLANG = re.compile(rf"accept len: {_NUMBER}, accept rate: {_NUMBER}")
+_LIST = r"[(\[]?([\d.]*\d(?:, *[\d.]*\d)*)[)\]]?"
 _ROUNDED = 0.0051
 _FROM_LENGTHS = "they follow from its mean length, which has two decimals"
 _NOTHING_ACCEPTED = "where nothing was accepted, as many tokens a step are taken to be drafted as elsewhere in the log"
+_ACCEPTANCE = re.compile(
+    r"\b(?:accept(?:ed|ance)?|acc)\b[^=:\n]{0,40}[=:] *[(\[]? *\.?\d|\bdraft[^\n]{0,80}\b\d+ accepted\b", re.IGNORECASE
+)
+"""A figure of acceptance; settings such as `accept_threshold=1.0` are none."""
+_FIGURE = re.compile(r"[=:(] *\[?\d")
+
+
+@dataclass(frozen=True, slots=True)
+class _LineFormat:
+    """A tool's line about speculation.
+
+    Args:
+        marker: what such a line contains.
+        fields: pattern of each figure that is read, by its name.
+        needed: fields without which a line says nothing.
+        passed: pattern of figures that follow from others or are not about acceptance.
+    """
+
+    marker: re.Pattern[str]
+    fields: Mapping[str, re.Pattern[str]]
+    needed: frozenset[str]
+    passed: re.Pattern[str] | None = None
+
+    def read(self, line: str) -> tuple[dict[str, str], str] | None:
+        """The line's fields, and the text from its marker on that none of them took; None for another line."""
+        begin = self.marker.search(line)
+        if begin is None:
+            return None
+        rest, found = line[begin.start() :], dict[str, str]()
+        for name, pattern in self.fields.items():
+            match = pattern.search(rest)
+            if match is not None:
+                found[name] = match[1]
+                rest = f"{rest[: match.start()]}\n{rest[match.end() :]}"
+        if not self.needed <= found.keys():
+            return None
+        return found, rest if self.passed is None else self.passed.sub("\n", rest)
+
+
+_VLLM = _LineFormat(
+    re.compile("SpecDecoding metrics:"),
+    {
+        "length": re.compile(rf"Mean acceptance length: {_NUMBER}"),
+        "accepted": re.compile(r"Accepted: (\d+) tokens"),
+        "drafted": re.compile(r"Drafted: (\d+) tokens"),
+        "rates": re.compile(rf"Per-position acceptance rate: {_LIST}"),
+    },
+    frozenset(("accepted", "drafted")),
+    re.compile(rf"(?:Accepted|Drafted) throughput: {_NUMBER}|(?:Avg )?Draft acceptance rate: (?:{_NUMBER}|nan)%"),
+)
+_LLAMA = _LineFormat(
+    re.compile(r"draft acceptance(?: rate)? *= *[\d.]+"),
+    {
+        "accepted": re.compile(r"(\d+) accepted"),
+        "drafted": re.compile(r"(\d+) generated"),
+        "length": re.compile(rf"mean (?:len|acceptance length) *= *{_NUMBER}"),
+        "rates": re.compile(rf"(?:acc per pos|acceptance rate per position) *= *{_LIST}"),
+    },
+    frozenset(("accepted", "drafted")),
+    re.compile(r"draft acceptance(?: rate)? *= *[\d.]+"),
+)
+_LLAMA_RATES = _LineFormat(
+    re.compile(r"acc per pos|acceptance rate per position"), {"rates": _LLAMA.fields["rates"]}, frozenset(("rates",))
+)
+_LLAMA_REQUEST = re.compile(r"\bid +\d+ \| task +-?\d+")
+_LLAMA_TOTALS = re.compile(r"\bstatistics +\S+: *#calls")
+"""llama.cpp's totals of each drafting method since its start, which hold the requests' figures again."""
+_SGLANG = _LineFormat(
+    re.compile(r"^.*(?<![\w-] )accept len:"),
+    {
+        "length": re.compile(rf"(?<![\w-] )accept len: {_NUMBER}"),
+        "rate": re.compile(rf"(?<![\w-] )accept rate: {_NUMBER}"),
+    },
+    frozenset(("length",)),
+)
+
+
+@dataclass(slots=True)
+class LogReading:
+    """What a log says about speculation.
+
+    Args:
+        runs: the counts of each tool whose lines it holds.
+        unread: lines with figures that are not understood, by their number.
+    """
+
+    runs: list[ImportedRun] = field(default_factory=list)
+    unread: dict[int, str] = field(default_factory=dict)
+
+
+def read_log(lines: Mapping[int, str]) -> LogReading:
+    """Read a log.
+
+    Args:
+        lines: by their number.
+
+    Raises:
+        ValueError: a figure that is no number.
+    """
+    unread, apart = dict[int, str](), _RatesApart()
+    found: dict[str, list[dict[str, str]]] = {tool: [] for tool in _FORMATS}
+    for number, line in lines.items():
+        read = next(((tool, *one) for tool, form in _FORMATS.items() if (one := form.read(line)) is not None), None)
+        if read is not None:
+            tool, fields, rest = read
+            found[tool].append(fields)
+            if tool == "llama.cpp":
+                apart.begin(line, fields)
+            if (_ACCEPTANCE if tool == "sglang" else _FIGURE).search(rest):
+                unread[number] = rest
+        elif _ACCEPTANCE.search(line) and not _LLAMA_TOTALS.search(line) and not apart.take(number, line):
+            unread[number] = line
+    runs = [_READERS[tool](parts) for tool, parts in found.items() if parts]
+    return LogReading(runs, dict(sorted((unread | apart.without_request()).items())))
+
+
+class _RatesApart:
+    """llama.cpp's rates by position on lines of their own, and the requests that they belong to."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, dict[str, str]] = {}
+        self._waiting: dict[str, tuple[int, str, str]] = {}
+
+    def begin(self, line: str, fields: dict[str, str]) -> None:
+        """Take a request's line, whose rates may have come before it."""
+        key = self._key(line)
+        self._requests[key] = fields
+        if "rates" not in fields and key in self._waiting:
+            fields["rates"] = self._waiting.pop(key)[2]
+
+    def take(self, number: int, line: str) -> bool:
+        """Take a line with rates alone; whether it is one."""
+        read, key = _LLAMA_RATES.read(line), self._key(line)
+        if read is None:
+            return False
+        rates, request = read[0]["rates"], self._requests.get(key)
+        if request is not None and "rates" not in request:
+            request["rates"] = rates
+        else:
+            self._waiting[key] = number, line, rates
+        return True
+
+    def without_request(self) -> dict[int, str]:
+        """Lines that belong to no request, by their number."""
+        return {number: line for number, line, _ in self._waiting.values()}
+
+    def _key(self, line: str) -> str:
+        match = _LLAMA_REQUEST.search(line)
+        return "" if match is None else match[0]
 
 
 @dataclass
@@ -40,62 +184,45 @@ class _AcceptanceLine:
         steps: as the length says; None where it says nothing.
     """
 
-    accepted: int
-    drafted: int
-    length: str | None
+    accepted: float
+    drafted: float
+    length: float | None
     rates: list[float]
-    is_full: bool = False
+    is_full: bool
 
     def __post_init__(self) -> None:
         self.full_steps = self.drafted / len(self.rates) if self.is_full and self.rates else None
-        beyond = amount(self.length) - 1 if self.length is not None else 0.0
+        beyond = self.length - 1 if self.length is not None else 0.0
         self.steps = self.accepted / beyond if beyond > 0 else None
         if self.full_steps and abs(self.accepted / self.full_steps - beyond) <= _ROUNDED:
             self.steps = self.full_steps
 
 
-def read_vllm_log(text: str) -> ImportedRun | None:
+def _of_vllm(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """vLLM's lines `SpecDecoding metrics: …`, one for each interval of ten seconds."""
-    lines = list(_VLLM.finditer(text))
-    if not lines:
-        return None
-    run, parts = ImportedRun("vllm", f"log with {_lines(lines)} of SpecDecoding metrics"), list[_AcceptanceLine]()
-    for line in lines:
-        rates = [amount(part) for part in line[4].split(",") if part.strip()]
-        parts.append(_AcceptanceLine(int(line[2]), int(line[3]), line[1], rates, is_full=True))
-    _add_parts(run, parts)
+    run = ImportedRun("vllm", f"log with {_num_lines(lines)} of SpecDecoding metrics")
+    parts = _add_lines(run, lines, is_full=True)
     is_full = all(one.steps == one.full_steps or not one.drafted for one in parts)
     how = "they are its drafted tokens over the number of positions" if is_full else _FROM_LENGTHS
     run.notices.append(f"vLLM's log counts no steps: {how}")
     return run
 
 
-def read_llama_log(text: str) -> ImportedRun | None:
-    """llama-server's lines `draft acceptance = …`, one for each request, and `acc per pos`, if they are there."""
-    lines = list(_LLAMA.finditer(text))
-    if not lines:
-        return None
-    run = ImportedRun("llama.cpp", f"log with {_lines(lines)} of draft acceptance")
-    places = list(_LLAMA_POSITIONS.finditer(text))
-    texts = [place[1] for place in places] if len(places) == len(lines) else [""] * len(lines)
-    parts = [
-        _AcceptanceLine(int(line[1]), int(line[2]), line[3], [amount(part) for part in text.split(",") if part.strip()])
-        for line, text in zip(lines, texts, strict=True)
-    ]
-    _add_parts(run, parts)
+def _of_llama(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
+    """llama-server's lines `draft acceptance = …`, one for each request."""
+    run = ImportedRun("llama.cpp", f"log with {_num_lines(lines)} of draft acceptance")
+    _add_lines(run, lines, is_full=False)
     if DRAFTS in run.counts:
         run.notices.append(f"llama.cpp's log counts no steps: {_FROM_LENGTHS}")
     return run
 
 
-def read_sglang_log(text: str) -> ImportedRun | None:
+def _of_sglang(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """SGLang's decode lines with `accept len` and `accept rate`: averages of intervals without counts."""
-    lines = list(_SGLANG.finditer(text))
-    if not lines:
-        return None
     run = ImportedRun("sglang", f"log with {len(lines)} decode lines")
-    lengths, rates = ([amount(line[i]) for line in lines] for i in (1, 2))
-    run.reported = {"accept len": sum(lengths) / len(lines), "accept rate": sum(rates) / len(lines)}
+    for name, key in (("accept len", "length"), ("accept rate", "rate")):
+        figures = [amount(one[key]) for one in lines if key in one]
+        run.reported |= {name: sum(figures) / len(figures)} if figures else {}
     run.definitions = {
         "acceptance_length": "completion tokens for each verification, a mean over the log's lines",
         "acceptance_rate": "accepted tokens over verifications times (draft tokens - 1), a mean over the log's lines",
@@ -104,8 +231,13 @@ def read_sglang_log(text: str) -> ImportedRun | None:
     return run
 
 
-def _add_parts(run: ImportedRun, parts: Sequence[_AcceptanceLine]) -> None:
-    """Count parts; one that accepted nothing, whose length tells no steps, drafted as much a step as the others."""
+_FORMATS = {"vllm": _VLLM, "llama.cpp": _LLAMA, "sglang": _SGLANG}
+_READERS = {"vllm": _of_vllm, "llama.cpp": _of_llama, "sglang": _of_sglang}
+
+
+def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bool) -> list[_AcceptanceLine]:
+    """Count lines; one that accepted nothing, whose length tells no steps, drafted as much a step as the others."""
+    parts = [_acceptance(fields, is_full) for fields in lines]
     known = [one for one in parts if one.steps]
     drafted_a_step = sum(one.drafted for one in known) / sum(one.steps or 0 for one in known) if known else 0.0
     for one in parts:
@@ -113,10 +245,21 @@ def _add_parts(run: ImportedRun, parts: Sequence[_AcceptanceLine]) -> None:
             one.steps = one.drafted / drafted_a_step
             run.notices += [_NOTHING_ACCEPTED] if one.drafted and _NOTHING_ACCEPTED not in run.notices else []
         run.add({DRAFTS: one.steps, DRAFTED: one.drafted, ACCEPTED: one.accepted})
-        run.add_rates(one.rates, one.steps or 0.0)
+        run.add_rates(one.rates, one.steps or 0.0 if one.rates else 0.0)
         if one.length is not None and one.drafted:
-            run.check_shares(one.rates, amount(one.length) - 1, _ROUNDED)
+            run.check_shares(one.rates, one.length - 1, _ROUNDED)
+    num_rated = sum(bool(one.rates) for one in parts)
+    if 0 < num_rated < len(parts):
+        run.notices.append(f"rates by position are those of {num_rated} of {len(parts)} lines: the others have none")
+    return parts
 
 
-def _lines(lines: Sequence[object]) -> str:
+def _acceptance(fields: Mapping[str, str], is_full: bool) -> _AcceptanceLine:
+    """A line's figures as numbers."""
+    length = amount(fields["length"]) if "length" in fields else None
+    rates = [amount(one) for one in fields.get("rates", "").split(",") if one.strip()]
+    return _AcceptanceLine(amount(fields["accepted"]), amount(fields["drafted"]), length, rates, is_full)
+
+
+def _num_lines(lines: Sequence[object]) -> str:
     return "1 line" if len(lines) == 1 else f"{len(lines)} lines"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -26,11 +27,12 @@ OF_JSON: tuple[Reader, ...] = (
     reports.read_trtllm_stats,
     reports.read_trtllm_requests,
 )
-OF_TEXT: tuple[Callable[[str], ImportedRun | None], ...] = (
-    logs.read_vllm_log,
-    logs.read_llama_log,
-    logs.read_sglang_log,
+_EVENT_FIELD = re.compile(r":|(?:event|id|retry):|data: *\[DONE\]")
+"""Lines of a stream of events besides its data."""
+_FIGURE_IN_JSON = re.compile(
+    r'"(?!\w*threshold)\w*(?:accept(?!ed_prediction)|draft_n|n_draft|draft_tokens|spec_verify)\w*" *: *[\d.]'
 )
+_MOST_SHOWN = 160
 _HINT = (
     "read are vLLM's, llama.cpp's and SGLang's logs, /metrics of vLLM, llama.cpp, SGLang, TensorRT-LLM and specdec, "
     "results of `vllm bench serve`, AIPerf and guidellm, and responses of SGLang, TensorRT-LLM, llama.cpp and vLLM"
@@ -70,6 +72,7 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     _refuse_twice([*files, *([before] if before is not None else [])])
     found = [_read(path, before) for path in files]
     runs = [one.run for one in found]
+    _refuse_repeated_requests(found)
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
@@ -102,6 +105,21 @@ def _refuse_counting_twice(found: Sequence[_File]) -> None:
                 said = f"`{dumps[series]}` and `{one.path}` are metrics of one server, which would be counted twice"
                 raise UsageError(said, "name the later one, and the earlier one as --before")
             dumps[series] = one.path
+
+
+def _refuse_repeated_requests(found: Sequence[_File]) -> None:
+    """Refuse files that hold the same request: it would be counted twice.
+
+    Raises:
+        UsageError: they do.
+    """
+    seen: dict[str, Path] = {}
+    for one in found:
+        twice = next((request for request in sorted(one.run.requests) if request in seen), None)
+        if twice is not None:
+            said = f"`{seen[twice]}` and `{one.path}` both hold the request `{twice}`, which would be counted twice"
+            raise UsageError(said, "import one of them, or one file with the lines of both")
+        seen |= dict.fromkeys(one.run.requests, one.path)
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:
@@ -144,37 +162,75 @@ def _found(path: Path, before: Path | None) -> _File:
     if before is not None:
         raise UsageError(f"`--before` needs metrics, and `{path}` holds none", "name two dumps of /metrics")
     try:
-        found = _recognized(text)
+        runs, unread = _recognized(text)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         raise UsageError(f"`{path}` has figures of speculation of the wrong kind", _HINT) from None
-    if not found:
+    if not runs and unread:
+        raise UsageError(f"`{path}` has no figures of speculation that are understood; {_unread(unread)}", _HINT)
+    if not runs:
         raise UsageError(f"`{path}` holds nothing about speculation that is known here", _HINT)
-    if len(found) > 1:
-        several = ", ".join(sorted(run.tool for _, run in found))
-        raise UsageError(f"`{path}` is a log of several tools: {several}", "import the lines of one tool at a time")
-    return _File(path, *found[0])
+    kind, run = runs[0]
+    if len(runs) > 1:
+        tools, forms = sorted({one.tool for _, one in runs}), " and a ".join(one.form for _, one in runs)
+        if len(tools) > 1:
+            said = f"is a log of several tools: {', '.join(tools)}"
+            raise UsageError(f"`{path}` {said}", "import the lines of one tool at a time")
+        raise UsageError(f"`{path}` holds {forms}: they may count the same tokens", "import one of them")
+    if unread:
+        run.notices.append(_unread(unread))
+    return _File(path, kind, run)
 
 
-def _recognized(text: str) -> list[tuple[str, ImportedRun]]:
-    """The run and its reader's name, by the first reader of JSON that knows the text, or by each reader of logs."""
-    of_json = ((reader.__name__, reader(value)) for value in _json_values(text) for reader in OF_JSON)
-    known = next(((name, run) for name, run in of_json if run is not None), None)
-    if known is not None:
-        return [known]
-    of_text = [(read.__name__, read(text)) for read in OF_TEXT]
-    return [(name, run) for name, run in of_text if run is not None]
+def _recognized(text: str) -> tuple[list[tuple[str, ImportedRun]], dict[int, str]]:
+    """The runs in a file with their readers' names, and lines with figures that are not understood, by number."""
+    value, by_line, others = _json_values(text)
+    known = _known(value)
+    lines = others if known is not None else dict(enumerate(text.split("\n"), start=1))
+    log = logs.read_log(lines)
+    unread = log.unread | {number: line for number, line in lines.items() if _FIGURE_IN_JSON.search(line)}
+    counted = set() if known is None else known[1].requests
+    for number, one in by_line.items() if known is not None else ():
+        line = json.dumps(one)
+        if _FIGURE_IN_JSON.search(line) and not counted & reports.request_ids(one) and not _known(one):
+            unread[number] = line
+    found = [*([] if known is None else [known]), *((f"{run.tool} log", run) for run in log.runs)]
+    return found, dict(sorted(unread.items()))
 
 
-def _json_values(text: str) -> list[Any]:
-    """The file's JSON value, or its lines' values as one list; nothing where it is no JSON."""
+def _known(value: Any) -> tuple[str, ImportedRun] | None:
+    """The run in a JSON value, by the first reader that knows it."""
+    found = ((reader.__name__, reader(value)) for reader in OF_JSON)
+    return next(((name, run) for name, run in found if run is not None), None)
+
+
+def _json_values(text: str) -> tuple[Any, dict[int, Any], dict[int, str]]:
+    """A file's JSON value, or the list of its lines' values; these by line; and the lines that are no JSON.
+
+    A stream of events is its data. A string may hold other line breaks than the file's.
+    """
     try:
-        return [json.loads(text)]
+        return json.loads(text), {}, {}
     except (ValueError, RecursionError):
         pass
-    try:
-        return [[json.loads(line) for line in text.split("\n") if line.strip()]]  # a string may hold other line breaks
-    except (ValueError, RecursionError):
-        return []
+    values, others = dict[int, Any](), dict[int, str]()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or _EVENT_FIELD.match(line):
+            continue
+        try:
+            values[number] = json.loads(line.removeprefix("data:"))
+        except (ValueError, RecursionError):
+            others[number] = line
+    return list(values.values()), values, others
+
+
+def _unread(lines: Mapping[int, str]) -> str:
+    """The sentence about lines with figures that are not understood."""
+    number, line = next(iter(lines.items()))
+    shown = " ".join(line.split()).strip(" ,;.")
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+    if len(lines) == 1:
+        return f"line {number} holds figures that are not understood: `{shown}`"
+    return f"{len(lines)} lines hold figures that are not understood, the first is line {number}: `{shown}`"
 
 
 def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:

@@ -50,6 +50,7 @@ class ImportedRun:
         notices: sentences about what is missing or was derived.
         partial: counts that some requests or results lack. Their sum is no total, so it is left out.
         contradicted: a sentence's end about figures of one line, interval or result that cannot all be right.
+        requests: ids of the requests that are counted, where they have some.
     """
 
     tool: str
@@ -62,6 +63,7 @@ class ImportedRun:
     notices: list[str] = field(default_factory=list)
     partial: set[str] = field(default_factory=set)
     contradicted: str | None = None
+    requests: set[str] = field(default_factory=set)
 
     def add(self, counts: Mapping[str, float | None]) -> None:
         """Add the counts of a request, an interval or a result; None is a count that it lacks.

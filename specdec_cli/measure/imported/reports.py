@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -49,14 +49,13 @@ def _of_vllm_bench(one: Mapping[str, Any]) -> ImportedRun:
 
 def read_sglang_responses(found: Any) -> ImportedRun | None:
     """Responses of SGLang's /generate with `meta_info`, or of its OpenAI routes with `spec_tokens_details`."""
-    details = [
-        one
-        for one in _walk(found)
-        if "spec_verify_ct" in one and ("completion_tokens" in one or "spec_accept_length" in one)
-    ]
+    requests = _Requests(
+        found, lambda one: "spec_verify_ct" in one and ("completion_tokens" in one or "spec_accept_length" in one)
+    )
+    details = requests.figures
     if not details:
         return None
-    run = ImportedRun("sglang", f"{len(details)} responses of SGLang")
+    run = ImportedRun("sglang", f"{len(details)} responses of SGLang", requests=requests.ids)
     for one in details:
         steps = amount(one["spec_verify_ct"])
         kept, offered = one.get("spec_num_correct_drafts"), one.get("spec_num_proposed_drafts")
@@ -85,13 +84,13 @@ def read_trtllm_stats(found: Any) -> ImportedRun | None:
 def read_trtllm_requests(found: Any) -> ImportedRun | None:
     """TensorRT-LLM's and Triton's figures of single requests."""
     names = ("total_accepted_draft_tokens", "total_draft_tokens")
-    requests = [one for one in _walk(found) if all(isinstance(one.get(name), int | float) for name in names)]
-    if not requests:
+    requests = _Requests(found, lambda one: all(isinstance(one.get(name), int | float) for name in names))
+    if not requests.figures:
         return None
-    run = ImportedRun("tensorrt-llm", f"{len(requests)} requests of TensorRT-LLM")
+    run = ImportedRun("tensorrt-llm", f"{len(requests.figures)} requests of TensorRT-LLM", requests=requests.ids)
     run.counts = {
-        DRAFTED: sum(amount(one["total_draft_tokens"]) for one in requests),
-        ACCEPTED: sum(amount(one["total_accepted_draft_tokens"]) for one in requests),
+        DRAFTED: sum(amount(one["total_draft_tokens"]) for one in requests.figures),
+        ACCEPTED: sum(amount(one["total_accepted_draft_tokens"]) for one in requests.figures),
     }
     run.notices.append("TensorRT-LLM counts no steps of a request: the acceptance length is unknown")
     return run
@@ -99,11 +98,12 @@ def read_trtllm_requests(found: Any) -> ImportedRun | None:
 
 def read_request_metrics(found: Any) -> ImportedRun | None:
     """Responses with vLLM's `metrics.speculative_decoding`: vLLM's own, specdec's, or in guidellm's report."""
-    details = [one for one in _walk(found) if "num_spec_steps" in one and "num_accepted_draft_tokens" in one]
+    requests = _Requests(found, lambda one: "num_spec_steps" in one and "num_accepted_draft_tokens" in one)
+    details = requests.figures
     if not details:
         return None
-    is_guidellm = isinstance(found, Mapping) and "benchmarks" in found
-    run = ImportedRun("guidellm" if is_guidellm else "vllm", f"{len(details)} responses with metrics")
+    tool = "guidellm" if isinstance(found, Mapping) and "benchmarks" in found else "vllm"
+    run = ImportedRun(tool, f"{len(details)} responses with metrics", requests=requests.ids)
     for one in details:
         names = {DRAFTS: "num_spec_steps", DRAFTED: "num_draft_tokens", ACCEPTED: "num_accepted_draft_tokens"}
         run.add({ours: _known(one.get(theirs)) for ours, theirs in names.items()})
@@ -113,12 +113,13 @@ def read_request_metrics(found: Any) -> ImportedRun | None:
 
 def read_llama_responses(found: Any) -> ImportedRun | None:
     """llama-server's responses: `timings` of requests for which it drafted."""
-    timings = [one for one in _walk(found) if "draft_n" in one and "draft_n_accepted" in one]
-    if not timings:
+    requests = _Requests(found, lambda one: "draft_n" in one and "draft_n_accepted" in one)
+    if not requests.figures:
         return None
-    run = ImportedRun("llama.cpp", f"{len(timings)} responses of llama-server")
+    num = len(requests.figures)
+    run = ImportedRun("llama.cpp", f"{num} responses of llama-server", requests=requests.ids)
     for ours, theirs in ((DRAFTED, "draft_n"), (ACCEPTED, "draft_n_accepted")):
-        run.counts[ours] = sum(amount(one[theirs]) for one in timings)
+        run.counts[ours] = sum(amount(one[theirs]) for one in requests.figures)
     run.notices.append("llama-server's responses count no steps: the acceptance length is unknown")
     return run
 
@@ -139,6 +140,71 @@ def read_aiperf(found: Any) -> ImportedRun | None:
         run.add_histogram(histogram)
     run.notices.append("AIPerf's histogram counts no drafted tokens: the acceptance rate is unknown")
     return run
+
+
+class _Requests:
+    """The figures of each request in a JSON value; a stream's chunks are one request, whose last figures count.
+
+    Args:
+        found: the value.
+        is_figures: whether a mapping holds the figures of a request.
+
+    Attributes:
+        figures: of each request, or each of its choices.
+        ids: of the requests that have one.
+    """
+
+    def __init__(self, found: Any, is_figures: Callable[[Mapping[str, Any]], bool]) -> None:
+        self.ids: set[str] = set()
+        self._num_ended: dict[tuple[Any, Any], int] = {}
+        last = dict[tuple[Any, ...], Mapping[str, Any]]()
+        waiting: list[tuple[Any, tuple[Any, ...]]] = [(found, ())]
+        while waiting:
+            value, place = waiting.pop()
+            if isinstance(value, Mapping):
+                place = self._place(value, place)
+                if is_figures(value):
+                    last[place] = value
+                    self.ids |= {place[1]} if place[:1] == ("id",) else set()
+                waiting += reversed([(one, (*place, key)) for key, one in value.items()])
+            elif isinstance(value, Sequence) and not isinstance(value, str):
+                is_inside = place[:1] == ("id",)
+                waiting += reversed(
+                    [(one, (*place, _index(one, i) if is_inside else i)) for i, one in enumerate(value)]
+                )
+        self.figures = list(last.values())
+
+    def _place(self, value: Mapping[str, Any], place: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Where a mapping lies: by its request's id, else by the place given.
+
+        A chunk of llama-server's own API has no id, and `stop` is true in the last one.
+        """
+        request = _request_id(value)
+        if request is not None:
+            return ("id", request)
+        if not isinstance(value.get("stop"), bool):
+            return place
+        slot = value.get("id_slot"), value.get("index")
+        number = self._num_ended.get(slot, 0)
+        self._num_ended[slot] = number + value["stop"]
+        return ("chunk", *slot, number)
+
+
+def request_ids(found: Any) -> set[str]:
+    """Ids of the requests in a JSON value."""
+    return {request for one in _walk(found) if (request := _request_id(one)) is not None}
+
+
+def _request_id(one: Mapping[str, Any]) -> str | None:
+    """A response's or request's own id."""
+    ids = (one.get(name) for name in ("id", "request_id", "response_id"))
+    return next((str(value) for value in ids if isinstance(value, str | int) and not isinstance(value, bool)), None)
+
+
+def _index(one: Any, place: int) -> Any:
+    """The number of a choice, which may come in a chunk of its own, or the place in a list."""
+    index = one.get("index") if isinstance(one, Mapping) else None
+    return index if isinstance(index, int) else place
 
 
 def _items(found: Any) -> list[Mapping[str, Any]]:

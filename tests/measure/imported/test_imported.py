@@ -456,3 +456,176 @@ def test_metrics_without_comments_are_counters(capsys: pytest.CaptureFixture[str
 def test_metrics_without_speculation_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plain.txt").write_text('# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{a="b"} 3\n')
     assert "says nothing about speculation" in imported(capsys, "plain.txt")["notices"][0]
+
+
+JUNE_2026 = (
+    "0.06.896.015 I slot print_timing: id  1 | task 0 | draft acceptance = 0.64479 (  167 accepted /   259 generated), "
+    "mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)\n"
+    "0.06.896.057 I statistics     draft-eagle3: #calls(b,g,a) =    1     87     87, #gen drafts =     87, #acc drafts "
+    "=    70, #gen tokens =    259, #acc tokens =   167, #mean acc len = 2.92, #acc rate/pos = (0.805, 0.632, 0.483), "
+    "dur(b,g,a) = 0.005, 325.555, 0.114 ms\n"
+)
+MAY_2026 = (
+    "2026-05-17 11:04:29.854 | draft acceptance rate = 0.37500 (    3 accepted /     8 generated)\n"
+    "2026-05-17 11:04:29.854 | 1.12.930.414 I statistics draft-mtp: #calls(b,g,a) = 1 4 4, #gen drafts = 4, "
+    "#acc drafts = 2, #gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.006, 21.272, 0.010 ms\n"
+)
+
+
+def test_10_llama_cpps_lines_of_june_2026_have_length_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("june.log").write_text(JUNE_2026)
+    found = imported(capsys, "june.log")
+    stats = found["speculative"]
+    assert (stats["num_draft_tokens"], stats["num_accepted_tokens"]) == (259, 167)
+    assert stats["acceptance_length"] == pytest.approx(2.92, abs=0.005)
+    assert stats["num_drafts"] == pytest.approx(87, abs=0.5)
+    assert stats["per_position_acceptance_rates"] == pytest.approx([0.805, 0.632, 0.483])
+    assert found["notices"] == [
+        "llama.cpp's log counts no steps: they follow from its mean length, which has two decimals"
+    ]
+    issue = JUNE_2026.splitlines()[0].replace("2.92", "2.87").replace("(0.805, 0.632, 0.483)", "(0.802, 0.617, 0.451)")
+    Path("june.log").write_text(issue.replace("259", "268"))
+    assert imported(capsys, "june.log")["speculative"]["acceptance_length"] == pytest.approx(2.87, abs=0.01)
+
+
+def test_10_older_and_newer_lines_are_read_together(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("may.log").write_text(MAY_2026)
+    found = imported(capsys, "may.log")
+    assert found["speculative"]["num_draft_tokens"] == 8
+    assert found["speculative"]["acceptance_length"] is None
+    assert not any("not understood" in one for one in found["notices"])
+    swapped = LLAMA_LOG.splitlines(keepends=True)
+    Path("swapped.log").write_text("".join([swapped[1], swapped[0], swapped[3], swapped[2]]))
+    assert imported(capsys, "swapped.log")["speculative"] == imported(capsys, "llama.log")["speculative"]
+    crossed = [swapped[0], swapped[2], swapped[3], swapped[1]]
+    Path("crossed.log").write_text("".join(crossed))
+    assert imported(capsys, "crossed.log")["speculative"] == imported(capsys, "llama.log")["speculative"]
+    Path("some.log").write_text("".join(swapped[:3]))
+    found = imported(capsys, "some.log")
+    assert found["speculative"]["per_position_acceptance_rates"] == pytest.approx([0.8, 0.7])
+    assert "rates by position are those of 1 of 2 lines: the others have none" in found["notices"]
+
+
+def test_10_vllms_fields_may_stand_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("early.log").write_text(
+        "INFO [metrics.py:86] SpecDecoding metrics: Draft acceptance rate: 50.0%, Mean acceptance length: 3.00, "
+        "Accepted: 600 tokens, Drafted: 1200 tokens, Per-position acceptance rate: 0.800, 0.600, 0.400, 0.200\n"
+    )
+    found = imported(capsys, "early.log")
+    assert found["speculative"]["num_drafts"] == 300
+    assert len(found["notices"]) == 1
+    Path("short.log").write_text("[2025-01-01] Decode batch. #running-req: 1, accept len: 2.30, cuda graph: True\n")
+    assert imported(capsys, "short.log")["reported"] == {"accept len": 2.3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            LLAMA_LOG + "slot 1 | draft acceptance = 66.67% (12 of 18), typical run 2.5\n",
+            "line 5 holds figures that are not understood: `slot 1 | draft acceptance = 66.67% (12 of 18), typical",
+        ),
+        (
+            LLAMA_LOG.replace("mean len =  2.50", "average accepted run = 2.50, by place = [0.8, 0.7]"),
+            "line 1 holds figures that are not understood: `(",
+        ),
+        (VLLM_LOG.replace("Avg Draft", "Bonus share: 0.25, Avg Draft"), "2 lines hold figures that are not understood"),
+        (VLLM_LOG + "INFO SpecDecoding metrics: Accepted 150, Mean accepted: 2.5\n", "line 4 holds figures"),
+        (SGLANG_LOG.replace("cuda", "block accept len: 3.10, cuda"), "2 lines hold figures that are not understood"),
+        (
+            json.dumps({"timings": {"draft_n": 4, "draft_n_accepted": 2}})
+            + "\n"
+            + json.dumps({"timings": {"n_draft": 9, "n_draft_accepted": 3}}),
+            "line 2 holds figures that are not understood: `{",
+        ),
+        (
+            json.dumps({"timings": {"draft_n": 4, "draft_n_accepted": 2}})
+            + '\n{"timings": {"draft_n": 16, "draft_n_ac',
+            "line 2 holds figures that are not understood: `{",
+        ),
+    ],
+)
+def test_10_figures_that_are_not_understood_are_reported(
+    capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    Path("odd.log").write_text(text)
+    assert said in " ".join(imported(capsys, "odd.log")["notices"])
+
+
+def test_10_a_file_of_nothing_but_unknown_figures_is_refused_with_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.log").write_text("hello\ndraft acceptance = 66.67% (12 of 18)\n")
+    assert run(["import", "odd.log"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "line 2 holds figures that are not understood: `draft acceptance = 66.67% (12 of 18)`" in said
+    Path("plain.log").write_text("server_args=ServerArgs(speculative_accept_threshold_single=1.0, accept: */*)\n")
+    assert run(["import", "plain.log"]) == 2
+    assert "holds nothing about speculation that is known here" in " ".join(capsys.readouterr().err.split())
+
+
+def llama_chunk(drafted: int, accepted: int, name: str = "chatcmpl-1") -> str:
+    choices = [{"index": 0, "delta": {"content": "a"}}]
+    return json.dumps({"id": name, "choices": choices, "timings": {"draft_n": drafted, "draft_n_accepted": accepted}})
+
+
+@pytest.mark.parametrize("form", ["data: {}\n\n", "data:{}\r\n\r\n", "{}\n"])
+def test_10_the_chunks_of_a_stream_are_one_request(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    chunks = [llama_chunk(4, 2), llama_chunk(8, 5), llama_chunk(12, 8), llama_chunk(16, 11)]
+    done = "data: [DONE]\n\n" if form.startswith("data") else ""
+    head = ": ping\nevent: message\nid: 3\nretry: 10\n" if done else ""
+    Path("stream.txt").write_text(head + "".join(form.replace("{}", one) for one in chunks) + done)
+    found = imported(capsys, "stream.txt")
+    assert (found["speculative"]["num_draft_tokens"], found["speculative"]["num_accepted_tokens"]) == (16, 11)
+    mixed = [chunks[0], llama_chunk(3, 3, "chatcmpl-2"), chunks[3], llama_chunk(6, 6, "chatcmpl-2")]
+    Path("two.txt").write_text("".join(form.replace("{}", one) for one in mixed) + done)
+    assert imported(capsys, "two.txt")["speculative"]["num_draft_tokens"] == 22
+    Path("list.json").write_text(f"[{','.join(chunks)}]")
+    assert imported(capsys, "list.json")["speculative"]["num_draft_tokens"] == 16
+    assert run(["import", "stream.txt", "two.txt"]) == 2
+    assert "both hold the request `chatcmpl-1`, which would be counted twice" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_10_chunks_without_an_id_end_with_their_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    """llama-server's own `/completion` with `timings_per_token`."""
+
+    def chunk(drafted: int, stop: bool, slot: int) -> str:
+        timings = {"draft_n": drafted, "draft_n_accepted": 1}
+        return "data: " + json.dumps({"index": 0, "content": "a", "stop": stop, "id_slot": slot, "timings": timings})
+
+    parts = [(2, False, 0), (3, False, 1), (4, True, 0), (6, False, 0), (5, True, 1), (8, True, 0)]
+    Path("stream.txt").write_text("\n\n".join(chunk(*one) for one in parts) + "\n")
+    assert imported(capsys, "stream.txt")["speculative"]["num_draft_tokens"] == 4 + 5 + 8
+
+
+ANSWERS: list[Any] = [one["meta_info"] for one in SGLANG]
+
+
+@pytest.mark.parametrize(
+    ("responses", "drafted"),
+    [
+        ([{"id": "cmpl-1", "metrics": {"speculative_decoding": RESPONSE}}] * 3, 30),
+        ([{"id": f"cmpl-{i}", "metrics": {"speculative_decoding": RESPONSE}} for i in range(3)], 90),
+        ([{"index": 0, "metrics": {"speculative_decoding": RESPONSE}}] * 3, 90),
+        ([{"meta_info": ANSWERS[0] | {"id": "r1"}}] * 2 + [{"meta_info": SGLANG[1]["meta_info"]}], 60),
+        ([{"id": "a", "sglext": {"spec_tokens_details": [SGLANG[0]["meta_info"], SGLANG[1]["meta_info"]]}}] * 2, 60),
+        (
+            [
+                {"id": "a", "choices": [{"index": i, "x": {"total_draft_tokens": 9, "total_accepted_draft_tokens": 3}}]}
+                for i in (0, 1, 1)
+            ],
+            18,
+        ),
+    ],
+)
+def test_10_a_repeated_request_is_counted_once(
+    capsys: pytest.CaptureFixture[str], responses: list[Any], drafted: int
+) -> None:
+    Path("repeated.jsonl").write_text("\n".join(map(json.dumps, responses)))
+    assert imported(capsys, "repeated.jsonl")["speculative"]["num_draft_tokens"] == drafted
+
+
+def test_10_a_log_with_responses_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("both.txt").write_text(LLAMA_LOG + llama_chunk(4, 2) + "\n")
+    assert run(["import", "both.txt"]) == 2
+    assert "they may count the same tokens" in " ".join(capsys.readouterr().err.split())
