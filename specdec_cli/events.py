@@ -101,18 +101,11 @@ class Finished:
     """A sequence ended.
 
     Args:
-<<<<<<< HEAD
-        sequence_id: of the sequence.
-        finish_reason: stop, length or abort.
-        stop_reason: the token or string that stopped it, or None.
-        text: the tail that streaming had held back, already cropped at a stop string.
-        is_incomplete: whether the length cut it before its output matched its grammar.
-=======
         sequence_id: the sequence.
         finish_reason: stop, length or abort.
         stop_reason: the stop string or token that ended it, if one did.
         text: the last piece of its text, which streaming had held back, cropped at a stop string.
->>>>>>> e96b0f0 (Refuse wrong calls from Python by the right parameter's name)
+        is_incomplete: whether the length cut it before its output matched its grammar.
     """
 
     sequence_id: int

@@ -16,11 +16,7 @@ from specdec_cli import drafters as registry
 
 PACKAGE = Path(__file__).parents[1] / "specdec_cli"
 LAYERS = [
-<<<<<<< HEAD
-    {"recipe", "drafted", "tree_shape", "events", "errors", "files", "libraries", "proxy"},
-=======
-    {"recipe", "call_checks", "drafted", "tree_shape", "events", "errors", "files", "proxy"},
->>>>>>> e96b0f0 (Refuse wrong calls from Python by the right parameter's name)
+    {"recipe", "call_checks", "drafted", "tree_shape", "events", "errors", "files", "libraries", "proxy"},
     {"lm", "sampling", "text"},
     {"drafters"},
     {"engine"},
