@@ -231,6 +231,7 @@ class Engine:
         prediction: Items[int] | None = None,
         grammar: Grammar | None = None,
         cache_salt: str = "",
+        turn: str = "",
     ) -> int:
         """Queue a request.
 
@@ -245,6 +246,8 @@ class Engine:
             prediction: tokens that the output is expected to follow, for the drafter `prediction`.
             grammar: what its text must match; the output ends where the grammar can only end, min_tokens or not.
             cache_salt: with prefix_caching, a prompt shares what is cached with those of the same salt alone.
+            turn: who asks, such as a client or a request with several choices. While a turn with no running sequence
+                waits, a turn with several gives up one place for it.
 
         Returns:
             The sequence's id in the events.
@@ -275,6 +278,7 @@ class Engine:
             prediction=predicted,
             tree=plan.tree,
             cache_salt=cache_salt if self.options.prefix_caching else None,
+            turn=turn,
         )
         if RULES[sequence.verify].needs_rates and not self._stepper.judge.rates:
             said = f"verification mode `{sequence.verify}` needs rates"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -64,6 +64,8 @@ class Scheduler:
     others, and later computes again what it had computed. That emits nothing, so that its text stays what it was: it
     decides at the same positions, with as many drafted tokens.
 
+    Turns share the batch: a waiting sequence whose turn has none running replaces the youngest of the largest turn.
+
     Blocks are counted as if none were shared, so that neither the target's cache nor a draft's can run out.
 
     Args:
@@ -95,6 +97,7 @@ class Scheduler:
     def next(self) -> list[Scheduled]:
         """The next step's rows; what no longer fits is preempted, what fits is admitted."""
         self._preempt()
+        self._take_turns()
         self._admit()
         budget = self.limits.max_num_batched_tokens
         rows: list[Scheduled] = []
@@ -148,21 +151,41 @@ class Scheduler:
         """Send the youngest back to the queue until the others have blocks for their next step."""
         while self._num_reserved() > self.limits.num_blocks:
             assert len(self.running) > 1, "a request that cannot run alone is refused when it is added"
-            youngest = self.running.pop()
-            youngest.num_computed = 0
-            self.stop(youngest)
-            self.waiting.appendleft(youngest)
-            self.num_preemptions += 1
+            self._send_back(self.running[-1])
+
+    def _take_turns(self) -> None:
+        """Make room for the first waiting sequence whose turn has none running, if another turn has several."""
+        counts = Counter(sequence.turn for sequence in self.running)
+        newcomer = next((one for one in self.waiting if one.turn not in counts), None)
+        while newcomer is not None and self.running and not self._fits(newcomer, self._num_reserved()):
+            turn, num_running = counts.most_common(1)[0]
+            if num_running < 2:
+                return
+            self._send_back(next(one for one in reversed(self.running) if one.turn == turn))
+            counts[turn] -= 1
+        if newcomer is not None:
+            self.waiting.remove(newcomer)
+            self.waiting.appendleft(newcomer)
+
+    def _send_back(self, sequence: Sequence) -> None:
+        """Preempt a running sequence: it waits in front of all others."""
+        self.running.remove(sequence)
+        sequence.num_computed = 0
+        self.stop(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _fits(self, sequence: Sequence, reserved: int) -> bool:
+        """Whether a sequence can be admitted, with a block to spare for each that runs: they grow."""
+        has_place = len(self.running) < self.limits.max_num_seqs
+        return has_place and reserved + self.num_blocks_next(sequence) + len(self.running) <= self.limits.num_blocks
 
     def _admit(self) -> None:
-        """Admit what fits, with a block to spare for each that runs already: they grow, and to preempt is dear."""
+        """Admit what fits; to preempt is dear."""
         reserved = self._num_reserved()
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            needed = self.num_blocks_next(self.waiting[0])
-            if reserved + needed + len(self.running) > self.limits.num_blocks:
-                return
-            reserved += needed
+        while self.waiting and self._fits(self.waiting[0], reserved):
             sequence = self.waiting.popleft()
+            reserved += self.num_blocks_next(sequence)
             sequence.num_computed = self.start(sequence)
             self.running.append(sequence)
 

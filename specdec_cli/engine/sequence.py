@@ -39,6 +39,7 @@ class Sequence:
         prediction: tokens that its output is expected to follow; None without any.
         tree: shape of its drafts; None for chains.
         cache_salt: shares cached prefixes with sequences of the same salt; None shares nothing.
+        turn: sequences of the same turn share their places in the batch where another turn waits.
         num_computed: how many of its tokens are in the cache.
         num_cached_tokens: how many of its prompt's were there when it began; None before.
     """
@@ -59,6 +60,7 @@ class Sequence:
     prediction: list[int] | None = None
     tree: TreeShape | None = None
     cache_salt: str | None = None
+    turn: str = ""
     num_computed: int = 0
     num_cached_tokens: int | None = None
     warned_of_draft_limit: bool = False

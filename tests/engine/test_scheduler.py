@@ -196,3 +196,53 @@ def test_every_request_is_fed_once_within_the_limits(lengths, chunk, budget, num
                 scheduler.remove(one)
                 ends.append(one.id)
     assert sorted(ends) == list(range(len(lengths)))
+
+
+def turns(scheduler: Scheduler) -> list[str]:
+    return [one.turn for one in scheduler.running]
+
+
+def of_turn(number: int, turn: str, length: int = 3) -> Sequence:
+    made = request(number, length)
+    made.turn = turn
+    return made
+
+
+def test_a_turn_with_several_places_gives_one_to_a_turn_that_has_none() -> None:
+    stopped: list[int] = []
+    scheduler = Scheduler(limits(max_num_seqs=4), stop=lambda sequence: stopped.append(sequence.id))
+    for i in range(6):
+        scheduler.add(of_turn(i, "many"))
+    fed(scheduler)
+    scheduler.add(of_turn(6, "few"))
+    scheduler.add(of_turn(7, "few"))
+    scheduler.add(of_turn(8, "other"))
+    fed(scheduler)
+    assert (turns(scheduler), stopped) == (["many", "many", "many", "few"], [3])
+    fed(scheduler)
+    assert (turns(scheduler), stopped) == (["many", "many", "few", "other"], [3, 2])
+    for _ in range(3):
+        fed(scheduler)
+    assert turns(scheduler) == ["many", "many", "few", "other"], "every turn has a place: nobody is preempted again"
+    scheduler.remove(next(one for one in scheduler.running if one.turn == "other"))
+    fed(scheduler)
+    assert scheduler.running[-1].id == 2, "the preempted sequence is the first to go on"
+
+
+def test_a_turn_gives_up_blocks_for_another_one() -> None:
+    scheduler = Scheduler(limits(num_blocks=12))
+    for i in range(3):
+        scheduler.add(of_turn(i, "many", 4))
+    fed(scheduler)
+    assert len(scheduler.running) == 3
+    scheduler.add(of_turn(3, "few", 12))
+    fed(scheduler)
+    assert turns(scheduler)[-1] == "few"
+
+
+def test_a_single_sequence_of_a_turn_is_never_preempted_for_another() -> None:
+    scheduler = Scheduler(limits(max_num_seqs=2))
+    for i, turn in enumerate("abc"):
+        scheduler.add(of_turn(i, turn))
+    fed(scheduler)
+    assert turns(scheduler) == ["a", "b"]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -201,13 +201,13 @@ class Bridge:
             self._condition.wait(left)
 
     def _admit(self) -> None:
-        """Give the engine what it has places for, first come, first served; in one round one prompt is scored."""
-        while self._waiting and len(self._running) < self.engine.options.max_num_seqs:
-            job = self._waiting[0].job
+        """Give the engine what it has places for, turn by turn; in one round one prompt is scored."""
+        while (ticket := self._next()) is not None:
+            job = ticket.job
             if job.prompt_logprobs is not None and self._running and not self.engine.has_room(len(job.token_ids)):
                 return
             self._dispatch_held()
-            ticket = self._waiting.popleft()
+            self._waiting.remove(ticket)
             ticket.record.scheduled = time.monotonic()
             try:
                 self._score(ticket)
@@ -219,6 +219,19 @@ class Bridge:
                 self._close_failed(ticket, error)
             if job.prompt_logprobs is not None:
                 return
+
+    def _next(self) -> Ticket | None:
+        """The first waiting job of the turn that has the fewest running; None where there is no place for it.
+
+        A turn that has none is let in beyond the places, where another has several: the scheduler makes them share.
+        """
+        if not self._waiting:
+            return None
+        counts = Counter(ticket.job.turn for ticket in self._running.values())
+        ticket = min(self._waiting, key=lambda one: counts[one.job.turn])
+        has_place = len(self._running) < self.engine.options.max_num_seqs
+        may_share = not counts[ticket.job.turn] and max(counts.values(), default=0) > 1
+        return ticket if has_place or may_share else None
 
     def _score(self, ticket: Ticket) -> None:
         """The log-probabilities of its prompt, where they are asked for; once for a request's copies of a prompt."""
@@ -378,5 +391,6 @@ def _wishes(job: Job) -> dict[str, Any]:
         "prediction": job.prediction,
         "grammar": job.grammar,
         "cache_salt": job.cache_salt or None,
+        "turn": job.turn or None,
     }
     return {name: value for name, value in wishes.items() if value is not None}

@@ -26,6 +26,7 @@ class Job:
         prediction: tokens the output is expected to follow, for the drafter `prediction`.
         grammar: what the output must match, compiled; None for anything.
         cache_salt: prompts share KV blocks only with those of the same salt.
+        turn: who asks, as in `Engine.add`: the API key, or else the request.
         prompt_logprobs: alternatives reported beside each prompt token, scored before decoding; None scores nothing.
         decodes: False ends the job after its prompt is scored, with finish reason length (`max_tokens: 0`).
         whole: the deltas are read only after the end.
@@ -40,6 +41,7 @@ class Job:
     prediction: tuple[int, ...] | None = None
     grammar: Grammar | None = None
     cache_salt: str = ""
+    turn: str = ""
     prompt_logprobs: int | None = None
     decodes: bool = True
     whole: bool = False

@@ -270,6 +270,7 @@ def _jobs(
             prediction=speculation.prediction,
             grammar=grammar,
             cache_salt=salt,
+            turn=cache_salt or request_id,
             whole=request.stream is not True,
         )
         for i in range(len(prompts) * n)

@@ -544,3 +544,35 @@ def test_a_request_that_failed_twice_in_a_step_ends_once() -> None:
     failed, after = serving(test, engine)
     assert isinstance(failed.error, MemoryError)
     assert after.finish_reason == "length"
+
+
+def test_four_requests_of_many_choices_do_not_make_another_client_wait() -> None:
+    """Turns share the places; a text is the same however often its sequence gave its place up."""
+    crowd = [job(100, turn=f"request-{i}") for i in range(4) for _ in range(64)]
+
+    async def test(bridge: Bridge):
+        tickets = bridge.submit_all(crowd)
+        await until(lambda: tickets[0].record.first_token is not None)
+        plain = bridge.submit(job(4, "hgfed", turn="plain"))
+        assert len((await read(plain)).token_ids) == 4
+        num_ended = sum(ticket.record.finished is not None for ticket in tickets)
+        for ticket in tickets[32:]:
+            ticket.cancel()
+        return num_ended, await asyncio.gather(*map(read, tickets[:8]))
+
+    num_ended, found = serving(test)
+    assert num_ended < 64, "the newcomer waited for a request of another client"
+    assert [list(one.token_ids) for one in found] == [alone(crowd[0])] * 8
+
+
+def test_turns_are_taken_in_admission() -> None:
+    """Of two turns with many jobs each, none has a second place while the other has none."""
+    first: list[str] = []
+
+    async def test(bridge: Bridge):
+        tickets = bridge.submit_all([job(30, turn=turn) for turn in ["a"] * 10 + ["b"] * 10])
+        await asyncio.gather(*map(read, tickets))
+        first.extend(one.job.turn for one in sorted(tickets, key=lambda one: one.record.scheduled)[:4])
+
+    serving(test, toy_engine(max_num_seqs=2))
+    assert sorted(first) == ["a", "a", "b", "b"]

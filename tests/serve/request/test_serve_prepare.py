@@ -10,8 +10,10 @@ from typed import not_none
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.constraint import force_tools
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.protocol import DetokenizeRequest, TokenizeRequest, Tool
+from specdec_cli.serve.protocol import CompletionRequest, DetokenizeRequest, TokenizeRequest, Tool
 from specdec_cli.serve.request.parameters import Defaults
+from specdec_cli.serve.request.prepare import prepare_completion
+from specdec_cli.serve.request.read import parse
 from specdec_cli.serve.request.tokens import detokenize, tokenize, tokenizer_info
 
 
@@ -76,6 +78,12 @@ def test_a_prompt_is_scored_for_echo_with_logprobs() -> None:
 def test_speculation_is_the_requests_own(fields: dict[str, Any], expected: tuple[Any, ...]) -> None:
     job = completion(**fields).jobs[0]
     assert (job.num_speculative_tokens, job.draft, job.prediction) == expected
+
+
+def test_a_turn_is_the_api_key_or_else_the_request() -> None:
+    assert {job.turn for job in completion(n=3).jobs} == {"r1"}
+    request, _ = parse(CompletionRequest, b'{"prompt": "hello", "n": 2, "cache_salt": "own"}', facts().limits)
+    assert {job.turn for job in prepare_completion(request, facts(), "r2", "key").jobs} == {"key"}
 
 
 def test_a_prediction_far_beyond_the_context_is_refused() -> None:
