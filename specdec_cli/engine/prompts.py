@@ -9,6 +9,10 @@ from typing import Any
 from specdec_cli.errors import UsageError
 
 
+class EmptyPromptError(UsageError):
+    """A prompt, or a row of a file, that holds nothing to ask."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation; its role is user, assistant or system."""
@@ -84,10 +88,11 @@ def check_text(prompt: str, what: str) -> None:
     """Refuse text that says nothing, or that no tokenizer reads.
 
     Raises:
-        UsageError: it is empty, or holds half a character.
+        EmptyPromptError: it is empty.
+        UsageError: it holds half a character.
     """
     if not prompt.strip():
-        raise UsageError(f"{what} is empty", "give at least one word")
+        raise EmptyPromptError(f"{what} is empty", "give at least one word")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_cli.engine.prompts import ChatMessage, check_text
+from specdec_cli.engine.prompts import ChatMessage, EmptyPromptError, check_text
 from specdec_cli.errors import UsageError
 
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
@@ -125,13 +125,15 @@ def text_of(value: Any, where: str, what: str = "the prompt") -> str:
     """Text, or the lines of a list of text parts, as OpenAI's messages have them.
 
     Raises:
+        EmptyPromptError: null, or a list without parts.
         UsageError: anything else, named by its kind.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value):
         return "\n".join(_part(part, where, what) for part in value)
-    raise UsageError(f"{where}: {what} must be a string, not {kind_of(value)}", _hint_for(value))
+    kind = EmptyPromptError if value is None or value == [] else UsageError
+    raise kind(f"{where}: {what} must be a string, not {kind_of(value)}", _hint_for(value))
 
 
 def kind_of(value: object) -> str:
@@ -139,6 +141,8 @@ def kind_of(value: object) -> str:
     if isinstance(value, dict):
         is_picture = {"bytes", "path"} <= value.keys()
         return "an image or audio file" if is_picture else "an object"
+    if value == []:
+        return "an empty list"
     if isinstance(value, list):
         inner = {_WORDS_OF.get(type(one)) for one in value[:100]}
         return f"a list of {inner.pop()}s" if len(inner) == 1 and None not in inner else "a list"
@@ -184,11 +188,13 @@ def _part(part: Mapping[str, Any], where: str, what: str) -> str:
 
 
 def _no_user(where: str) -> UsageError:
-    return UsageError(f"{where}: no message is of the user", "a conversation has user or human messages to answer")
+    return EmptyPromptError(
+        f"{where}: no message is of the user", "a conversation has user or human messages to answer"
+    )
 
 
 def _hint_for(value: object) -> str:
     if value is None:
-        return "fill it, leave such rows out ('FILE?empty=skip'), or read another column ('FILE?column=NAME')"
+        return "fill it, leave out `empty=refuse`, or read another column ('FILE?column=NAME')"
     what = "leave the row out" if isinstance(value, dict) else "write it as text"
     return f"{what}, or read another column ('FILE?column=NAME')"

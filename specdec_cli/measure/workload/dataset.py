@@ -90,7 +90,7 @@ def read_dataset(name: str, chat: bool | None = False) -> PromptSet:
 
     Args:
         name: a file of rows, packed or not; a folder of such files, as a hub or `datasets` lays them out; a hub id
-            `owner/name`; a preset, alone or as `PRESET:PATH`. `?column=…&task=COLUMN&empty=skip` may stand behind a
+            `owner/name`; a preset, alone or as `PRESET:PATH`. `?column=…&task=COLUMN&empty=refuse` may stand behind a
             path or hub id, `config=…` and `split=…` where there are several.
         chat: whether whole conversations are wanted.
 
@@ -176,7 +176,7 @@ def _reading(preset: Source | None, choices: Mapping[str, str], chat: bool | Non
         preset.template if preset else None,
         choices.get("task"),
         preset.task if preset else None,
-        "empty" in choices,
+        choices.get("empty") == "refuse",
     )
 
 
@@ -199,8 +199,9 @@ def _place(name: str) -> _Place:
     wrong = next((key for key in given if key not in _CHOICES or not given[key]), None)
     if wrong is not None or not given:
         raise UsageError(f"`?{choices}` is not understood", f"some of {', '.join(_CHOICES)}: FILE?column=question")
-    if given.get("empty", "skip") != "skip":
-        raise UsageError(f"`?empty={given['empty']}` is not understood", "leave rows without a prompt out: ?empty=skip")
+    if given.get("empty", "skip") not in ("skip", "refuse"):
+        hint = "rows without a prompt are left out; ?empty=refuse refuses them"
+        raise UsageError(f"`?empty={given['empty']}` is not understood", hint)
     place = _Place(text, given_path(text), given)
     part = next((key for key in ("config", "split") if key in given), None)
     if part is not None and place.is_there and not place.is_folder:

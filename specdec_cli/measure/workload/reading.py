@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from specdec_cli.engine.prompts import ChatMessage, PromptRow, PromptSet, check_text
+from specdec_cli.engine.prompts import ChatMessage, EmptyPromptError, PromptRow, PromptSet, check_text
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.workload.chats import (
     CHAT_COLUMNS,
@@ -37,7 +37,9 @@ _CATALOGUE_COLUMNS = (
 )
 _NOT_PROMPTS = frozenset((*_ANSWER_COLUMNS, *_CATALOGUE_COLUMNS))
 """Columns that are not expected to be part of the prompt."""
-_SKIP = "or leave such rows out: 'FILE?empty=skip'"
+_SKIP = "or leave out `empty=refuse`"
+_NO_MESSAGES = ("[]", "null", "None")
+"""A conversation without messages as a table writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Reading:
         template: a preset's text with columns in braces, instead of a column.
         task_column: says each row's task; None takes `category`.
         task: of all rows that have none of their own.
-        skip_empty: whether rows without a prompt are left out, not refused.
+        refuse_empty: whether a row that holds nothing to ask is refused, not left out.
     """
 
     chat: bool | None = False
@@ -58,7 +60,7 @@ class Reading:
     template: str | None = None
     task_column: str | None = None
     task: str | None = None
-    skip_empty: bool = False
+    refuse_empty: bool = False
 
 
 def prompts_of(raw: Sequence[RawRow], name: str, reading: Reading) -> PromptSet:
@@ -85,7 +87,7 @@ class _Reader:
         self.columns = list(dict.fromkeys(column for row in raw for column in row.values))
         self.filled = {column for row in raw for column, value in row.values.items() if value is not None}
         self.used: set[str] = set()
-        self.skipped: list[str] = []
+        self.skipped: list[tuple[str, EmptyPromptError]] = []
         self.num_more_turns = 0
         self.num_joined = 0
 
@@ -96,14 +98,16 @@ class _Reader:
         self._check_columns([one for one in (reading.column, reading.task_column) if one is not None])
         rows: list[PromptRow] = []
         for row in self.raw:
-            if self.reading.skip_empty and self._is_empty(row):
-                self.skipped.append(row.where)
-            else:
+            try:
                 rows.append(self._row(row, len(rows)))
+            except EmptyPromptError as error:
+                if self.reading.refuse_empty:
+                    raise
+                self.skipped.append((row.where, error))
         if not rows:
-            raise UsageError(
-                f"`{self.name}` has no prompt: every row is empty", "name another column: 'FILE?column=NAME'"
-            )
+            _, first = self.skipped[0]
+            said = f"`{self.name}` has no prompt: every row is empty; {first.message}"
+            raise UsageError(said, "fill them, or name another column: 'FILE?column=NAME'")
         return PromptSet(rows, list(self._notices()))
 
     def _row(self, row: RawRow, index: int) -> PromptRow:
@@ -144,8 +148,8 @@ class _Reader:
         return found
 
     def _no_prompt(self, row: RawRow) -> UsageError:
-        if not row.values:
-            return UsageError(f"{row.where}: the row has no `prompt`", f"give each row a `prompt`, {_SKIP}")
+        if all(value is None or column in _OWN_COLUMNS for column, value in row.values.items()):
+            return EmptyPromptError(f"{row.where}: the row has no `prompt`", f"give each row a `prompt`, {_SKIP}")
         columns = ", ".join(f"`{column}`" for column in list(row.values)[:8])
         hint = "name the column `prompt` (in a CSV file's first line), or say which one it is: 'FILE?column=NAME'"
         return UsageError(f"{row.where}: the row has no `prompt`, but {columns}", hint)
@@ -163,14 +167,16 @@ class _Reader:
         if isinstance(value, list) and (column == "turns" or (column in _TURN_COLUMNS and _are_strings(value))):
             return self._turns(column, value, where)
         text = self._joined(column, value, values) if isinstance(value, str) else text_of(value, where)
-        if not text.strip():
-            raise UsageError(f"{where}: the prompt is empty", f"give at least one word, {_SKIP}")
+        if not text.strip() or (column in CHAT_COLUMNS and text.strip() in _NO_MESSAGES):
+            raise EmptyPromptError(f"{where}: the prompt is empty", f"give at least one word, {_SKIP}")
         check_text(text, f"{where}: the prompt")
         return text, ()
 
     def _turns(self, column: str, turns: list[Any], where: str) -> tuple[str, tuple[ChatMessage, ...]]:
         if not turns:
-            raise UsageError(f"{where}: `{column}` must be a list of strings with at least one", f"fill it, {_SKIP}")
+            raise EmptyPromptError(
+                f"{where}: `{column}` must be a list of strings with at least one", f"fill it, {_SKIP}"
+            )
         wanted = turns if self.reading.chat else turns[:1]
         texts = [text_of(turn, where, "the prompt" if column == "prompt" else "a turn") for turn in wanted]
         for place, text in enumerate(texts, start=1):
@@ -199,15 +205,6 @@ class _Reader:
             )
         return str(value)
 
-    def _is_empty(self, row: RawRow) -> bool:
-        if self.reading.template is not None:
-            names = [field for _, field, _, _ in Formatter().parse(self.reading.template) if field]
-            return any(row.values.get(name) in (None, "", []) for name in names)
-        if self.reading.column is None and not any(name in row.values for name in PROMPT_COLUMNS):
-            return all(one is None for one in row.values.values())
-        value = row.values.get(self._column(row))
-        return value is None or value == [] or (isinstance(value, str) and not value.strip())
-
     def _check_columns(self, needed: Sequence[str]) -> None:
         missing = next((column for column in needed if column not in self.columns), None)
         if missing is not None:
@@ -220,7 +217,7 @@ class _Reader:
         """Sentences about the rows that were left out."""
         if self.skipped:
             num = "1 row" if len(self.skipped) == 1 else f"{len(self.skipped)} rows"
-            yield f"{num} without a prompt left out, the first is {self.skipped[0]}"
+            yield f"{num} without a prompt left out, the first is {self.skipped[0][0]}"
         if self.num_joined:
             yield f"prompts of `{self.name}` are `instruction` and, after an empty line, `input`"
         if self.reading.column is None and self.reading.template is None:
@@ -264,7 +261,7 @@ def _filled(template: str, values: Mapping[str, Any], where: str) -> str:
             value = "\n".join(value) if isinstance(value, list) and _are_strings(value) else value
             found = text_of(value, where, f"`{column}`")
             if not found.strip():
-                raise UsageError(f"{where}: `{column}` is empty", f"fill it, {_SKIP}")
+                raise EmptyPromptError(f"{where}: `{column}` is empty", f"fill it, {_SKIP}")
             parts.append(found)
     prompt = "".join(parts)
     check_text(prompt, f"{where}: the prompt")

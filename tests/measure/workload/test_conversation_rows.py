@@ -122,9 +122,58 @@ def test_text_parts_are_lines(tmp_path: Path) -> None:
 def test_point_6_what_is_not_text_is_refused_with_its_kind_and_row(tmp_path: Path, row, kind: str) -> None:
     name = lines(tmp_path, {"prompt": "fine"}, row)
     with pytest.raises(UsageError) as caught:
-        both(name)
+        both(f"{name}?empty=refuse")
     assert caught.value.message.startswith(f"{name}:2: ")
     assert kind in caught.value.message
+
+
+GPT = {"from": "gpt", "value": "Hello"}
+
+
+@pytest.mark.parametrize("chat", [False, True, None])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": []},
+        {"messages": []},
+        {"messages": None},
+        {"conversations": "[]"},
+        {"conversations": [GPT]},
+        {"conversations": [{"from": "system", "value": "Be kind."}]},
+        {"messages": [said("system", "Be kind."), said("assistant", "Hello")]},
+        {"conversations": [{"from": "human", "value": " \n"}, GPT]},
+        {"messages": [said("user", None), said("assistant", "Hello")]},
+        {"messages": [said("user", [])]},
+        {"messages": [said("user", [{"type": "text", "text": ""}])]},
+        {"id": "x"},
+        {},
+        [],
+        None,
+    ],
+)
+def test_point_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row: Any, chat: bool | None) -> None:
+    name = lines(tmp_path, {"conversations": SHAREGPT, "id": "a"}, row, {"messages": STORY}, row)
+    found = both(name, chat)
+    assert [one.prompt for one in found.rows] == ["Hi", "Tell me a story"]
+    assert [one.index for one in found.rows] == [0, 1]
+    assert f"2 rows without a prompt left out, the first is {name}:2" in found.notices
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps([row, {"conversations": SHAREGPT}, {"messages": STORY}]))
+    assert [one.prompt for one in both(str(whole), chat).rows] == ["Hi", "Tell me a story"]
+    for asked in (name, str(whole)):
+        with pytest.raises(UsageError):
+            both(f"{asked}?empty=refuse", chat)
+        assert both(f"{asked}?empty=skip", chat) == both(asked, chat)
+    with pytest.raises(UsageError, match="has no prompt: every row is empty"):
+        both(lines(tmp_path, row, row), chat)
+
+
+def test_point_8_empty_conversations_in_parquet_are_left_out(tmp_path: Path) -> None:
+    rows = [{"messages": STORY}, {"messages": []}, {"messages": None}, {"messages": [said("assistant", "a")]}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    found = both(str(tmp_path / "p.parquet"), chat=True)
+    assert [one.prompt for one in found.rows] == ["Tell me a story"]
+    assert found.notices == [f"3 rows without a prompt left out, the first is row 2 of `{tmp_path / 'p.parquet'}`"]
 
 
 def test_binary_columns_are_refused_and_those_beside_are_named(tmp_path: Path) -> None:

@@ -167,11 +167,11 @@ REFUSED: dict[str, Any] = {
     "twice.csv": ("prompt,prompt\na,b\n", "two columns `prompt`", "name of its own"),
     "headless.csv": ("Once upon a time\nA dog\n", "has no `prompt`, but `Once upon a time`", "CSV file's first line"),
     "header.csv": ("prompt,id\n", "has no prompt", "one prompt per line"),
-    "empty.csv": ("question,id\nA,1\n,2\n", "row 2 of", "FILE?empty=skip"),
-    "null.jsonl": (
+    "empty.csv?empty=refuse": ("question,id\nA,1\n,2\n", "row 2 of", "leave out `empty=refuse`"),
+    "null.jsonl?empty=refuse": (
         '{"prompt": "a"}\n{"prompt": null}\n',
         "null.jsonl:2: the prompt must be a string, not null",
-        "skip",
+        "leave out `empty=refuse`",
     ),
     "columns.json": (json.dumps({"prompt": {"0": "a"}}), "holds columns, not rows: prompt", 'orient="records"'),
     "lists.json": (json.dumps({"prompt": ["a"], "id": [1]}), "holds columns, not rows", 'orient="records"'),
@@ -200,10 +200,11 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_read_is_refused_in_the_same_words(tmp_path: Path, name) -> None:
     data, message, hint = REFUSED[name]
+    name, _, choice = name.partition("?")
     path = put(tmp_path, name, data)
     for read in (read_dataset, read_prompt_file):
         with pytest.raises(UsageError) as caught:
-            read(path)
+            read(f"{path}?{choice}" if choice else path)
         assert message in caught.value.message
         assert hint in not_none(caught.value.hint)
         assert "\n" not in caught.value.message
@@ -221,16 +222,33 @@ def test_the_conversion_that_a_hint_names_makes_rows_that_are_read(
     assert both("utf8.csv") == [("café", None, 1)]
 
 
-def test_rows_without_a_prompt_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
-    name = put(tmp_path, "t.csv", "question,text\nA,x\n,y\n  ,z\nB,\n") + "?empty=skip"
+@pytest.mark.parametrize("choice", ["", "?empty=skip"])
+def test_rows_without_a_prompt_are_left_out(tmp_path: Path, choice: str) -> None:
+    name = put(tmp_path, "t.csv", "question,text\nA,x\n,y\n  ,z\nB,\n") + choice
     assert [prompt for prompt, _, _ in both(name)] == ["A", "B"], "no row falls back to another column"
     assert "2 rows without a prompt left out, the first is row 2 of" in read_dataset(name).notices[0]
-    name = put(tmp_path, "t.jsonl", '{"prompt": null}\n{}\n{"turns": []}\n{"prompt": "a"}\n') + "?empty=skip"
+    rows = '{"prompt": null}\n{}\n{"turns": []}\nnull\n[]\n{"id": 3}\n{"prompt": "a"}\n{"turns": [" "]}\n'
+    name = put(tmp_path, "t.jsonl", rows) + choice
     assert [prompt for prompt, _, _ in both(name)] == ["a"]
+    assert "7 rows without a prompt left out, the first is" in read_dataset(name).notices[0]
     with pytest.raises(UsageError, match="every row is empty"):
-        both(put(tmp_path, "none.jsonl", '{"prompt": ""}\n') + "?empty=skip")
+        both(put(tmp_path, "none.jsonl", '{"prompt": ""}\n') + choice)
+
+
+@pytest.mark.parametrize("row", ['{"prompt": null}', "{}", '{"turns": []}', "null", "[]", '{"prompt": " "}'])
+def test_rows_without_a_prompt_are_refused_where_that_is_asked_for(tmp_path: Path, row: str) -> None:
+    name = put(tmp_path, "t.jsonl", f'{{"prompt": "a"}}\n{row}\n')
+    with pytest.raises(UsageError, match=r"t\.jsonl:2: "):
+        both(f"{name}?empty=refuse")
     with pytest.raises(UsageError, match=r"`\?empty=yes` is not understood"):
-        both(put(tmp_path, "none.jsonl", '{"prompt": ""}\n') + "?empty=yes")
+        both(f"{name}?empty=yes")
+
+
+def test_a_row_that_lacks_a_value_of_a_presets_template_is_left_out(tmp_path: Path) -> None:
+    path = put(tmp_path, "g.jsonl", '{"question": "1 + 1?"}\n{"question": null}\n{"question": " "}\n')
+    found = read_dataset(f"gsm8k:{path}")
+    assert [row.prompt for row in found.rows] == ["Question: 1 + 1?\nAnswer:"]
+    assert "2 rows without a prompt left out" in found.notices[0]
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_wrong_columns_are_named(tmp_path: Path) -> None:
         read_dataset(f"{path}?colum=topic")
     path.write_text(json.dumps([{"prompt": "a"}, {"prompt": " "}]))
     with pytest.raises(UsageError, match=r"row 2 of .*: the prompt is empty"):
-        read_dataset(str(path))
+        read_dataset(f"{path}?empty=refuse")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
