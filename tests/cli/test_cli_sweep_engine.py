@@ -68,7 +68,7 @@ def test_every_k_is_predicted_and_the_best_measured(swept: tuple[dict[str, Any],
 
 def test_the_report(swept: tuple[dict[str, Any], str]) -> None:
     page = Console(file=StringIO(), width=200)
-    print_engine_sweep(page, swept[0])
+    print_engine_sweep(page, swept[0], details=True)
     shown = page.file.getvalue()  # type: ignore[attr-defined]
     assert "on vllm 0.33.0, under its rule greedy" in shown
     assert "drafted tokens" in shown
