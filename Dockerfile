@@ -4,12 +4,12 @@
 #     docker run --rm -p 8000:8000 -e SPECDEC_API_KEY=secret specdec serve --host 0.0.0.0
 #
 # Models and the compiled decoder are kept in the volume /cache.
-FROM python:3.12-slim AS build
+FROM python:3.12-slim@sha256:57cd7c3a7a273101a6485ba99423ee568157882804b1124b4dd04266317710de AS build
 WORKDIR /src
 COPY . .
 RUN pip install --no-cache-dir build && python -m build --wheel --outdir /dist
 
-FROM python:3.12-slim
+FROM python:3.12-slim@sha256:57cd7c3a7a273101a6485ba99423ee568157882804b1124b4dd04266317710de
 # The decoder is compiled for the processor it runs on, once: g++ stays in the image.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/constraints.txt /dist/*.whl /tmp/

@@ -70,6 +70,30 @@ def test_the_composed_services_find_each_other() -> None:
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
 
 
+def test_c22_actions_and_images_are_pinned_by_digest() -> None:
+    """A tag can be moved to other code; the comment beside an action says which tag its commit was."""
+    places = [
+        *(ROOT / ".github/workflows").glob("*.yml"),
+        ROOT / "action.yml",
+        ROOT / "compose.yaml",
+        ROOT / "Dockerfile",
+    ]
+    named = [line for path in places for line in re.findall(r"(?:uses:|image:|FROM) +(.*)", path.read_text("utf-8"))]
+    assert len(named) > 15
+    pinned = re.compile(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+|[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}( AS \w+)?")
+    assert [line for line in named if not pinned.fullmatch(line)] == []
+
+
+def test_c22_the_action_installs_what_was_tested() -> None:
+    installs = re.findall(r"pip\" install (.*)", (ROOT / "action.yml").read_text("utf-8"))
+    assert len(installs) == 2
+    assert all('--constraint "$CONSTRAINTS"' in words for words in installs)
+
+
+def test_c22_no_composed_service_can_take_all_memory() -> None:
+    assert all("mem_limit" in its for its in read("compose.yaml")["services"].values())
+
+
 def test_what_is_published_was_tried_on_every_python_that_is_tested() -> None:
     tried = read(".github/workflows/release.yml")["jobs"]["try"]["strategy"]["matrix"]["python"]
     assert tried == read(".github/workflows/check.yml")["jobs"]["check"]["strategy"]["matrix"]["python"]
