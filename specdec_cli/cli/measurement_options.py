@@ -14,7 +14,7 @@ import typer
 
 from specdec_cli.cli.output import check_destination, deliver, envelope
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.bench.recommend import MOST_CONSIDERED
+from specdec_cli.measure.predict.evidence import MOST_CONSIDERED
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows, task_of
 from specdec_cli.report.plot import check_available, check_plot

@@ -311,7 +311,7 @@ class _TrainCommand:
             self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}{k}")
 
     def _payoff(self, session: TrainingSession, best: dict[str, Any]) -> Payoff:
-        """What the trained draft should gain, from its acceptance and the costs of its steps on this machine."""
+        """Predicted gain of the trained draft, from its acceptance and the costs of its steps on this machine."""
         from specdec_cli.measure.predict.payoff import Payoff
         from specdec_cli.measure.predict.profiling import profile
         from specdec_cli.train.acceptance import engine_with

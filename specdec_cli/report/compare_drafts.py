@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 
-from specdec_cli.measure.bench.recommend import largest_words
+from specdec_cli.measure.predict.evidence import largest_words
 from specdec_cli.measure.stats import ENOUGH_PAIRS
 from specdec_cli.report.bench import compared_words
 from specdec_cli.report.bench import json_schema as bench_schema
@@ -217,8 +217,8 @@ def compare_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:
     if document["pairwise"]:
         pairs = [
             [
-                draft_words(one["a"]),
-                draft_words(one["b"]),
+                arm_words(one["a"]),
+                arm_words(one["b"]),
                 *interval_cells({"median": one["speedup_ratio"], "ci95": one["ci95"]}),
                 number(one["p_a_faster"], 3),
             ]
@@ -229,12 +229,17 @@ def compare_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:
 
 def tree_drafts(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The drafts of a document with their statistics."""
-    return [(draft_words(row["draft"]), row["speculative"]) for row in body["rows"]]
+    return [(arm_words(row["draft"]), row["speculative"]) for row in body["rows"]]
+
+
+def arm_words(name: str) -> str:
+    """A draft's name in a table; the baseline is `plain`."""
+    return "plain" if name == _BASELINE else name
 
 
 def draft_words(name: str) -> str:
-    """A draft's name in a report; the baseline is `plain`."""
-    return "plain" if name == _BASELINE else name
+    """A draft's name in a sentence or a plot; the baseline is `no draft`."""
+    return "no draft" if name == _BASELINE else name
 
 
 def drafts_table(comparison: DraftComparison) -> RenderableType:
@@ -249,7 +254,7 @@ def drafts_table(comparison: DraftComparison) -> RenderableType:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     predicted = [found["speedup"] for found in row["predicted"] or () if found["k"] == row["best_k"]]
     return [
-        draft_words(row["draft"]),
+        arm_words(row["draft"]),
         str(row["best_k"]) if row["best_k"] else NOTHING,
         *interval_cells(row["speedup"]),
         percent(row["acceptance_rate"]),
@@ -267,14 +272,14 @@ def _tasks_table(document: Mapping[str, Any]) -> PageTable:
     for task, found in document["task_winners"].items():
         speeds = [interval_cells(row.get("by_task", {}).get(task, {}).get("speedup"))[0] for row in document["rows"]]
         rows.append([task, *speeds, _winner_words(found, document)])
-    names = [draft_words(row["draft"]) for row in document["rows"]]
+    names = [arm_words(row["draft"]) for row in document["rows"]]
     return PageTable("Tasks", ("task", *names, "fastest"), rows)
 
 
 def _winner_words(found: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """The winner of a task: a draft, `plain`, or why it is open."""
     if found["draft"] is not None:
-        return draft_words(found["draft"])
+        return arm_words(found["draft"])
     pairs = found["speedup"]["pairs"]
     return f"{pairs} of {ENOUGH_PAIRS} pairs" if pairs < ENOUGH_PAIRS else UNDECIDED
 

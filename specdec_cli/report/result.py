@@ -53,7 +53,7 @@ def print_result(
 
 
 def load_words(machine: Mapping[str, Any]) -> str | None:
-    """What the load of the machine means for the figures below; None on a quiet machine."""
+    """Warning that the figures below come from a busy machine; None on a quiet one."""
     load = f"load {machine['load_before']:.1f} on {machine['num_cores']} cores before the run"
     if machine["busy"]:
         return f"Busy machine ({load}): a quiet one is faster than these figures."

@@ -205,7 +205,7 @@ def test_a_few_prompts_leave_it_open(loaded, capsys: pytest.CaptureFixture[str])
     )
     assert (document["verdict"], document["needs"]) == ("inconclusive", ["6 prompts or more (--num-prompts)"])
     assert document["notices"].count(TOO_FEW) == 1
-    assert compared(*given("good", "none"), "--tasks", "code", "--quiet") == 0
+    assert compared(*given("good", "none"), "--tasks", "code", "--quiet", "--details") == 0
     out = capsys.readouterr().out
     assert [line.split()[-1] for line in out.splitlines() if line.strip().startswith("code")] == ["good"]
     assert compared(*given("good", "none"), "--num-prompts", "5", "--quiet") == 0

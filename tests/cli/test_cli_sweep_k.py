@@ -100,7 +100,7 @@ def test_the_document_says_what_would_be_accepted_by_depth_task_and_place(
     assert all([one["k"] for one in rows] == [1, 2, 3, 4] for rows in document["by_task"].values())
     assert (document["by_position"][0]["from"], document["by_position"][-1]["to"]) == (1, 23)
     assert document["table"] is None
-    assert sweep_k("--num-prompts", "24", "-n", "24") == 0
+    assert sweep_k("--num-prompts", "24", "-n", "24", "--details") == 0
     out = capsys.readouterr().out
     for how in ("by task: chat", "by output position: 1–"):
         assert how in out

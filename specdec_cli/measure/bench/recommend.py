@@ -11,9 +11,6 @@ from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs
 from specdec_cli.measure.predict.predict import PUBLISHED_K, Prediction
 from specdec_cli.measure.stats import Interval
 
-MOST_CONSIDERED = 64
-"""The largest k that `--k-max` takes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -146,15 +143,3 @@ def guidance(k: int) -> str:
     low, high = PUBLISHED_K
     place = "within" if low <= k <= high else "outside"
     return f"{place} the published guidance of {low} to {high}"
-
-
-def largest_words(k_max: int, most_depth: int | None = None) -> str:
-    """That the best k is the largest one that was considered, and what to do about it.
-
-    Args:
-        k_max: the largest k.
-        most_depth: the largest k that the draft can reach; None without a limit.
-    """
-    if k_max >= (MOST_CONSIDERED if most_depth is None else most_depth):
-        return "it is the largest k possible here"
-    return f"it is the largest k considered: `--k-max {min(2 * k_max, MOST_CONSIDERED)}` looks further"

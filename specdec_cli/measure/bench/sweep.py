@@ -18,12 +18,12 @@ from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Differences, Track, against
-from specdec_cli.measure.bench.recommend import Case, largest_words
+from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.verdict import StepSplit, costs_of
 from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
-from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
+from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation, largest_words
 from specdec_cli.measure.predict.predict import Predicted, Prediction
 from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile
 from specdec_cli.measure.stats import FloatArray, Interval

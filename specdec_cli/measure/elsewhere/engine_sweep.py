@@ -18,7 +18,6 @@ import psutil
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
-from specdec_cli.measure.bench.recommend import largest_words
 from specdec_cli.measure.elsewhere.engine_pass import measured_pass
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.endpoint import Endpoint
@@ -27,7 +26,7 @@ from specdec_cli.measure.predict.cost import ProfileLoad
 from specdec_cli.measure.predict.draft_trace import GuessTrace
 from specdec_cli.measure.predict.engine_costs import EngineCosts, EngineRun, PassTotals, fit_costs
 from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
-from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side, times
+from specdec_cli.measure.predict.evidence import Evidence, Recommendation, largest_words, needs, side, times
 from specdec_cli.measure.predict.predict import Prediction, predict
 from specdec_cli.measure.predict.remote_trace import RemoteTracer
 from specdec_cli.measure.predict.replay import replay

@@ -16,6 +16,8 @@ from specdec_cli.tree_shape import TreeShape
 
 Verdict = Literal["speculate", "do-not-speculate", "inconclusive"]
 
+MOST_CONSIDERED = 64
+"""The largest k that `--k-max` takes."""
 INDIFFERENT = 0.02
 """Speeds within two per cent are as good as each other: a draft that gains less does not pay."""
 TRUSTED = 1.1
@@ -135,3 +137,15 @@ def times(speedup: Interval) -> str:
     """`1.42× (1.31 to 1.55)`."""
     ends = "" if speedup.ci95 is None else f" ({speedup.ci95[0]:.2f} to {speedup.ci95[1]:.2f})"
     return f"{speedup.median:.2f}×{ends}"
+
+
+def largest_words(k_max: int, most_depth: int | None = None) -> str:
+    """That the best k is the largest one that was considered, and what to do about it.
+
+    Args:
+        k_max: the largest k.
+        most_depth: the largest k that the draft can reach; None without a limit.
+    """
+    if k_max >= (MOST_CONSIDERED if most_depth is None else most_depth):
+        return "it is the largest k possible here"
+    return f"it is the largest k considered: `--k-max {min(2 * k_max, MOST_CONSIDERED)}` looks further"

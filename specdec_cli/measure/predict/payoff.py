@@ -48,7 +48,7 @@ class Payoff:
         return self.tokens_per_step / self.plain_steps
 
     def words(self) -> str:
-        """What to expect of the draft, in a sentence or two."""
+        """The verdict on the draft in a sentence."""
         found = (
             f"at its best k = {self.k} a step gives {self.tokens_per_step:.2f} tokens and costs "
             f"{self.plain_steps:.2f} plain steps, so decoding should be {self.speedup:.2f} times as fast as without it"
