@@ -56,7 +56,7 @@ def _curl(model: Model, url: str, key_variable: str | None, is_named: bool) -> s
         body["messages"] = [{"role": "user", "content": "Tell me a story"}]
     else:
         body["prompt"] = "Once upon a time"
-    body["max_tokens"] = _TRY_TOKENS
+    body |= {"max_tokens": _TRY_TOKENS, "temperature": 0}
     key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
     route = "chat/completions" if has_template else "completions"
     data = shlex.quote(json.dumps(body, ensure_ascii=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -43,14 +44,14 @@ def reference_page(document: Mapping[str, Any]) -> WebPage:
 def _route(path: str, operations: Mapping[str, Any], bodies: dict[str, None]) -> str:
     parts = []
     for verb, operation in operations.items():
-        parts.append(f"<h2><code>{verb.upper()} {escape(path)}</code></h2><p>{escape(operation['description'])}</p>")
+        parts.append(f"<h2><code>{verb.upper()} {escape(path)}</code></h2><p>{_prose(operation['description'])}</p>")
         content = operation.get("requestBody", {}).get("content", {})
         for kind in content.values():
             name = _name(kind["schema"])
             bodies[name] = None
             parts.append(f'<p>Body: <a href="#{escape(name)}">{escape(name)}</a></p>')
         rows = (
-            (f"<code>{status}</code>", escape(told["description"])) for status, told in operation["responses"].items()
+            (f"<code>{status}</code>", _prose(told["description"])) for status, told in operation["responses"].items()
         )
         parts.append(_table(("status", "meaning"), rows))
     return "".join(parts)
@@ -62,7 +63,7 @@ def _model(name: str, schema: Mapping[str, Any]) -> str:
         (f"<code>{escape(field)}</code>{' (required)' if field in required else ''}", _type(one), _words(one))
         for field, one in schema.get("properties", {}).items()
     )
-    head = f'<h2 id="{escape(name)}">{escape(name)}</h2><p>{escape(schema.get("description", ""))}</p>'
+    head = f'<h2 id="{escape(name)}">{escape(name)}</h2><p>{_prose(schema.get("description", ""))}</p>'
     return head + _table(("field", "type", "description"), rows)
 
 
@@ -124,4 +125,9 @@ def _range(schema: Mapping[str, Any]) -> str:
 
 
 def _words(schema: Mapping[str, Any]) -> str:
-    return escape(str(schema.get("description", "")))
+    return _prose(str(schema.get("description", "")))
+
+
+def _prose(text: str) -> str:
+    """A description as HTML: what stands in backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

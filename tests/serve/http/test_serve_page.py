@@ -14,6 +14,7 @@ from page_server import PageServer
 from typed import stand_in
 
 from specdec_cli.serve.page import read_page
+from specdec_cli.serve.page.reference import reference_page
 
 HTML = read_page().body.decode()
 needs_chromium = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
@@ -285,30 +286,75 @@ def test_a_wrong_setting_is_said_before_anything_is_sent(browser: Chromium) -> N
 
 
 @needs_chromium
-@pytest.mark.parametrize("way", ["shorten", "start-over"])
-def test_a_conversation_that_no_longer_fits_can_be_shortened_or_cleared(tmp_path: Path, way: str) -> None:
+def test_d26_the_oldest_turns_are_dropped_by_themselves_and_a_line_says_so(tmp_path: Path) -> None:
     server = PageServer(model={"max_model_len": 60})
     with Chromium(tmp_path / "profile") as browser, server as url:
         browser.open(url)
         browser.wait(f"{text('served')} === 'toy'")
-        for prompt in ("one", "two", "three"):
+        for prompt in ("one", "two", "three", "four"):
             ask(browser, prompt)
         assert server.bodies[-1].get("max_tokens") is None, "a chat runs to the end of the context"
-        ask(browser, "four", "Failed.")
-        assert browser.value(text("trouble")) == (
-            "The conversation no longer fits into the model's context of 60 tokens."
-        )
-        assert num_turns(browser) == 6
+        assert num_turns(browser) == 8
+        assert [m["content"] for m in server.bodies[-1]["messages"] if m["role"] == "user"] == ["three", "four"]
+        assert browser.value("document.querySelectorAll('#log .turn.dropped').length") == 4
+        line = "The oldest 2 turns are no longer sent, because the conversation fills the model's context."
+        assert browser.value("document.querySelector('#log > .facts').textContent") == line
+        assert not is_shown(browser, "offer")
+        assert browser.value(text("trouble")) == ""
+
+
+@needs_chromium
+@pytest.mark.parametrize("way", ["shorten", "start-over"])
+def test_a_conversation_that_fills_the_context_can_be_shortened_or_cleared(tmp_path: Path, way: str) -> None:
+    server = PageServer(model={"max_model_len": 60})
+    with Chromium(tmp_path / "profile") as browser, server as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        for prompt in ("one", "two"):
+            ask(browser, prompt)
+        browser.value("offer('The conversation fills the context.')")
         assert is_shown(browser, "offer")
+        browser.value("document.getElementById('prompt').focus()")
+        browser.type("four")
         browser.value(f"document.getElementById('{way}').click()")
         if way == "shorten":
-            browser.wait(f"{status('Done.')} && document.querySelectorAll('#log .turn').length === 8")
-            assert [m["content"] for m in server.bodies[-1]["messages"] if m["role"] == "user"] == ["three", "four"]
-            assert browser.value("document.querySelectorAll('#log .turn.dropped').length") == 4
+            browser.wait(f"{status('Done.')} && document.querySelectorAll('#log .turn').length === 6")
+            assert [m["content"] for m in server.bodies[-1]["messages"] if m["role"] == "user"] == ["two", "four"]
+            assert browser.value("document.querySelectorAll('#log .turn.dropped').length") == 2
         else:
             assert num_turns(browser) == 0
             assert browser.value("document.getElementById('prompt').value") == "four"
         assert not is_shown(browser, "offer")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "height"), [(800, 900), (1280, 800)])
+def test_d26_open_settings_leave_the_conversation_its_height(tmp_path: Path, width: int, height: int) -> None:
+    with Chromium(tmp_path / "profile", width, height) as browser, PageServer() as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        log, settings = (f"document.getElementById('{name}').getBoundingClientRect()" for name in ("log", "settings"))
+        assert browser.value("document.getElementById('settings').open")
+        assert browser.value(f"{log}.height") > 450
+        assert browser.value(f"{log}.left >= {settings}.right"), "beside it"
+        inside = "[...document.querySelectorAll('#settings input, #settings select')]"
+        right = f"{inside}.every((one) => one.getBoundingClientRect().right <= {settings}.right)"
+        assert browser.value(right), "nothing is cut off"
+        browser.value("document.getElementById('settings').open = false")
+        assert browser.value(f"{log}.width") > 400
+
+
+@needs_chromium
+def test_d26_an_empty_field_says_how_many_tokens_a_mode_takes(browser: Chromium) -> None:
+    server = PageServer()
+    with server as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        assert browser.value("document.getElementById('max-tokens').placeholder") == "all"
+        browser.value("document.getElementById('mode-completion').click()")
+        assert browser.value("document.getElementById('max-tokens').placeholder") == "128"
+        ask(browser, "Once")
+    assert server.bodies[-1]["max_tokens"] == 128
 
 
 @needs_chromium
@@ -558,3 +604,23 @@ def test_the_page_shows_no_trees_where_chains_are_drafted(browser: Chromium) -> 
         assert not is_shown(browser, "nodes")
         assert "nodes" not in str(browser.value("document.querySelector('#log .facts').textContent"))
         browser.open("about:blank")
+
+
+def test_d26_the_reference_shows_code_and_no_backticks() -> None:
+    schema = {"description": "A `model` & more.", "properties": {"n": {"type": "integer", "description": "As `n`"}}}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
+    route = {
+        "description": "Answers `prompt`; see `<b>`.",
+        "requestBody": {"content": content},
+        "responses": {"400": {"description": "`n` is wrong"}},
+    }
+    page = reference_page(
+        {
+            "info": {"title": "specdec", "version": "1"},
+            "paths": {"/v1": {"post": route}},
+            "components": {"schemas": {"Body": schema}},
+        }
+    ).body.decode()
+    assert "`" not in page
+    for code in ("prompt", "&lt;b&gt;", "model", "n"):
+        assert f"<code>{code}</code>" in page

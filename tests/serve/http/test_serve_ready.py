@@ -69,3 +69,7 @@ def test_of_several_models_each_is_named() -> None:
     lines = list(ready_lines(models, "http://h:1"))
     assert lines[1:3] == ["one's: target one's, no draft", "two: target two, no draft"]
     assert json.loads(shlex.split(curl_line(models, "http://h:1", None))[-1])["model"] == "one's"
+
+
+def test_d26_the_sample_request_asks_for_the_likeliest_tokens(ready) -> None:
+    assert json.loads(shlex.split(curl_line(ready, "http://h:1", None))[-1])["temperature"] == 0
