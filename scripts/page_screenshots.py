@@ -99,12 +99,12 @@ def _broken_off(browser: Chromium, stop: Callable[[], None]) -> None:
 def _too_long(browser: Chromium, stop: Callable[[], None]) -> None:
     for prompt in ("one", "two", "three"):
         _ask(browser, prompt)
-    _ask(browser, "four", "Failed.")
+    browser.value("offer('The conversation fills the context.')")
 
 
 def _shortened(browser: Chromium, stop: Callable[[], None]) -> None:
     _too_long(browser, stop)
-    browser.value("document.getElementById('shorten').click()")
+    _ask(browser, "four")
     browser.wait(f"{_text('status')} === 'Done.' && document.querySelectorAll('#log .turn').length === 8")
 
 

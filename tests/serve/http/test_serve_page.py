@@ -436,11 +436,10 @@ def refused(browser: Chromium) -> None:
 
 
 def shortened(browser: Chromium) -> None:
-    for prompt in ("one", "two", "three"):
+    for prompt in ("one", "two", "three", "four"):
         ask(browser, prompt)
-    ask(browser, "four", "Failed.")
+    browser.value("offer('The conversation fills the context.')")
     assert browser.value(CONTRASTS) == []
-    browser.value("document.getElementById('shorten').click()")
     browser.wait(f"{status('Done.')} && document.querySelectorAll('#log .turn.dropped').length === 4")
 
 
