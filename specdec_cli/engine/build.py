@@ -264,6 +264,7 @@ def _load(
         decoder=decoder_when(settings.decoder, settings.compile),
         generation_config=generation_config,
         check=settings.check,
+        progress=getattr(settings.progress, "count_bytes", None),
     )
 
 

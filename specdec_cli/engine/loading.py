@@ -15,7 +15,7 @@ from specdec_cli.lm.files.generation import AUTO
 from specdec_cli.recipe.schema import Decoder, LoadFormat, Quantize
 
 LoadProgress = Callable[[str], None]
-"""Called with a short description of each loading phase."""
+"""Called with a short description of each loading phase; its `count_bytes`, if it has one, with the bytes of a file."""
 _DRAFT = "draft_"
 
 

@@ -20,7 +20,7 @@ from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.gguf_folder import gguf_of
-from specdec_cli.lm.files.gguf_weights import load_gguf
+from specdec_cli.lm.files.gguf_weights import Progress, load_gguf
 from specdec_cli.lm.files.headers import differing, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.merging import merged
 from specdec_cli.lm.files.quantization import check_finite, give_dtype, is_dequantized, settings_of
@@ -73,6 +73,7 @@ def model_from_files(
     *,
     is_on_paper: bool = False,
     has_our_attention: bool = True,
+    progress: Progress | None = None,
 ) -> Any:
     """The transformers model in plain numbers, every weight of which came from its files.
 
@@ -85,6 +86,7 @@ def model_from_files(
         form: settings of quantized weights that are undone here.
         is_on_paper: headers are read in the place of numbers; asked within `paper.on_paper`.
         has_our_attention: attention is replaced by ours where it can be; else it is transformers' default.
+        progress: told how many bytes of a GGUF file are dequantized, and of how many.
 
     Raises:
         WeightsError: the files do not hold the model that the configuration describes.
@@ -99,7 +101,7 @@ def model_from_files(
         "adapter_kwargs": _NO_ADAPTER,
     }
     if gguf_of(folder) is not None:
-        model, report = load_gguf(name, folder, config, how)
+        model, report = load_gguf(name, folder, config, how, progress)
     elif is_on_paper or form is not None:
         outline, files = (
             dummy.on_paper(config, dtype, trust_remote_code),

@@ -20,7 +20,7 @@ from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import gguf_of, read_gguf_tokenizer
-from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
+from specdec_cli.lm.files.gguf_weights import Progress, check_gguf_tensors
 from specdec_cli.lm.files.headers import first_dtype
 from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
@@ -64,6 +64,7 @@ def load_lm(
     decoder: str = "auto",
     generation_config: str = AUTO,
     check: bool = True,
+    progress: Progress | None = None,
 ) -> TransformersLM:
     """Load a causal LM.
 
@@ -87,6 +88,7 @@ def load_lm(
             compiled auto.
         generation_config: auto (the model's own), none (only its end tokens), or a folder with another.
         check: compare the logits of a few tokens with transformers' own forward (see lm.oracle).
+        progress: told how many bytes of a GGUF file are dequantized, and of how many.
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -111,7 +113,7 @@ def load_lm(
         generation = read_generation(folder, generation_config) if has_weights else Generation()
         if has_weights:
             resolved = resolve_dtype(name, dtype, config, folder)
-            model = model_from_files(name, folder, config, resolved, trust_remote_code, form)
+            model = model_from_files(name, folder, config, resolved, trust_remote_code, form, progress=progress)
         else:
             attention = attention_of(config)
             model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)

@@ -8,6 +8,7 @@ from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 15.0
 """Where no live area can be drawn."""
+_BAR_WIDTH = 20
 
 
 class Pace:
@@ -46,21 +47,32 @@ class Waiting:
     def __init__(self) -> None:
         self._pace = self._phase_pace = Pace()
         self._phase, self._done, self._total = "", 0.0, 0.0
+        self._is_in_bytes = False
 
     def __call__(self, phase: str, done: float = 0, total: float = 0, /) -> None:
         """Take the phase that runs now and how much of it is done; a total of 1 counts in per cent."""
         if phase != self._phase:
             self._phase_pace = Pace()
-        self._phase, self._done, self._total = phase, done, total
+        self._phase, self._done, self._total, self._is_in_bytes = phase, done, total, False
+
+    def count_bytes(self, done: float, total: float) -> None:
+        """Take how many bytes of the phase are done, which a terminal shows as a bar."""
+        if not self._is_in_bytes:
+            self._phase_pace = Pace()
+        self._done, self._total, self._is_in_bytes = done, total, True
 
     def __rich__(self) -> Text:
         """The words at the time of drawing."""
-        return Text(self.words(), style="dim")
+        if not self._is_in_bytes:
+            return Text(self.words(), style="dim")
+        full = round(_BAR_WIDTH * self._done / max(self._total, 1))
+        return Text.assemble(("━" * full, "cyan"), ("━" * (_BAR_WIDTH - full), "dim"), (f" {self.words()}", "dim"))
 
     def words(self) -> str:
         """`tracing the target: 3 of 8 (5 s elapsed, about 8 s left)`."""
         phase, done, total = self._phase or "working", self._done, self._total
         count = f": {done:.0%}" if total == 1 else f": {done:.0f} of {total:.0f}" if total else ""
+        count = f": {done / 1e6:.0f} of {total / 1e6:.0f} MB" if self._is_in_bytes else count
         return f"{phase}{count} ({self._pace.words()}{self._phase_pace.left(done, total)})"
 
 

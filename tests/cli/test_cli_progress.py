@@ -66,6 +66,18 @@ def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch: pyt
     assert waiting.words() == "measuring the costs of steps: 40% (46 s elapsed, about 9 s left)"
 
 
+def test_49_4_bytes_are_a_bar_on_a_terminal_and_words_elsewhere() -> None:
+    waiting = pace.Waiting()
+    waiting("loading target model.gguf")
+    waiting.count_bytes(123e6, 492e6)
+    assert waiting.words() == "loading target model.gguf: 123 of 492 MB (0 s elapsed, about 0 s left)"
+    bar = waiting.__rich__()
+    assert bar.plain == "━" * 20 + f" {waiting.words()}"
+    assert [(span.start, span.end) for span in bar.spans if span.style == "cyan"] == [(0, 5)]
+    waiting("loading draft small")
+    assert waiting.__rich__().plain == "loading draft small (0 s elapsed)"
+
+
 @pytest.mark.parametrize("streams_text", [True, False])
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_generate_says_how_far_it_is(streams_text: bool, is_shared: bool) -> None:

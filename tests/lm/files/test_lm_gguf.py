@@ -254,3 +254,36 @@ def test_39_a_folder_of_files_asks_for_one(llama) -> None:
     said = refusal(folder)
     assert "a folder of GGUF files" in said.message
     assert ".gguf`" in (said.hint or "")
+
+
+def test_49_4_loading_counts_bytes_and_makes_the_table_of_names_once(llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    path, real = llama["Q8_0"][0], gguf.get_tensor_name_map
+    counts: list[tuple[float, float]] = []
+    tables: list[Any] = []
+
+    def counted(*arguments: Any) -> Any:
+        tables.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr("gguf.get_tensor_name_map", counted)
+    load_lm(str(path), check=False, progress=lambda *count: counts.append(count))
+    assert len(tables) == 2  # one for the check before, one for the weights; not one for every module
+    done = [count[0] for count in counts]
+    assert done == sorted(done)
+    assert counts[-1] == pytest.approx((path.stat().st_size, path.stat().st_size))
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_K_M", "F16"])
+def test_49_4_pieces_and_threads_do_not_change_a_number(llama, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    path, weights = llama[form]
+    monkeypatch.setattr("specdec_cli.lm.files.gguf_weights._PIECE", 256)
+    lm = load_lm(str(path), dtype="float32", decoder="transformers", check=False)
+    found = dict(lm.model.named_parameters())
+    for key in (
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.1.input_layernorm.weight",
+    ):
+        assert torch.equal(found[key], weights[key])
