@@ -572,7 +572,7 @@ def test_turns_are_taken_in_admission() -> None:
     async def test(bridge: Bridge):
         tickets = bridge.submit_all([job(30, turn=turn) for turn in ["a"] * 10 + ["b"] * 10])
         await asyncio.gather(*map(read, tickets))
-        first.extend(one.job.turn for one in sorted(tickets, key=lambda one: one.record.scheduled)[:4])
+        first.extend(one.job.turn for one in sorted(tickets, key=lambda one: one.record.scheduled or 0.0)[:4])
 
     serving(test, toy_engine(max_num_seqs=2))
     assert sorted(first) == ["a", "a", "b", "b"]
