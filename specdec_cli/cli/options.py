@@ -462,7 +462,7 @@ SPECULATIVE_CONFIG = Option(
     str,
     (FLAG,),
     SPECULATION,
-    help="vLLM's JSON: model or method, num_speculative_tokens, prompt_lookup_max/min, disable_by_batch_size, ...",
+    help="vLLM's JSON, as `export vllm` writes it: model, method, num_speculative_tokens, ...",
     metavar="JSON",
     only_with_aliases=True,
     expand=read_speculative_config,

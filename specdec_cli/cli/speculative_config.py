@@ -12,16 +12,56 @@ FLAG = "--speculative-config"
 _KEYS = {
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "disable_by_batch_size": "speculation.disable_by_batch_size",
+    "synthetic_acceptance_length": "speculation.synthetic_acceptance_length",
+    "synthetic_acceptance_rates": "speculation.synthetic_acceptance_rates",
     "draft_tensor_parallel_size": "draft.tensor_parallel_size",
     "revision": "draft.revision",
 }
-_DRAFT = ("model", "method", "prompt_lookup_max", "prompt_lookup_min")
-_NEUTRAL = (
-    *("quantization", "max_model_len", "code_revision", "enforce_eager", "parallel_drafting"),
-    *("speculative_token_tree", "disable_padded_drafter_batch", "draft_load_config"),
-)
-"""Keys of vLLM's that mean nothing here while they are null or false."""
-_NGRAM = ("ngram", "[ngram]")
+"""Keys with the same meaning here."""
+_TABLE, _RULE, _DRAWS = "num_speculative_tokens_per_batch_size", "rejection_sample_method", "draft_sample_method"
+_DRAFT = ("model", "method", "parallel_drafting", "use_heterogeneous_vocab")
+_OWN_OPTIONS = {
+    "ngram": {"prompt_lookup_max": "max", "prompt_lookup_min": "min"},
+    "suffix": {"suffix_decoding_min_token_prob": "min_prob"},
+}
+"""Keys of one method, and its options here."""
+_KNOWN = (*_KEYS, _TABLE, _RULE, _DRAWS, *_DRAFT, *(key for options in _OWN_OPTIONS.values() for key in options))
+_WITH_MODEL = ("eagle", "eagle3", "dflash", "dspark", "medusa", "draft_model")
+_METHODS = ("draft_model", "ngram", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
+_SAME = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
+_RULES = {"block": "block", "synthetic": "synthetic", "strict": "exact-match", "probabilistic": "rejection"}
+_SAMPLERS = {"greedy": "exact-match", "probabilistic": "rejection"}
+_INSTEAD = {
+    "quantization": "use `--draft-quantize int8`, or name a draft that is quantized already",
+    "draft_lm_head_quantization": "use `--draft-quantize int8`, or name a draft that is quantized already",
+    "max_model_len": "`--max-model-len` is the limit of target and draft",
+    "tensor_parallel_size": "the draft's is `draft_tensor_parallel_size`",
+    "speculative_token_tree": "use `--tree`",
+    "enable_adaptive_verification": "use `--depth-policy adaptive`",
+    "enforce_eager": "use `--decoder transformers`",
+    "synthetic_acceptance_rate": "use `synthetic_acceptance_rates`, or `--synthetic-acceptance-rates A,B,...`",
+    "acceptance_method": "use `--verify`",
+    "spec_decoding_acceptance_method": "use `--verify`",
+    "typical_acceptance_sampler_posterior_threshold": "use `--verify typical`",
+    "typical_acceptance_sampler_posterior_alpha": "use `--verify typical`",
+    "fly_window_size": "use `--verify typical` for a lossy rule",
+    "fly_entropy_threshold": "use `--verify typical` for a lossy rule",
+    "fly_entropy_top_k": "use `--verify typical` for a lossy rule",
+    "suffix_decoding_max_cached_requests": "use `-d suffix:cache=TOKENS`",
+    "suffix_decoding_max_spec_factor": "use `-d suffix:min_prob=P`",
+    "suffix_decoding_max_tree_depth": "use `num_speculative_tokens`",
+    "kv_cache_dtype": "the draft's cache has the dtype of `--draft-dtype`",
+    "code_revision": "`revision` holds for a draft's code, too",
+    **dict.fromkeys(
+        (
+            *("attention_backend", "moe_backend", "draft_load_config", "disable_padded_drafter_batch"),
+            *("disable_eagle_block_drop", "disable_lookahead_block_hashes", "use_local_argmax_reduction"),
+            *("index_share_for_mtp_iteration", "dspark_draft_topk", "xpress_topc"),
+        ),
+        "leave it out: it is a setting of vLLM's own kernels and caches",
+    ),
+}
+"""Keys that are refused unless they are null or false, and what there is instead."""
 
 
 def read_speculative_config(text: str) -> dict[str, tuple[Any, str]]:
@@ -31,16 +71,16 @@ def read_speculative_config(text: str) -> dict[str, tuple[Any, str]]:
         UsageError: no JSON object, a key that is unknown or not supported, or no draft.
     """
     given = _parse(text)
-    known = [*_KEYS, *_DRAFT]
     for key, value in given.items():
-        if key in _NEUTRAL and value not in (None, False):
-            raise UsageError(f"`{FLAG}` sets `{key}`, which is not supported", f"supported: {', '.join(known)}")
-        if key not in (*known, *_NEUTRAL):
-            message = f"`{FLAG}` has the unknown key `{key}`{did_you_mean(key, known)}"
-            raise UsageError(message, f"supported: {', '.join(known)}")
-    said = {key: value for key, value in given.items() if value is not None and key in known}
+        if key in _INSTEAD and value not in (None, False):
+            raise UsageError(f"`{FLAG}` sets `{key}`, which is not supported", _INSTEAD[key])
+        if key not in (*_KNOWN, *_INSTEAD):
+            message = f"`{FLAG}` has the unknown key `{key}`{did_you_mean(key, _KNOWN)}"
+            raise UsageError(message, f"supported: {', '.join(_KNOWN)}")
+    said = {key: value for key, value in given.items() if value is not None and key in _KNOWN}
     found: dict[str, tuple[Any, str]] = {"draft": (_draft(said), FLAG)}
-    return found | {path: (said[key], f"{FLAG} {key}") for key, path in _KEYS.items() if key in said}
+    found |= {path: (said[key], f"{FLAG} {key}") for key, path in _KEYS.items() if key in said}
+    return found | _verify(said) | _k_by_batch(said)
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -64,29 +104,83 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _draft(said: Mapping[str, Any]) -> dict[str, Any]:
     """The draft as a recipe names it."""
-    model, method = said.get("model"), said.get("method")
-    if method is None and model in _NGRAM:
-        method = "ngram"
-    if method in _NGRAM:
-        return _ngram(said)
-    for key in ("prompt_lookup_max", "prompt_lookup_min"):
-        if key in said:
-            raise UsageError(f"`{FLAG}` sets `{key}`, which is for the method `ngram`", "leave it out")
-    if method not in (None, "draft_model"):
-        raise UsageError(f"`{FLAG}` asks for the method `{method}`, which is not supported", "use draft_model or ngram")
-    if model is None:
-        raise UsageError(f"`{FLAG}` names no draft", "give it a `model`, or the method `ngram`")
-    return {"model": model}
-
-
-def _ngram(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Prompt lookup; where one bound alone is given it is both, as in vLLM."""
-    if said.get("model") not in (None, *_NGRAM):
-        raise UsageError(f"`{FLAG}` gives the method `ngram` a model", "leave one of them out")
-    for key in ("revision", "draft_tensor_parallel_size"):
-        if key in said:
+    method, model = _method(said), said.get("model")
+    for owner, options in _OWN_OPTIONS.items():
+        for key in options:
+            if key in said and method != owner:
+                raise UsageError(f"`{FLAG}` sets `{key}`, which is for the method `{owner}`", "leave it out")
+    if method in _WITH_MODEL:
+        if model is None:
+            raise UsageError(f"`{FLAG}` names no draft", "give it a `model`, or the method `ngram`")
+        return _with_model(method, said)
+    if model is not None and model not in ("ngram", "[ngram]"):
+        raise UsageError(f"`{FLAG}` gives the method `{method}` a model", "leave one of them out")
+    for key in ("revision", "draft_tensor_parallel_size", "parallel_drafting", "use_heterogeneous_vocab"):
+        if said.get(key, False) is not False:
             raise UsageError(f"`{FLAG}` sets `{key}`, which is for a draft model", "leave it out")
-    most, least = said.get("prompt_lookup_max"), said.get("prompt_lookup_min")
-    if most is None and least is None:
-        return {"method": "ngram"}
-    return {"method": "ngram", "max": least if most is None else most, "min": most if least is None else least}
+    options = {name: said[key] for key, name in _OWN_OPTIONS.get(method, {}).items() if key in said}
+    if method == "ngram" and options:  # as in vLLM, a bound that is given alone is both
+        options = {"max": options.get("max", options.get("min")), "min": options.get("min", options.get("max"))}
+    return {"method": method, **options}
+
+
+def _method(said: Mapping[str, Any]) -> str:
+    """The method by its usual name."""
+    method = said.get("method")
+    if method is None:
+        method = "ngram" if said.get("model") in ("ngram", "[ngram]") else "draft_model"
+    name = _SAME.get(method, method) if isinstance(method, str) else ""
+    name = "mtp" if name.endswith("_mtp") else name
+    if name not in _METHODS:
+        message = f"`{FLAG}` asks for the method `{method}`, which is not supported{did_you_mean(method, _METHODS)}"
+        raise UsageError(message, f"use {', '.join(_METHODS)}")
+    return name
+
+
+def _with_model(method: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """A draft that is a model or a head; the files of a `draft_model` and of a DSpark draft tell what it is."""
+    forms = {
+        "parallel_drafting": {"draft_model": "pard", "eagle": "p-eagle", "eagle3": "p-eagle"},
+        "use_heterogeneous_vocab": {"draft_model": "universal"},
+    }
+    own = None if method in ("draft_model", "dspark") else method
+    for key, methods in forms.items():
+        value = said.get(key, False)
+        if not isinstance(value, bool):
+            raise UsageError(f"`{FLAG} {key}` must be true or false, not `{value}`")
+        if value and method not in methods:
+            raise UsageError(f"`{FLAG}` sets `{key}`, which is not for the method `{method}`", "leave it out")
+        own = methods[method] if value else own
+    return {"model": said["model"]} | ({} if own is None else {"method": own})
+
+
+def _verify(said: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The verification mode: vLLM's rule, and whether its draft samples."""
+    rule, draws = said.get(_RULE, "standard"), said.get(_DRAWS)
+    for key, value, known in ((_RULE, rule, ("standard", *_RULES)), (_DRAWS, draws, (None, *_SAMPLERS))):
+        if value not in known:
+            words = ", ".join(str(one) for one in known if one is not None)
+            hint = f"use {words}; `--verify` has further modes"
+            raise UsageError(f"`{FLAG}` sets `{key}` to `{value}`, which is not supported", hint)
+    if rule != "standard":
+        return {"speculation.verify": (_RULES[rule], f"{FLAG} {_RULE}")}
+    return {} if draws is None else {"speculation.verify": (_SAMPLERS[draws], f"{FLAG} {_DRAWS}")}
+
+
+def _k_by_batch(said: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The k of each number of sequences, from ranges (first, last, k); the k before a gap holds in it."""
+    ranges = said.get(_TABLE)
+    if ranges is None:
+        return {}
+    right = (
+        isinstance(ranges, list)
+        and ranges
+        and all(isinstance(row, list) and len(row) == 3 and all(type(one) is int for one in row) for row in ranges)
+    )
+    if not right:
+        hint = "for example [[1, 4, 5], [5, 64, 2]]: first and last number of sequences, and k"
+        raise UsageError(f"`{FLAG} {_TABLE}` must be a list of ranges, not `{ranges}`", hint)
+    most = said.get("num_speculative_tokens")
+    limit = most if type(most) is int else max(k for *_, k in ranges)
+    table = ",".join(f"{first}:{min(k, limit)}" for first, _, k in sorted(ranges))
+    return {"speculation.k_by_batch": (table, f"{FLAG} {_TABLE}")}
