@@ -8,7 +8,7 @@ TELLING_PIP = $(BIN)/pip install --disable-pip-version-check
 USER = $(VENV)/.installed
 DEV = $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow test-lowest test-newest docs lock clean
+.PHONY: demo test test-slow test-avx2 test-lowest test-newest docs lock clean
 
 demo: $(USER)
 	@echo "demo: decoding a story with a draft, then without one; the first run compiles the decoder (up to a minute)"
@@ -20,6 +20,11 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# What rounds otherwise on another processor, as on one without AVX-512: torch's kernels, oneDNN's and our own.
+test-avx2: $(DEV)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+		tests/lm tests/drafters tests/engine tests/sampling tests/measure/audit tests/cli/test_cli_bench_endpoint_doubts.py
 
 # The site in `site/`. `docs/` is readable as it is, too.
 docs: $(DEV)

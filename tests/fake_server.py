@@ -169,15 +169,21 @@ class Handler(BaseHTTPRequestHandler):
             self.fake.at_work -= 1
 
     def event(self, data: Any) -> None:
-        text = f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
+        text = _event_bytes(data)
         self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
         self.wfile.flush()
 
     def play(self, events: list[Any]) -> None:
-        """Stream a script; a string that begins with a colon or names a field is written as it stands."""
+        """Stream a script; a string that begins with a colon or names a field is written as it stands.
+
+        A list of events is written in one piece.
+        """
         for event in events:
             if isinstance(event, int | float):
                 time.sleep(event)
+            elif isinstance(event, list):
+                whole = b"".join(_event_bytes(each) for each in event)
+                self.wfile.write(f"{len(whole):x}\r\n".encode() + whole + b"\r\n")
             elif isinstance(event, str) and event.startswith((":", "event:", "data:")):
                 text = f"{event}\n\n".encode()
                 self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
@@ -213,6 +219,11 @@ class Handler(BaseHTTPRequestHandler):
         if fault != "cut":
             self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
+
+
+def _event_bytes(data: Any) -> bytes:
+    """A server-sent event."""
+    return f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
 
 
 @contextmanager

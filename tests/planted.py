@@ -23,7 +23,10 @@ FAULTS = {
         "write<ADDS>(Kind::values",
         "write<ADDS>((n > 1 ? 1.0001f : 1.0f) * Kind::values",
     ),
-    "a window begins with its company": ("begin_of(first / groups) / 4 * 4", "begin_of(first / groups)"),
+    "a window begins with its company": (
+        "const long begin = begin_of((first + q) / groups)",
+        "const long begin = begin_of(0)",
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,11 +40,12 @@ from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.from_files import Form, model_from_files
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
-from specdec_cli.lm.oracle import Oracle
+from specdec_cli.lm.oracle import Oracle, RoundingError
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_log = logging.getLogger(__name__)
 
 
 def load_lm(
@@ -94,6 +96,7 @@ def load_lm(
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
         RunError: the model does not load.
     """
+    options = dict(locals())
     has_weights = not dummy.is_dummy(name, load_format)
     target_device, wanted_dtype = device_named(device), dtype_named(dtype)
     folder = model_folder(name, revision, trust_remote_code, has_weights)
@@ -141,8 +144,33 @@ def load_lm(
         weights = fingerprint(folder, all_files(name, folder)) if has_weights else None
         lm.generation = generation
         lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
-        if oracle is not None:
-            oracle.check(lm)
+        doubt = None if oracle is None else _doubt(oracle, lm)
+    if doubt is None:
+        return lm
+    del model, lm  # float32 takes their memory
+    return _load_in_float32(doubt, options)
+
+
+def _doubt(oracle: Oracle, lm: TransformersLM) -> RoundingError | None:
+    """Check a model; what only float32 can judge."""
+    try:
+        oracle.check(lm)
+    except RoundingError as error:
+        return error.with_traceback(None)  # whose frames hold the model
+    return None
+
+
+def _load_in_float32(doubt: RoundingError, options: dict[str, Any]) -> TransformersLM:
+    """Load a model in float32 that failed the check in 16 bits.
+
+    Raises:
+        RoundingError: it fails there, too, or does not fit.
+    """
+    try:
+        lm = load_lm(**options | {"dtype": "float32"})
+    except RunError as error:
+        raise doubt from error
+    _log.warning("%s: float32 agrees with it, so `%s` runs in float32", doubt.message, lm.name)
     return lm
 
 

@@ -120,7 +120,7 @@ def test_counters_that_are_not_there_or_not_ours(capsys: pytest.CaptureFixture[s
         ([chunk(), chunk("", "length"), usage(99), "[DONE]"], "more tokens than `max_tokens` allows", 16 * 99),
         ([chunk(), chunk("", "length"), usage(9), "[DONE]"], "were cut before `max_tokens` tokens", 16 * 9),
         ([chunk(), usage(9), "[DONE]"], "have no finish_reason", 16 * 9),
-        ([0.05, *[chunk()] * 9, chunk("", "stop"), usage(9), "[DONE]"], "came all at once", 16 * 9),
+        ([0.1, [*[chunk()] * 9, chunk("", "stop"), usage(9), "[DONE]"]], "came all at once", 16 * 9),
     ],
 )
 def test_15_a_figure_that_is_not_what_it_seems_is_doubted(

@@ -1,6 +1,7 @@
 """The check at load: our path's logits against transformers' untouched forward, and the faults that it must catch."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
 from typed import stand_in
 
 from specdec_cli.errors import RunError
+from specdec_cli.lm import load
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.attention import RowMasks
 from specdec_cli.lm.kernels import packing
 from specdec_cli.lm.kernels.linear import PackedLinear
 from specdec_cli.lm.llama import llama_weights
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.oracle import Oracle
+from specdec_cli.lm.oracle import Oracle, relative_error
 
 PRECISIONS = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("float16", "none")]
 
@@ -56,12 +58,97 @@ def test_a_layer_with_another_ones_weights_is_caught(
         classmethod(lambda cls, weight, *others, **named: quantized(cls, misread(weight), *others, **named)),
     )
     monkeypatch.setattr(packing, "pack", lambda weight, bias, kind: packed(misread(weight), bias, kind))
-    if decoder == "transformers" and (dtype, quantize) in (("float32", "none"), ("float16", "none")):
-        pytest.skip("nothing is packed")
+    is_packed = quantize == "int8" or (dtype == "bfloat16" and packing.can_pack(torch.bfloat16))
+    if decoder == "transformers" and not is_packed:
+        pytest.skip("nothing is packed, which test_wrong_weights_are_caught tries")
     if decoder == "auto" and dtype == "float16":
         pytest.skip("our own decoder takes no float16, and nothing is packed")
     with pytest.raises(RunError, match="other logits here than in transformers' own forward pass"):
         load_lm(folder, dtype=dtype, quantize=quantize, decoder=decoder)
+
+
+def permuted(model: Any) -> None:
+    """Rows of one layer's output matrix in another order."""
+    weight = model.model.layers[1].mlp.up_proj.weight.data
+    weight.copy_(weight.roll(5, 0))
+
+
+def swapped(model: Any) -> None:
+    """Two layers in the place of each other."""
+    first, second = model.model.layers[1], model.model.layers[2]
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        one.data, other.data = other.data, one.data
+
+
+def scaled(model: Any) -> None:
+    """One matrix with another scale."""
+    model.model.layers[0].self_attn.v_proj.weight.data.mul_(-2)
+
+
+WRONG = [permuted, swapped, scaled]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+@pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
+def test_wrong_weights_are_caught(
+    folder, dtype, quantize, decoder: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever takes the weights behind the reference, and whether anything is packed on this processor."""
+    right = load.TransformersLM
+
+    def taking(model: Any, *others: Any, **named: Any) -> Any:
+        with torch.no_grad():
+            wrong(model)
+        return right(model, *others, **named)
+
+    monkeypatch.setattr(load, "TransformersLM", taking)
+    with pytest.raises(RunError, match="other logits here than in transformers' own forward pass"):
+        load_lm(folder, dtype=dtype, quantize=quantize, decoder=decoder)
+
+
+def errors_of(monkeypatch: pytest.MonkeyPatch, **errors: float) -> None:
+    """Have the check find these relative errors, by dtype."""
+    monkeypatch.setattr(Oracle, "error", lambda self, lm: errors[str(lm.dtype).removeprefix("torch.")])
+
+
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+def test_what_fails_in_bfloat16_and_passes_in_float32_runs_in_float32(
+    folder, decoder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors_of(monkeypatch, bfloat16=0.4, float32=1e-6)
+    assert load_lm(folder, dtype="bfloat16", decoder=decoder).dtype == torch.float32
+    [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "the relative error is 0.4, and bfloat16 explains" in line
+    assert line.endswith("runs in float32")
+
+
+@pytest.mark.parametrize("errors", [{"bfloat16": 0.4, "float32": 0.4}, {"bfloat16": 1.3, "float32": 0.0}])
+def test_unrelated_logits_are_refused_and_so_is_what_float32_refuses(
+    folder, errors: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors_of(monkeypatch, **errors)
+    with pytest.raises(RunError, match=r"the relative error is .*, and bfloat16 explains"):
+        load_lm(folder, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_reference_is_float32_and_leaves_the_weights(folder, dtype: str) -> None:
+    """Of 16-bit weights, by no second copy of them, and its rounded forward is away by what their own is."""
+    kept = getattr(torch, dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kept).eval()
+    before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict().items()}
+    oracle = Oracle(model)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], copy) and after[name].dtype == copy.dtype for name, (_, copy) in before.items())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+    with torch.no_grad():
+        ids = torch.tensor(oracle.texts)
+        rough = model(ids, use_cache=False).logits
+        exact = model.float()(ids, use_cache=False).logits
+    assert torch.allclose(oracle.logits, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
+    own = max(relative_error(found, right) for found, right in zip(rough, exact, strict=True))
+    assert own / 4 < oracle.rounding < own * 4
 
 
 def test_one_wrong_layer_is_caught(folder, monkeypatch: pytest.MonkeyPatch) -> None:

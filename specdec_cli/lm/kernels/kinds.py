@@ -1,7 +1,8 @@
 """Which kind of linear layer a model gets on this machine, and whether the kernels behind it are there and right.
 
 Every fast kernel is tried once before it is used. Where it is missing or wrong, float32 and bfloat16 on a CPU and 16
-bits on a GPU stay torch's plain product, and int8 takes torch's plain integer product; `doctor` says so.
+bits on a GPU stay torch's plain product, and int8 takes torch's plain integer product, or exact float32 products where
+that one saturates; `doctor` says so.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from specdec_cli.lm.kernels.linear import (
     OneDnnLinear,
     PackedLinear,
     PlainLinear,
+    float_integer_product,
     signed_product,
     vnni_product,
 )
@@ -58,9 +60,14 @@ def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
 
 
 def _integer_product(device: torch.device) -> IntegerProduct:
-    """The fastest product of whole numbers on a device: oneDNN's on a CPU, ours on a GPU with Triton, else torch's."""
+    """The fastest product of whole numbers on a device: oneDNN's on a CPU, ours on a GPU with Triton, else torch's.
+
+    On a CPU without VNNI both oneDNN's and torch's, which calls it, may cut sums of two products to 16 bits.
+    """
     if device.type == "cpu" and missing("int8") is None:
         return vnni_product
+    if device.type == "cpu" and not _multiplies_integers():
+        return functools.partial(signed_product, multiply=float_integer_product)
     if device.type == "cuda" and has_triton():
         from specdec_cli.lm.kernels.few_rows import integer_product
 
@@ -102,7 +109,8 @@ def has_triton() -> bool:
 
 def kernels() -> dict[str, str]:
     """The matrix products in transformers' forward pass, in words: on a CPU by dtype, and all on a GPU."""
-    integers: dict[str, tuple[str, str]] = {"int8": ("packed for oneDNN (VNNI)", "torch's plain integer product, slow")}
+    plain_integers = "torch's plain integer product" if _multiplies_integers() else "an exact float32 product"
+    integers = {"int8": ("packed for oneDNN (VNNI)", f"{plain_integers}, slow")}
     found: dict[str, str] = {}
     tried: tuple[Kernel, ...] = (*_PACKED.values(), "int8")
     for kernel in tried:
@@ -162,12 +170,27 @@ def _try_onednn(dtype: torch.dtype, tolerance: float) -> str | None:
 
 
 def _try_vnni() -> str | None:
+    return None if _is_exact(vnni_product) else "its operator computes something else"
+
+
+@functools.cache
+def _multiplies_integers() -> bool:
+    """Whether torch's plain product of whole numbers is right on this CPU."""
+    with unset_fake_temporarily(), torch.no_grad():
+        return _is_exact(signed_product)
+
+
+def _is_exact(product: IntegerProduct) -> bool:
+    """Whether a product of whole numbers is right.
+
+    Args:
+        product: of a weight and its scales.
+    """
     # The largest numbers too: without VNNI, sums of two products overflow 16 bits.
     rows = torch.arange(4 * 64).view(4, 64).mul(37).remainder(255).add(1).to(torch.uint8)
     rows[0] = 255
     weight = torch.arange(96 * 64).view(96, 64).mul(29).remainder(255).sub(127).to(torch.int8)
     weight[0] = 127
     scales = torch.ones(96)
-    found = vnni_product(weight, scales)(rows)
     right = ((rows.long() - ZERO_POINT) @ weight.long().t()).float()
-    return None if torch.equal(found, right) else "its operator computes something else"
+    return torch.equal(product(weight, scales)(rows), right)

@@ -24,6 +24,7 @@ IntegerProduct = Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]
 ZERO_POINT = 128
 _MIDDLE = torch.tensor(ZERO_POINT + 0.5)
 _LARGEST = 127
+_EXACT_INPUTS = 1024  # 1024 products of 127 and 128 are less than 2^24, up to which float32 has every whole number
 _NO_ARGUMENTS: list[Any] = []
 # With fewer rows oneDNN's float32 product waits for its own sums: five take less time than one to three do.
 _LEAST_ROWS = {torch.float32: 5}
@@ -163,6 +164,15 @@ def plain_integer_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tenso
     columns = _filled(weight, -num_outputs % multiple, -num_inputs % multiple).t()
     padded = _filled(rows, max(least_rows - num_rows, 0), -num_inputs % multiple)
     return torch._int_mm(padded, columns)[:num_rows, :num_outputs] * scales
+
+
+def float_integer_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """The same by float32 products of so few inputs that their sums are exact: for CPUs where torch's saturates."""
+    whole = torch.zeros(len(rows), len(weight), dtype=torch.int32)
+    for start in range(0, rows.shape[1], _EXACT_INPUTS):
+        some = slice(start, start + _EXACT_INPUTS)
+        whole += F.linear(rows[:, some].float(), weight[:, some].float()).to(torch.int32)
+    return whole * scales
 
 
 def _filled(matrix: Tensor, num_rows: int, num_columns: int) -> Tensor:

@@ -21,6 +21,8 @@ from specdec_cli.lm.llama.library import BuildError, Library, load_library, proc
 SOURCE = Path(__file__).with_name("llama_step.cpp")
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
+# Older processors by the names that torch gives them, and how to compile without the instructions that they lack.
+_OLDER = {"avx2": ("-mno-avx512f",), "default": ("-mno-avx512f", "-mno-avx2", "-mno-fma")}
 # Looks at what is waited for, a fraction of a millisecond: AMD's processors take less for one than Intel's.
 _SPINS, _SPINS_OF_ZEN = "5000", "20000"
 # Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
@@ -79,7 +81,7 @@ def load(source: str) -> ctypes.CDLL:
 
 
 def _load(source: str) -> Library:
-    command = [*compiler(), *_FLAGS, *_without_tiles(), "-x", "c++"]
+    command = [*compiler(), *_FLAGS, *_without_tiles(), *_for_older_processor(), "-x", "c++"]
     with _short_spins(_SPINS_OF_ZEN if "AuthenticAMD" in processor() else _SPINS):
         found = load_library(source, command, may_lack_compiler=not _named())
     calls, pointer, number = found.calls, ctypes.c_void_p, ctypes.c_int64
@@ -120,3 +122,9 @@ def _without_tiles() -> tuple[str, ...]:
     is_linux = sys.platform == "linux" and platform.machine() == "x86_64"
     is_granted = is_linux and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILES) == 0
     return () if is_granted else ("-U__AMX_TILE__",)
+
+
+def _for_older_processor() -> tuple[str, ...]:
+    """Options that leave out what ATEN_CPU_CAPABILITY, which torch's kernels follow, leaves out of x86-64."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return _OLDER.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), ()) if is_x86 else ()

@@ -76,7 +76,7 @@ def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch: pytest.Monk
     assert torch.allclose(slow.float(), fast.float(), rtol=1e-2)
     assert torch.equal(pack(weight, None, "int8")(rows[:2]), slow[:2])
     assert kind_for(torch.bfloat16, CPU) == kind_for(torch.float32, CPU) == "plain"
-    assert kernels()["int8"] == "torch's plain integer product, slow: it was taken away"
+    assert kernels()["int8"].endswith("product, slow: it was taken away")
     assert kernels()["bfloat16"] == kernels()["float32"] == "torch's plain product: it was taken away"
 
 
@@ -84,6 +84,7 @@ def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypa
     """On a GPU it takes more than 16 rows and multiples of 8; here it is asked for the same."""
     weight, rows = matrix(50, 13), matrix(3, 13, 1)
     monkeypatch.setattr(kinds, "missing", lambda kind: "it was taken away")
+    monkeypatch.setattr(kinds, "_multiplies_integers", lambda: True)
     whole = pack(weight, None, "int8")(rows)
     monkeypatch.setattr(linear, "_smallest", lambda device: (17, 8))
     asked, real = [], torch._int_mm
@@ -126,6 +127,28 @@ def test_a_packed_float32_product_has_a_row_s_bits_in_any_company(has_bias: bool
         assert product(rows[:count]).shape == (count, 192)
         torch.testing.assert_close(product(rows[None, :count])[0], whole[:count], rtol=1e-5, atol=1e-4)
     assert product(rows[:0]).shape == (0, 192)
+
+
+@pytest.mark.parametrize("num_inputs", [64, 1024, 3000])
+def test_int8_is_exact_where_torchs_integer_product_saturates(num_inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without VNNI, oneDNN cuts the sums of two products to 16 bits, and torch's own product calls oneDNN."""
+
+    def saturating(rows, columns):
+        pairs = (rows[:, 0::2].int()[:, :, None] * columns[0::2].int()) + rows[:, 1::2].int()[:, :, None] * columns[
+            1::2
+        ]
+        return pairs.clamp(-(2**14), 2**14).sum(1, dtype=torch.int32)
+
+    rows, weight = torch.full((3, num_inputs), 1.0), torch.full((8, num_inputs), -1.0)
+    rows[1, ::3], weight[2, ::5] = 0.25, 0.5
+    right = pack(weight, None, "int8")(rows)
+    monkeypatch.setattr(kinds, "missing", lambda kind: "it was taken away")
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    kinds._multiplies_integers.cache_clear()
+    assert kernels()["int8"] == "an exact float32 product, slow: it was taken away"
+    torch.testing.assert_close(pack(weight, None, "int8")(rows), right, rtol=1e-6, atol=0)
+    monkeypatch.undo()
+    kinds._multiplies_integers.cache_clear()
 
 
 def test_float32_on_an_older_processor_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:

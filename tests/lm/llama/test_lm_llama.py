@@ -1,6 +1,7 @@
 """Our own decoder: transformers' forward is its oracle, and what it does not know goes through transformers."""
 
 import platform
+import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ from specdec_cli.drafted import NOTHING
 from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.llama import llama_weights, native
+from specdec_cli.lm.llama.library import BuildError
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
@@ -326,6 +328,28 @@ class TestBuilding:
             assert torch.allclose(score(own), score(theirs), atol=tolerance, rtol=tolerance)
         found = [*row_invariance(torch.float32), *row_invariance(torch.bfloat16)]
         assert [check.holds for check in found if "own decoder" in check.kernel] == [True] * 8
+
+    @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable is about such processors")
+    @pytest.mark.parametrize(("named", "has"), [("avx2", ("__AVX2__", "__FMA__")), ("default", ())])
+    def test_torchs_variable_names_an_older_processor(
+        self, monkeypatch: pytest.MonkeyPatch, named: str, has: tuple[str, ...]
+    ) -> None:
+        """What the compiler says of its instructions; nothing is built."""
+        seen: list[list[str]] = []
+
+        def load(_, command, **__):
+            seen.append([*command])
+            raise BuildError("asked", "nothing")
+
+        monkeypatch.setattr(native, "load_library", load)
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", named)
+        assert native.missing() == "asked"
+        defined = subprocess.run(
+            [*seen[0], "-dM", "-E", "/dev/null"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "__AVX512F__" not in defined
+        for name in ("__AVX2__", "__FMA__"):
+            assert name in has or f"{name} " not in defined
 
     def test_what_was_built_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
