@@ -10,6 +10,7 @@ from toy_engine import LETTERS, LetterTokenizer, TableLM
 from toy_sweeps import checked, slow_target, sweep_k, toy_engines
 from typed import stand_in
 
+from specdec_cli.cli import sweep_k as sweep_command
 from specdec_cli.cli.main import run
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
@@ -294,3 +295,28 @@ def test_a_picture_and_a_page(loaded, capsys: pytest.CaptureFixture[str], tmp_pa
     assert all(len(row["predicted"]["per_position_acceptance_rates"]) == row["k"] for row in rows)
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "Speed-up against k" in html.read_text()
+
+
+def test_d25_a_sweep_goes_on_while_the_largest_k_is_the_best(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_target(monkeypatch)
+    monkeypatch.setattr(sweep_command, "_K_MAX", 2)
+    monkeypatch.setattr(sweep_command, "_FURTHEST", 4)
+    words = ["sweep-k", "-d", "ngram:min=1", "-n", "24", "--num-prompts", "6", "--json", "--quiet"]
+    assert run(words) == 0
+    document = checked(capsys.readouterr().out)
+    assert document["plan"]["k_max"] == 4
+    assert [row["k"] for row in document["rows"]] == [1, 2, 3, 4]
+    assert "k = 2 was predicted to be best, so larger ones were considered, too" in document["notices"]
+    assert document["recommended"]["k"] > 2
+
+
+def test_d25_a_sweep_that_ends_at_k_max_says_that_it_is_the_largest(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_target(monkeypatch)
+    assert run(["sweep-k", "-d", "ngram:min=1", "-n", "24", "--num-prompts", "6", "--k-max", "2", "--json"]) == 0
+    document = checked(capsys.readouterr().out)
+    assert (document["plan"]["k_max"], document["recommended"]["k"]) == (2, 2)
+    assert document["recommended"]["why"].endswith("it is the largest k considered: `--k-max 4` looks further")
