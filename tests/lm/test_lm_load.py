@@ -97,11 +97,11 @@ def test_sharded_weights(folder) -> None:
 
 def test_no_such_folder(tmp_path: Path) -> None:
     for name in (str(tmp_path / "none"), "./none", "../none/such", "~/no-such-model-folder", "a/b/c", "", "has space"):
-        assert f"model folder `{name}` does not exist" in refusal(name).message
+        assert f"model folder `{name}` does not exist" in refusal(name, UsageError).message
 
 
 def test_a_file_is_not_a_folder(folder) -> None:
-    assert "is a file" in refusal(folder / "config.json").message
+    assert "is a file" in refusal(folder / "config.json", UsageError).message
 
 
 def test_unknown_hub_model_offline_answers_at_once() -> None:
