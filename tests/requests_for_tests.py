@@ -16,6 +16,8 @@ from specdec_cli.engine.drafting import Drafters
 from specdec_cli.engine.drafting_plan import DraftingPlanner
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.table import TableLM
+from specdec_cli.sampling.grammar import Grammar, TokenizerLike, compile_grammar
+from specdec_cli.sampling.grammar_sandbox import Cancellation, GrammarCompiler
 from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest
 from specdec_cli.serve.request.prepare import Facts, Prepared, prepare_chat, prepare_completion
@@ -63,15 +65,32 @@ def facts(template: str | None = None, **given: Any) -> Facts:
     return Facts(text, **(known | given))
 
 
+class CompilerHere(GrammarCompiler):
+    """Compiles without a trial, which takes a process."""
+
+    def __init__(self) -> None:
+        pass
+
+    def compile(self, kind: str, source: str, tokenizer: TokenizerLike, *_: Any) -> Grammar:
+        return compile_grammar(kind, source, tokenizer)
+
+
+def compiled(prepared: Prepared, known: Facts) -> Prepared:
+    """With the grammar that the server would compile for it."""
+    if prepared.constraint is None:
+        return prepared
+    return prepared.constrained(prepared.constraint.compile(known.tokenizer, CompilerHere(), Cancellation()))
+
+
 def completion(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
     known = over or facts()
     body = given if isinstance(given, bytes) else json.dumps({"prompt": "hello there", **fields}).encode()
     request, _ = parse(CompletionRequest, body, known.limits)
-    return prepare_completion(request, known, "r1")
+    return compiled(prepare_completion(request, known, "r1"), known)
 
 
 def chat(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
     known = over or facts()
     body = given if isinstance(given, bytes) else json.dumps({"messages": USER, **fields}).encode()
     request, _ = parse(ChatCompletionRequest, body, known.limits)
-    return prepare_chat(request, known, "r1")
+    return compiled(prepare_chat(request, known, "r1"), known)

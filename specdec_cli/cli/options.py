@@ -551,6 +551,8 @@ SERVE_OPTIONS: tuple[Option, ...] = (
     Option("serve.max_messages", int, ("--max-messages",), SERVER),
     Option("serve.max_tools", int, ("--max-tools",), SERVER),
     Option("serve.max_grammar_bytes", int, ("--max-grammar-bytes",), SERVER),
+    Option("serve.max_grammar_seconds", float, ("--max-grammar-seconds",), SERVER),
+    Option("serve.max_grammar_memory_bytes", int, ("--max-grammar-memory-bytes",), SERVER),
     Option("serve.max_json_depth", int, ("--max-json-depth",), SERVER),
     Option("serve.max_speculative_tokens", int, ("--max-speculative-tokens",), SERVER),
     Option("serve.tool_call_parser", str, ("--tool-call-parser",), SERVER, metavar="FORMAT"),

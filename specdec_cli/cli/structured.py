@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 
+_COMPILE_SECONDS = 120.0
+
+
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """A constraint on the output, not compiled yet.
@@ -30,11 +33,16 @@ class GrammarSource:
         """The grammar for a target's tokenizer.
 
         Raises:
-            UsageError: it does not compile, or llguidance cannot read the tokenizer.
+            UsageError: it does not compile, takes more than two minutes or half of the free memory for that, or
+                llguidance cannot read the tokenizer.
         """
-        from specdec_cli.sampling.grammar import compile_grammar
+        import torch
 
-        return compile_grammar(self.kind, self.source, tokenizer)
+        from specdec_cli.lm.machine.device_memory import device_memory
+        from specdec_cli.sampling.grammar_sandbox import GrammarCompiler, GrammarLimits
+
+        limits = GrammarLimits(_COMPILE_SECONDS, device_memory(torch.device("cpu")).free_bytes // 2)
+        return GrammarCompiler(limits).compile(self.kind, self.source, tokenizer)
 
 
 def wanted(section: Structured) -> GrammarSource | None:

@@ -515,6 +515,10 @@ class Serve(Section):
     """Maximum number of tools in a request."""
     max_grammar_bytes: int = Field(64 * 2**10, ge=1, le=2**24)
     """Maximum size of a JSON Schema, regular expression, grammar or list of choices in a request."""
+    max_grammar_seconds: Seconds = 2.0
+    """Processor time that it may take to compile one of these. It is compiled in a process of its own first."""
+    max_grammar_memory_bytes: int = Field(256 * 2**20, ge=2**20, le=2**40)
+    """Memory that it may take to compile one of these."""
     max_json_depth: int = Field(64, ge=8, le=200)
     """Maximum nesting depth of a request body."""
     max_speculative_tokens: int = Field(32, ge=0, le=MOST_DEPTH)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from time import thread_time
 from typing import Any, Literal, Protocol, Self, get_args
 from weakref import WeakKeyDictionary
 
@@ -30,15 +31,17 @@ Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 _END = "<|specdec: the text may end here|>"
+_SECONDS_PER_MASK = 0.005
 _SUPPORTED = "structured output needs a fast tokenizer whose tokens are bytes, as byte-level BPE and Llama's are"
-# llguidance's own defaults, stated here because they bound what a stranger's grammar costs: about 20 ms to build the
-# lexer, 15 ms of lexing and 3 ms of parsing in a step, 500 MB of states at the very worst.
+# They bound what a mask costs. The worst grammar that we know, ambiguous at every byte, takes 0.4 s a mask with 10,000
+# items and 150,000 tokens, and 6 s with llguidance's 50,000; schemas of 300 optional properties need 3,000. Of the
+# states, 50,000 take 10 MB, and ordinary schemas need 5,000. Building a lexer is not bounded: see `grammar_sandbox`.
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 10_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 250_000,
+    "max_lexer_states": 50_000,
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
@@ -73,6 +76,27 @@ class TokenizerLike(Protocol):
         ...
 
 
+class MaskBudget:
+    """Processor time that a grammar's masks may take, those of all outputs that follow it together.
+
+    Args:
+        seconds: beyond 5 ms for each mask; None for any.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._left = seconds
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self._left is not None and self._left < 0
+
+    def spend(self, seconds: float, num_masks: int = 0) -> None:
+        """Take off what was used, and add what masks bring."""
+        if self._left is not None:
+            self._left = self._left - seconds + num_masks * _SECONDS_PER_MASK
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
     """A compiled grammar; any number of outputs may follow it, on any thread.
@@ -88,6 +112,7 @@ class Grammar:
     warnings: tuple[str, ...]
     _prototype: Any = field(repr=False)
     _end: int = field(repr=False)
+    _budget: MaskBudget = field(repr=False)
 
     def start(self, num_tokens: int, stop_ids: Collection[int], eos_ids: Collection[int] = ()) -> Matcher:
         """Follow a new output.
@@ -98,7 +123,9 @@ class Grammar:
             eos_ids: the model's own end tokens; never text, even where the output does not end at them.
         """
         never = {*eos_ids, *self.tokenizer.eos_token_ids}
-        return Matcher(self._prototype.deep_copy(), self._end, num_tokens, frozenset(stop_ids), frozenset(never))
+        return Matcher(
+            self._prototype.deep_copy(), self._end, num_tokens, frozenset(stop_ids), frozenset(never), self._budget
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +151,20 @@ class Matcher:
         num_tokens: V.
         stop_ids: tokens that end the output.
         never: end tokens of the model; allowed as `stop_ids` alone.
+        budget: that its masks are paid from.
     """
 
     def __init__(
-        self, follower: Any, end: int, num_tokens: int, stop_ids: frozenset[int], never: frozenset[int]
+        self,
+        follower: Any,
+        end: int,
+        num_tokens: int,
+        stop_ids: frozenset[int],
+        never: frozenset[int],
+        budget: MaskBudget,
     ) -> None:
         self._follower = follower
+        self._budget = budget
         self._end = end
         self._words = np.zeros((end + 32) // 32, dtype=np.int32)
         self._num_tokens = num_tokens
@@ -147,7 +182,8 @@ class Matcher:
             GrammarError: the grammar became too costly, or no token continues it.
         """
         if self._allowed is None:
-            words = _words(self._follower.get_error())
+            spent = "its masks take too much processor time" if self._budget.is_spent else ""
+            words = spent or _words(self._follower.get_error())
             raise GrammarError(f"the grammar cannot continue: {words}", "simplify the grammar")
         return self._allowed
 
@@ -163,7 +199,9 @@ class Matcher:
         for i, token in enumerate(tokens):
             if token in self._stop_ids:
                 return i + 1
+            began = thread_time()
             self._follower.consume_token(token)
+            self._budget.spend(thread_time() - began)
             self._allowed, self.is_finished = self._mask(self._follower)
             if self.is_finished or self._allowed is None:
                 return i + 1
@@ -195,7 +233,9 @@ class Matcher:
     def copy(self) -> Self:
         """Another output at the same place."""
         other = copy.copy(self)
+        began = thread_time()
         other._follower = self._follower.deep_copy()
+        self._budget.spend(thread_time() - began)
         return other
 
     def _open_mask(self) -> BoolArray | None:
@@ -211,8 +251,10 @@ class Matcher:
 
         The mask is None where the grammar cannot continue and the text is not complete.
         """
+        began = thread_time()
         follower.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        if follower.is_error():
+        self._budget.spend(thread_time() - began, num_masks=1)
+        if follower.is_error() or self._budget.is_spent:
             return None, False
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
         mask = np.zeros(self._num_tokens, dtype=np.bool_)
@@ -227,8 +269,8 @@ class Matcher:
         return mask, False
 
 
-def compile_grammar(kind: str, source: str, tokenizer: TokenizerLike) -> Grammar:
-    """Compile what an output must match. Takes milliseconds to seconds; any thread may call it.
+def compile_grammar(kind: str, source: str, tokenizer: TokenizerLike, mask_seconds: float | None = None) -> Grammar:
+    """Compile what an output must match, whatever that costs (`GrammarCompiler` limits it). Any thread may call it.
 
     Args:
         kind: json_object (any JSON object; no source), json_schema (a JSON Schema), regex (Rust's syntax, matched from
@@ -236,26 +278,30 @@ def compile_grammar(kind: str, source: str, tokenizer: TokenizerLike) -> Grammar
         source: the text of it; its size is for the caller to bound. JSON is compact unless a schema's `x-guidance`
             asks for whitespace (`{"x-guidance": {"whitespace_flexible": true}}`).
         tokenizer: the target's.
+        mask_seconds: processor time of all its masks beyond 5 ms for each; None for any.
 
     Raises:
         UsageError: a source that does not compile, matches nothing or only the empty text; an unknown kind; a
             tokenizer that llguidance cannot read; llguidance is not installed.
     """
     llguidance = _llguidance()
-    reads, end = _tokenizer(tokenizer)
+    reads, end = read_tokenizer(tokenizer)
     grammar = _definition(kind, source, llguidance.LLMatcher)
     limits = llguidance.LLParserLimits(**_LIMITS)
     prototype = llguidance.LLMatcher(reads, grammar, log_level=0, limits=limits)
     if prototype.is_error():
         raise _refused(kind, _words(prototype.get_error()))
-    first = Matcher(prototype.deep_copy(), end, tokenizer.num_tokens, frozenset(), frozenset(tokenizer.eos_token_ids))
+    # Copies share the lexer's states, so the engine does not build again what this mask needed.
+    never = frozenset(tokenizer.eos_token_ids)
+    first = Matcher(prototype.deep_copy(), end, tokenizer.num_tokens, frozenset(), never, MaskBudget())
     if first.is_finished:
         raise _refused(kind, "only the empty text matches it")
     try:
         _ = first.allowed
     except GrammarError as error:
-        raise _refused(kind, "no text matches it") from error
-    return Grammar(kind, tokenizer, tuple(prototype.get_grammar_warnings()), prototype, end)
+        raise _refused(kind, "no text matches it" if "NoExtension" in error.message else error.message) from error
+    warnings = tuple(prototype.get_grammar_warnings())
+    return Grammar(kind, tokenizer, warnings, prototype, end, MaskBudget(mask_seconds))
 
 
 def check_installed() -> None:
@@ -291,7 +337,10 @@ def _definition(kind: str, source: str, matcher: Any) -> str:
     elif kind == "regex":
         definition = matcher.grammar_from_regex(source)
     elif kind == "choice":
-        definition = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in _choices(source)))
+        # One terminal: as alternatives of a rule, 2,000 choices are too many and 100,000 take minutes.
+        definition = matcher.grammar_from_lark(
+            "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in _choices(source))
+        )
     elif kind == "grammar":
         definition = matcher.grammar_from_lark(_lark(source))
     else:
@@ -339,15 +388,20 @@ _tokenizers: WeakKeyDictionary[TokenizerLike, tuple[Any, int]] = WeakKeyDictiona
 _lock = Lock()
 
 
-def _tokenizer(tokenizer: TokenizerLike) -> tuple[Any, int]:
+def read_tokenizer(tokenizer: TokenizerLike) -> tuple[Any, int]:
     """llguidance's view of a tokenizer and the id of its end token; built once for each."""
     with _lock:
         if tokenizer not in _tokenizers:
-            _tokenizers[tokenizer] = _read(tokenizer)
+            _tokenizers[tokenizer] = _read(tokenizer, *tokenizer_document(tokenizer))
         return _tokenizers[tokenizer]
 
 
-def _read(tokenizer: TokenizerLike) -> tuple[Any, int]:
+def tokenizer_document(tokenizer: TokenizerLike) -> tuple[str, int]:
+    """A tokenizer as text, for `know_tokenizer` in another process, and the id of its end token.
+
+    Raises:
+        UsageError: llguidance cannot read it.
+    """
     backend = getattr(tokenizer.hf, "backend_tokenizer", None)
     if backend is None:
         raise UsageError(f"llguidance cannot read the tokenizer of `{tokenizer.name}`", _SUPPORTED)
@@ -356,10 +410,23 @@ def _read(tokenizer: TokenizerLike) -> tuple[Any, int]:
     copied.no_truncation()
     copied.add_special_tokens([_END])
     end = copied.token_to_id(_END)
+    if end < tokenizer.num_tokens:
+        raise _unreadable(tokenizer, "its token ids have gaps")
+    return copied.to_str(), end
+
+
+def know_tokenizer(tokenizer: TokenizerLike, document: str, end: int) -> None:
+    """Read a tokenizer from the text of `tokenizer_document`."""
+    with _lock:
+        _tokenizers[tokenizer] = _read(tokenizer, document, end)
+
+
+def _read(tokenizer: TokenizerLike, document: str, end: int) -> tuple[Any, int]:
     try:
-        if end < tokenizer.num_tokens:
-            raise ValueError("its token ids have gaps")
-        return _llguidance().LLTokenizer(copied.to_str(), n_vocab=end + 1, eos_token=end), end
+        return _llguidance().LLTokenizer(document, n_vocab=end + 1, eos_token=end), end
     except ValueError as error:
-        message = f"llguidance cannot read the tokenizer of `{tokenizer.name}`: {error}"
-        raise UsageError(message, _SUPPORTED) from error
+        raise _unreadable(tokenizer, str(error)) from error
+
+
+def _unreadable(tokenizer: TokenizerLike, words: str) -> UsageError:
+    return UsageError(f"llguidance cannot read the tokenizer of `{tokenizer.name}`: {words}", _SUPPORTED)

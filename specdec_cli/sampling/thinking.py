@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from specdec_cli.sampling.grammar import BoolArray, Grammar, Matcher, TokenizerLike
+from specdec_cli.sampling.grammar import BoolArray, Grammar, MaskBudget, Matcher, TokenizerLike
 
 Begins = Literal["thinking", "undecided", "content"]
 """How an output begins: inside a thought, perhaps with one, or without."""
@@ -38,7 +38,7 @@ def after_thinking(grammar: Grammar, markers: ThinkingMarkers, begins: Begins) -
     """
     if begins == "content":
         return grammar
-    known = (grammar.kind, grammar.tokenizer, grammar.warnings, grammar._prototype, grammar._end)
+    known = (grammar.kind, grammar.tokenizer, grammar.warnings, grammar._prototype, grammar._end, grammar._budget)
     return _ThinkingGrammar(*known, _vocabulary(grammar.tokenizer, markers), begins)
 
 
@@ -106,7 +106,7 @@ class _ThinkingGrammar(Grammar):
         never = frozenset({*eos_ids, *self.tokenizer.eos_token_ids})
         follower = self._prototype.deep_copy()
         return _ThinkingMatcher(
-            follower, self._end, num_tokens, frozenset(stop_ids), never, self.vocabulary, self.begins
+            follower, self._end, num_tokens, frozenset(stop_ids), never, self._budget, self.vocabulary, self.begins
         )
 
 
@@ -120,11 +120,12 @@ class _ThinkingMatcher(Matcher):
         num_tokens: int,
         stop_ids: frozenset[int],
         never: frozenset[int],
+        budget: MaskBudget,
         vocabulary: _Vocabulary,
         begins: Begins,
     ) -> None:
         self._fresh = follower.deep_copy()
-        super().__init__(follower, end, num_tokens, stop_ids, never)
+        super().__init__(follower, end, num_tokens, stop_ids, never, budget)
         self._vocabulary = vocabulary
         self._phase = begins
         self._text = ""  # of the marker that is being said

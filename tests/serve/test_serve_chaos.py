@@ -173,7 +173,7 @@ def test_a_matcher_that_fails_ends_its_own_request(texts, monkeypatch: pytest.Mo
 
 
 def test_a_grammar_that_cannot_be_made_fails_before_it_has_a_place(texts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_cli.sampling.grammar.compile_grammar", lambda *_: 1 / 0)
+    monkeypatch.setattr("specdec_cli.sampling.grammar_sandbox.compile_grammar", lambda *_: 1 / 0)
     with live(toy_engine(target=HeldLM())) as server:
         (status, answer), others = in_company(server, {"structured_outputs": {"regex": "[abc]+"}})
         assert (status, answer["error"]["code"]) == (500, "internal_error")

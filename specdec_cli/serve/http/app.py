@@ -35,7 +35,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.pool.shutdown(wait=False, cancel_futures=True)
+        desk.close()
 
     app = FastAPI(
         title="specdec",

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -18,7 +17,9 @@ from specdec_cli.errors import QueueFull, SpecdecError
 from specdec_cli.serve.answer.respond import CompletionAnswer
 from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
 from specdec_cli.serve.http.bodies import Bodies
+from specdec_cli.serve.http.grammar_queue import GrammarQueue
 from specdec_cli.serve.http.reply import Reply
+from specdec_cli.serve.http.watched_pool import WatchedPool
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.protocol import AnyBody, GenerationBody
 from specdec_cli.serve.request.prepare import Facts, Prepared
@@ -54,7 +55,24 @@ class Desk:
         self.models = models
         self.settings = settings
         self.bodies = Bodies(settings.serve.max_body_bytes)
-        self.pool = ThreadPoolExecutor(num_workers, thread_name_prefix="specdec-prepare")
+        self.pool = WatchedPool(num_workers, "specdec-prepare")
+        self.grammars = GrammarQueue(settings.serve)
+
+    def health(self) -> str:
+        """As of the models, or `stuck` where all threads of a pool have been at one piece of work for too long."""
+        state = self.models.health()
+        stuck = max(self.pool.stuck_seconds, self.grammars.pool.stuck_seconds)
+        return "stuck" if state == "ok" and stuck > self.settings.serve.hang_timeout_seconds else state
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread of a pool works."""
+        return self.pool.is_busy or self.grammars.pool.is_busy
+
+    def close(self) -> None:
+        """Begin no further work."""
+        for pool in (self.pool, self.grammars.pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def aside(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Do work in the pool, off the event loop.
@@ -149,6 +167,10 @@ class Desk:
                     field = "n" if prepared.plan.num_choices_per_prompt > 1 else "prompt"
                     said = f"asks for `{len(prepared.jobs)}` outputs, and this server holds {bridge.capacity} at most"
                     raise bad_field(field, said)
+                if (constraint := prepared.constraint) is not None:
+                    assert facts.tokenizer is not None, "the constraint was checked"
+                    grammar = await self.grammars.compile(request, constraint, facts.tokenizer)
+                    prepared = prepared.constrained(grammar)
                 if self.settings.serve.log_prompts:
                     await self._log_prompts(request, prepared, facts)
                 return bridge.submit_all(prepared.jobs), prepared, facts

@@ -59,7 +59,7 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer until the response ends, the client disconnects, or the time is up."""
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
             limit = self._serve.request_timeout_seconds
@@ -184,6 +184,7 @@ class Reply(Response):
         }
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Wait until a client whose body was read disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

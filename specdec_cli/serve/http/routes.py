@@ -83,7 +83,7 @@ async def show_tokenizer(request: Request, model: str | None = None) -> Response
 @router.get("/health", responses=responses(503))
 async def health(request: Request) -> Response:
     """Whether the server is ready for requests; needs no key."""
-    state = desk_of(request).models.health()
+    state = desk_of(request).health()
     return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
 

@@ -21,6 +21,7 @@ from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.serve.http.app import create_app
 from specdec_cli.serve.http.connection import Connection
+from specdec_cli.serve.http.desk import Desk
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.settings import Settings
 
@@ -114,7 +115,9 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, models: Models, settings: Settings, listener: socket.socket) -> None:
-        super().__init__(configured(create_app(models, settings), _CLOSING_SECONDS, settings.serve.max_connections))
+        app = create_app(models, settings)
+        super().__init__(configured(app, _CLOSING_SECONDS, settings.serve.max_connections))
+        self._desk: Desk = app.state.desk
         self.models = models
         self.settings = settings
         self.listener = listener
@@ -148,7 +151,13 @@ class Server(uvicorn.Server):
         if self.failure is not None:
             said = f"{type(self.failure).__name__}: {self.failure}"
             raise RunError(f"the engine stopped after an error: {said}") from self.failure
-        return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.DONE
+        code = ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.DONE
+        if self._desk.is_busy:
+            # The interpreter would wait for the pool's threads.
+            logger.warning("a request is still being prepared and is left behind")
+            logging.shutdown()
+            os._exit(code)
+        return code
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's own serving, on a loop that signals can reach."""

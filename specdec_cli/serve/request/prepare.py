@@ -23,6 +23,7 @@ from specdec_cli.serve.tools.toolbox import choose_tools
 if TYPE_CHECKING:
     from specdec_cli.engine.drafting_plan import DraftingPlanner
     from specdec_cli.recipe.schema import ReasoningParser, ToolCallParser
+    from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.serve.tools.tools import ToolPlan
     from specdec_cli.text.tokenizer import Tokenizer
 
@@ -104,10 +105,24 @@ class ResponsePlan:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request's jobs, one for each choice in the answer's order, and its plan."""
+    """A request's jobs, one for each choice in the answer's order, and its plan.
+
+    Args:
+        jobs: without their grammar, where there is a constraint.
+        plan: of the answer.
+        constraint: what every output must match; it is to be compiled.
+    """
 
     jobs: tuple[Job, ...]
     plan: ResponsePlan
+    constraint: Constraint | None = None
+
+    def constrained(self, grammar: Grammar) -> Prepared:
+        """With the compiled constraint."""
+        reasoning = self.plan.reasoning
+        if reasoning is not None:
+            grammar = after_thinking(grammar, reasoning.markers, reasoning.begins)
+        return replace(self, jobs=tuple(replace(job, grammar=grammar) for job in self.jobs), constraint=None)
 
 
 def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str, cache_salt: str = "") -> Prepared:
@@ -141,7 +156,7 @@ def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str
         scored = request.logprobs
         jobs = tuple(replace(job, prompt_logprobs=scored, decodes=request.max_tokens != 0) for job in jobs)
         plan = replace(plan, echoed=echo(request, prompts, facts))
-    return Prepared(jobs, plan)
+    return Prepared(jobs, plan, constraint)
 
 
 def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, cache_salt: str = "") -> Prepared:
@@ -165,9 +180,10 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
     reads_marks = tools is not None and not tools.is_forced
     if reads_marks or (reasoning is not None and reasoning.has_special_marker):
         params = replace(params, skip_special_tokens=False)
-    jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint, reasoning)
+    jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint)
     plan = _plan(request, facts, "chat", prompts, constraint)
-    return Prepared(jobs, replace(plan, tools=tools, reasoning=reasoning, skip_special=params.skip_special_tokens))
+    plan = replace(plan, tools=tools, reasoning=reasoning, skip_special=params.skip_special_tokens)
+    return Prepared(jobs, plan, constraint)
 
 
 def _reasoning(request: ChatCompletionRequest, facts: Facts, prompt: tuple[int, ...]) -> ReasoningPlan | None:
@@ -248,15 +264,13 @@ def _jobs(
     prompts: Prompts,
     params: SamplingParams,
     constraint: Constraint | None,
-    reasoning: ReasoningPlan | None = None,
 ) -> tuple[Job, ...]:
     """A job for each choice, prompt by prompt."""
     if params.stop and facts.tokenizer is None:
         raise bad_field("stop", "needs a tokenizer, and the model has none")
     speculation = find_speculation(request, facts, params.temperature)
-    grammar = None if constraint is None else constraint.compile(facts.tokenizer, facts.limits.max_grammar_bytes)
-    if grammar is not None and reasoning is not None:
-        grammar = after_thinking(grammar, reasoning.markers, reasoning.begins)
+    if constraint is not None:
+        constraint.check(facts.tokenizer, facts.limits.max_grammar_bytes)
     salt = cache_salt if request.cache_salt is None else f"{cache_salt}/{request.cache_salt}"
     n = request.n or 1
     return tuple(
@@ -268,7 +282,6 @@ def _jobs(
             tree=speculation.tree,
             draft=speculation.draft,
             prediction=speculation.prediction,
-            grammar=grammar,
             cache_salt=salt,
             turn=cache_salt or request_id,
             whole=request.stream is not True,

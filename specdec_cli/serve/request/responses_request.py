@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdec_cli.serve.errors import ApiError, bad_field
@@ -60,9 +60,13 @@ def prepare_response(request: ResponsesRequest, facts: Facts, request_id: str, c
     turns = _read_input(request)
     chat = _as_chat(request, turns.messages)
     try:
-        return prepare_chat(chat, facts, request_id, cache_salt)
+        prepared = prepare_chat(chat, facts, request_id, cache_salt)
     except ApiError as error:
         raise turns.renamed(error) from error
+    constraint = prepared.constraint
+    if constraint is None:
+        return prepared
+    return replace(prepared, constraint=replace(constraint, param=turns.renamed_text(constraint.param)))
 
 
 def _refuse_stored(request: ResponsesRequest) -> None:
@@ -165,6 +169,12 @@ class Turns:
 
     def renamed(self, error: ApiError) -> ApiError:
         """An error of the chat path, with the fields that this API has."""
+        param = None if error.param is None else self.renamed_text(error.param)
+        said = self.renamed_text(error.message)
+        return ApiError(error.status, said, param=param, code=error.code, type=error.type, headers=dict(error.headers))
+
+    def renamed_text(self, text: str) -> str:
+        """A field of the chat path, or a text that names some, with the fields that this API has."""
 
         def name(found: re.Match[str]) -> str:
             index, rest, tool, other = found.groups()
@@ -181,9 +191,7 @@ class Turns:
                 return self.calls.get(int(index), place)
             return f"{place}.output" if message.role == "tool" and rest == ".content" else f"{place}{rest or ''}"
 
-        param = None if error.param is None else _FIELD.sub(name, error.param)
-        said = _FIELD.sub(name, error.message)
-        return ApiError(error.status, said, param=param, code=error.code, type=error.type, headers=dict(error.headers))
+        return _FIELD.sub(name, text)
 
 
 def _read_input(request: ResponsesRequest) -> Turns:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from requests_for_tests import TOOL_TEMPLATE, facts
+from requests_for_tests import TOOL_TEMPLATE, compiled, facts
 from test_serve_reasoning import PLAIN, deltas
 from toy_server import toy_client
 from typed import not_none
@@ -42,7 +42,7 @@ def prepared(over: Facts | None = None, **fields: Any) -> tuple[ResponsesRequest
     known = over or facts()
     body = {"input": "hello there", **fields}
     request, ignored = parse(ResponsesRequest, json.dumps(body).encode(), known.limits)
-    return request, prepare_response(request, known, "r1"), ignored
+    return request, compiled(prepare_response(request, known, "r1"), known), ignored
 
 
 def answered(

@@ -1,0 +1,89 @@
+"""Compiles the grammars of requests: on threads of their own, in a short queue, as long as the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.http.reply import until_gone
+from specdec_cli.serve.http.watched_pool import WatchedPool
+
+if TYPE_CHECKING:
+    from specdec_cli.sampling.grammar import Grammar
+    from specdec_cli.serve.constraint import Constraint
+    from specdec_cli.text.tokenizer import Tokenizer
+
+_NUM_THREADS = 2
+_MAX_OPEN = 64
+_MASK_SECONDS = 0.5
+_NICENESS = 10
+
+
+class GrammarQueue:
+    """Where grammars wait and are compiled, apart from what other requests need.
+
+    Args:
+        serve: limits and times.
+    """
+
+    def __init__(self, serve: Serve) -> None:
+        from specdec_cli.sampling.grammar_sandbox import GrammarCompiler, GrammarLimits
+
+        self.pool = WatchedPool(_NUM_THREADS, "specdec-grammar", _yield_to_the_engine)
+        limits = GrammarLimits(serve.max_grammar_seconds, serve.max_grammar_memory_bytes, _MASK_SECONDS)
+        self._compiler = GrammarCompiler(limits)
+        self._timeout_seconds = serve.request_timeout_seconds
+        self._num_open = 0
+
+    async def compile(self, request: Request, constraint: Constraint, tokenizer: Tokenizer) -> Grammar:
+        """The grammar of a request whose body was read.
+
+        Raises:
+            ApiError: 400 naming the field, 429 where too many wait, 499 (for the log) where the client went away, 504.
+        """
+        from specdec_cli.sampling.grammar_sandbox import Cancellation
+
+        if self._num_open >= _MAX_OPEN:
+            said = f"`{constraint.param}` cannot be compiled now: {_MAX_OPEN} other grammars wait for that"
+            raise ApiError(429, said, param=constraint.param, code="queue_full", headers={"Retry-After": "1"})
+        cancellation = Cancellation()
+        loop = asyncio.get_running_loop()
+        self._num_open += 1
+        work = loop.run_in_executor(self.pool, constraint.compile, tokenizer, self._compiler, cancellation)
+        gone = asyncio.create_task(until_gone(request.receive))
+        either: set[asyncio.Future[Any]] = {work, gone}
+        try:
+            await asyncio.wait(either, timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise ApiError(499, "the client disconnected before its request was prepared", code="client_gone")
+            raise ApiError(504, "the request could not be prepared in time", code="timeout")
+        finally:
+            self._num_open -= 1
+            cancellation.cancel()
+            gone.cancel()
+            if not work.done():
+                work.add_done_callback(_take_error)
+                work.cancel()
+
+
+def _take_error(work: asyncio.Future[Grammar]) -> None:
+    """Nobody waits for the error of a cancelled compilation."""
+    if not work.cancelled():
+        work.exception()
+
+
+def _yield_to_the_engine() -> None:
+    """Let the engine's threads go first, where a thread can have a priority of its own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
