@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from typed import not_none
 
 import specdec_cli
 from specdec_cli.drafters import create
@@ -79,7 +80,8 @@ def compiled(prepared: Prepared, known: Facts) -> Prepared:
     """With the grammar that the server would compile for it."""
     if prepared.constraint is None:
         return prepared
-    return prepared.constrained(prepared.constraint.compile(known.tokenizer, CompilerHere(), Cancellation()))
+    grammar = prepared.constraint.compile(not_none(known.tokenizer), CompilerHere(), Cancellation())
+    return prepared.constrained(grammar)
 
 
 def completion(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
