@@ -42,6 +42,7 @@ from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle, RoundingError
 from specdec_cli.lm.self_draft import SelfDraft
+from specdec_cli.lm.template_limits import limit_templates
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -273,6 +274,7 @@ def tokenizer_in(name: str, folder: Path, trust_remote_code: bool, has_weights: 
     Raises:
         RunError: there is none, or it is broken.
     """
+    limit_templates()
     hint = "give a model folder that holds `tokenizer.json`"
     if not any((folder / file).exists() for file in TOKENIZER_FILES) and not list(folder.glob("*.model")):
         with quiet():

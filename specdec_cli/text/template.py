@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import jinja2
-from jinja2 import ext, meta, nodes, parser
+from jinja2 import ext, nodes, parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specdec_cli.text.template_limits import limited, parsed, undeclared_variables
 
 _GIVEN = ("raise_exception", "strftime_now")
 """Functions that transformers gives to every template."""
@@ -26,8 +28,10 @@ class _Generation(ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-_ENVIRONMENT = jinja2.Environment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols], autoescape=False
+_ENVIRONMENT = limited(
+    ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols], autoescape=False
+    )
 )
 """Parses what transformers' own environment parses; nothing is rendered with it."""
 _ENVIRONMENT.globals.update(dict.fromkeys(_GIVEN))
@@ -61,12 +65,12 @@ def read_template(source: str) -> TemplateReads:
     Raises:
         jinja2.TemplateSyntaxError: it is no template.
     """
-    tree = _ENVIRONMENT.parse(source)
+    tree = parsed(_ENVIRONMENT, source)
     return TemplateReads(
         fields=frozenset(_fields(tree)),
         texts=frozenset(_compared(tree)),
         writes_messages=_writes_messages(tree),
-        variables=frozenset(meta.find_undeclared_variables(tree)),  # last: jinja2 folds constants in the tree
+        variables=frozenset(undeclared_variables(_ENVIRONMENT, tree)),
     )
 
 

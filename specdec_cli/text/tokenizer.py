@@ -14,7 +14,9 @@ from specdec_cli.text.stream import TextStream
 if TYPE_CHECKING:
     from specdec_cli.text.template import TemplateReads
 
-_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+_TEMPLATE_ERRORS = (
+    TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, SyntaxError, MemoryError,
+)  # fmt: skip
 """Errors of chat templates over messages that they do not support, besides jinja2's own."""
 
 
@@ -157,6 +159,8 @@ class Tokenizer:
         """Text of a conversation by the chat template; arguments and errors as `chat`."""
         import jinja2
 
+        from specdec_cli.text.template_limits import TemplateLimitError
+
         if not self.has_chat_template:
             raise UsageError(
                 f"the tokenizer of `{self.name}` has no chat template",
@@ -173,6 +177,11 @@ class Tokenizer:
             )
         except jinja2.TemplateSyntaxError as error:
             raise self._broken_template(error) from error
+        except TemplateLimitError as error:
+            raise UsageError(
+                f"the chat template of `{self.name}` costs too much to render: {error}",
+                "use another template (--chat-template), or a copy of the model that you trust",
+            ) from error
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             raise UsageError(
                 f"the chat template of `{self.name}` refuses these messages: {error}", _chat_hint(messages)
