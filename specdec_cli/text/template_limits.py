@@ -91,7 +91,7 @@ def _size(value: Any) -> int:
         elif isinstance(inner, list | tuple | set | frozenset):
             open_values += inner
         elif isinstance(inner, jinja2.utils.Namespace):
-            open_values.append(inner._Namespace__attrs)  # type: ignore[attr-defined]
+            open_values.append(inner._Namespace__attrs)
         _check_size(size + len(open_values))
         if num_items + len(open_values) > _MAX_ITEMS:
             raise TemplateLimitError(f"it makes a list of more than {_MAX_ITEMS} items")
@@ -264,7 +264,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             return made
         return _made(made)
 
-    def call(self, context: Context, called: Any, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, called: Any, *arguments: Any, **named: Any) -> Any:
         """The result of a call."""
         _budget.charge()
         name = getattr(called, "__name__", "")
@@ -277,7 +277,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             _check_format(str(arguments[0]) if arguments else "", [])
         return _made(super().call(context, called, *arguments, **named))
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """The text of all parts."""
         taken, size = [], 0
         for part in parts:
