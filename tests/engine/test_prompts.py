@@ -75,7 +75,7 @@ def test_jsonl_rows_bring_their_own_values(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: str, said: str) -> None:
     path = write(tmp_path, "p.jsonl", f'{{"prompt": "fine"}}\n\n{line}\n')
     with pytest.raises(UsageError) as caught:
-        read_prompt_file(path)
+        read_prompt_file(Path(f"{path}?empty=refuse"))
     assert caught.value.message.startswith(f"{path}:3: ")
     assert said in caught.value.message
     assert "\n" not in caught.value.message

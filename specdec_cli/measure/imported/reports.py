@@ -55,7 +55,7 @@ def read_sglang_responses(found: Any) -> ImportedRun | None:
     details = requests.figures
     if not details:
         return None
-    run = ImportedRun("sglang", f"{len(details)} responses of SGLang", requests=requests.ids)
+    run = ImportedRun("sglang", f"{_counted(len(details), 'response')} of SGLang", requests=requests.ids)
     for one in details:
         steps = amount(one["spec_verify_ct"])
         kept, offered = one.get("spec_num_correct_drafts"), one.get("spec_num_proposed_drafts")
@@ -87,7 +87,9 @@ def read_trtllm_requests(found: Any) -> ImportedRun | None:
     requests = _Requests(found, lambda one: all(isinstance(one.get(name), int | float) for name in names))
     if not requests.figures:
         return None
-    run = ImportedRun("tensorrt-llm", f"{len(requests.figures)} requests of TensorRT-LLM", requests=requests.ids)
+    run = ImportedRun(
+        "tensorrt-llm", f"{_counted(len(requests.figures), 'request')} of TensorRT-LLM", requests=requests.ids
+    )
     run.counts = {
         DRAFTED: sum(amount(one["total_draft_tokens"]) for one in requests.figures),
         ACCEPTED: sum(amount(one["total_accepted_draft_tokens"]) for one in requests.figures),
@@ -103,7 +105,7 @@ def read_request_metrics(found: Any) -> ImportedRun | None:
     if not details:
         return None
     tool = "guidellm" if isinstance(found, Mapping) and "benchmarks" in found else "vllm"
-    run = ImportedRun(tool, f"{len(details)} responses with metrics", requests=requests.ids)
+    run = ImportedRun(tool, f"{_counted(len(details), 'response')} with metrics", requests=requests.ids)
     for one in details:
         names = {DRAFTS: "num_spec_steps", DRAFTED: "num_draft_tokens", ACCEPTED: "num_accepted_draft_tokens"}
         run.add({ours: _known(one.get(theirs)) for ours, theirs in names.items()})
@@ -117,7 +119,7 @@ def read_llama_responses(found: Any) -> ImportedRun | None:
     if not requests.figures:
         return None
     num = len(requests.figures)
-    run = ImportedRun("llama.cpp", f"{num} responses of llama-server", requests=requests.ids)
+    run = ImportedRun("llama.cpp", f"{_counted(num, 'response')} of llama-server", requests=requests.ids)
     for ours, theirs in ((DRAFTED, "draft_n"), (ACCEPTED, "draft_n_accepted")):
         run.counts[ours] = sum(amount(one[theirs]) for one in requests.figures)
     run.notices.append("llama-server's responses count no steps: the acceptance length is unknown")
@@ -223,6 +225,10 @@ def _walk(found: Any) -> Iterator[Mapping[str, Any]]:
             waiting += reversed(list(one.values()))
         elif isinstance(one, Sequence) and not isinstance(one, str):
             waiting += reversed(one)
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
 def _known(value: Any) -> float | None:

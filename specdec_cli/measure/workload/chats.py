@@ -194,7 +194,7 @@ def _no_user(where: str) -> UsageError:
 
 
 def _hint_for(value: object) -> str:
-    if value is None:
+    if value is None or value == []:
         return "fill it, leave out `empty=refuse`, or read another column ('FILE?column=NAME')"
     what = "leave the row out" if isinstance(value, dict) else "write it as text"
     return f"{what}, or read another column ('FILE?column=NAME')"

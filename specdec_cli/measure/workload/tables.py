@@ -210,7 +210,7 @@ def _row(found: Any, where: str) -> Mapping[str, Any]:
         return found
     if is_chat(found):
         return {"messages": found}
-    if found is None or found == []:
+    if found == []:
         return {}
     raise UsageError(
         f"{where}: not a JSON object but {kind_of(found)}", 'write rows such as {"prompt": "Once upon a time"}'

@@ -148,7 +148,6 @@ GPT = {"from": "gpt", "value": "Hello"}
         {"id": "x"},
         {},
         [],
-        None,
     ],
 )
 def test_point_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row: Any, chat: bool | None) -> None:

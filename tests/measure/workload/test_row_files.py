@@ -227,15 +227,15 @@ def test_rows_without_a_prompt_are_left_out(tmp_path: Path, choice: str) -> None
     name = put(tmp_path, "t.csv", "question,text\nA,x\n,y\n  ,z\nB,\n") + choice
     assert [prompt for prompt, _, _ in both(name)] == ["A", "B"], "no row falls back to another column"
     assert "2 rows without a prompt left out, the first is row 2 of" in read_dataset(name).notices[0]
-    rows = '{"prompt": null}\n{}\n{"turns": []}\nnull\n[]\n{"id": 3}\n{"prompt": "a"}\n{"turns": [" "]}\n'
+    rows = '{"prompt": null}\n{}\n{"turns": []}\n[]\n{"id": 3}\n{"prompt": "a"}\n{"turns": [" "]}\n'
     name = put(tmp_path, "t.jsonl", rows) + choice
     assert [prompt for prompt, _, _ in both(name)] == ["a"]
-    assert "7 rows without a prompt left out, the first is" in read_dataset(name).notices[0]
+    assert "6 rows without a prompt left out, the first is" in read_dataset(name).notices[0]
     with pytest.raises(UsageError, match="every row is empty"):
         both(put(tmp_path, "none.jsonl", '{"prompt": ""}\n') + choice)
 
 
-@pytest.mark.parametrize("row", ['{"prompt": null}', "{}", '{"turns": []}', "null", "[]", '{"prompt": " "}'])
+@pytest.mark.parametrize("row", ['{"prompt": null}', "{}", '{"turns": []}', "[]", '{"prompt": " "}'])
 def test_rows_without_a_prompt_are_refused_where_that_is_asked_for(tmp_path: Path, row: str) -> None:
     name = put(tmp_path, "t.jsonl", f'{{"prompt": "a"}}\n{row}\n')
     with pytest.raises(UsageError, match=r"t\.jsonl:2: "):
