@@ -48,6 +48,7 @@ from specdec_cli.cli.options import (
     WORKLOAD_OPTIONS,
     Chat,
     Shared,
+    check_template,
     with_shared_options,
 )
 from specdec_cli.cli.other_engine import OtherEngine
@@ -116,6 +117,7 @@ def bench(
     shared: Shared,
 ) -> ExitCode | None:
     """Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed."""
+    check_template(shared, chat)
     asked = EndpointWish(
         endpoint,
         concurrency,

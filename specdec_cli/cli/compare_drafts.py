@@ -43,6 +43,7 @@ from specdec_cli.cli.options import (
     WORKLOAD_OPTIONS,
     Chat,
     Shared,
+    check_template,
     with_shared_options,
 )
 from specdec_cli.cli.other_engine import OtherEngine
@@ -91,6 +92,7 @@ def compare_drafts(
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'verdict != speculate'.
     """
+    check_template(shared, chat)
     resolved = shared.resolve_drafts()
     k_max, capped = depth_within_rates(resolved[0].recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}

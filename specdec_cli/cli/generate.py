@@ -17,6 +17,7 @@ from specdec_cli.cli.options import (
     WORKLOAD_OPTIONS,
     Chat,
     Shared,
+    check_template,
     with_shared_options,
 )
 from specdec_cli.cli.other_engine import OtherEngine
@@ -91,9 +92,7 @@ def generate(
         raise UsageError("`--show-drafts` marks streamed text, and `--json` streams none", "leave one of them out")
     if "sampling.logprobs" in shared.flags and not shared.json and shared.output is None:
         raise UsageError("`--logprobs` is for the JSON document, and none is wanted", "add --json or --output FILE")
-    for path in ("target.chat_template", "target.default_chat_template_kwargs"):
-        if path in shared.flags and not chat and system is None:
-            raise UsageError(f"`{shared.flags[path][1]}` has no effect without a conversation", "add --chat")
+    check_template(shared, chat or system is not None)
     if prediction is not None:
         _predict(shared, prediction)
     resolved = shared.resolve()

@@ -424,13 +424,12 @@ OPTIONS: tuple[Option, ...] = (
         only_with_aliases=True,
         metavar="auto|none|DIR",
     ),
-    Option("target.chat_template", str, ("--chat-template",), MODELS, only_with_aliases=True, metavar="FILE|TEXT"),
+    Option("target.chat_template", str, ("--chat-template",), MODELS, metavar="FILE|TEXT"),
     Option(
         "target.default_chat_template_kwargs",
         str,
         ("--default-chat-template-kwargs",),
         MODELS,
-        only_with_aliases=True,
         metavar="JSON",
         convert=_json_object("--default-chat-template-kwargs", '{"enable_thinking": false}'),
     ),
@@ -489,6 +488,18 @@ WORKLOAD_OPTIONS: tuple[Option, ...] = (
     Option("workload.num_prompts", int, ("--num-prompts",), PROMPTS),
 )
 """Where prompts come from, for every command that reads several."""
+
+
+def check_template(shared: Shared, is_chat: bool) -> None:
+    """Refuse options about conversations where prompts are none.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for path in ("target.chat_template", "target.default_chat_template_kwargs"):
+        if path in shared.flags and not is_chat:
+            raise UsageError(f"`{shared.flags[path][1]}` has no effect without a conversation", "add --chat")
+
 
 Chat = Annotated[
     bool,

@@ -118,10 +118,10 @@ def _draft(said: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("revision", "draft_tensor_parallel_size", "parallel_drafting", "use_heterogeneous_vocab"):
         if said.get(key, False) is not False:
             raise UsageError(f"`{FLAG}` sets `{key}`, which is for a draft model", "leave it out")
-    options = {name: said[key] for key, name in _OWN_OPTIONS.get(method, {}).items() if key in said}
-    if method == "ngram" and options:  # as in vLLM, a bound that is given alone is both
-        options = {"max": options.get("max", options.get("min")), "min": options.get("min", options.get("max"))}
-    return {"method": method, **options}
+    settings: dict[str, Any] = {name: said[key] for key, name in _OWN_OPTIONS.get(method, {}).items() if key in said}
+    if method == "ngram" and settings:  # as in vLLM, a bound that is given alone is both
+        settings = {"max": settings.get("max", settings.get("min")), "min": settings.get("min", settings.get("max"))}
+    return {"method": method, **settings}
 
 
 def _method(said: Mapping[str, Any]) -> str:

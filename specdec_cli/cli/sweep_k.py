@@ -44,6 +44,7 @@ from specdec_cli.cli.options import (
     WORKLOAD_OPTIONS,
     Chat,
     Shared,
+    check_template,
     with_shared_options,
 )
 from specdec_cli.cli.other_engine import OtherEngine
@@ -142,6 +143,7 @@ def sweep_k(
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'recommended.verdict == inconclusive'.
     """
+    check_template(shared, chat)
     elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, endpoint_timeout, api_key, at_a_time)
     if elsewhere.is_wanted:
         run_elsewhere(context, shared, elsewhere, k_max or _K_MAX, chat, dry_run)

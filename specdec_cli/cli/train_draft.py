@@ -14,7 +14,7 @@ import typer
 from specdec_cli.cli.completion import choices
 from specdec_cli.cli.convert_draft import ConversionWish, convert
 from specdec_cli.cli.measurement_options import DryRun, Html, Plot
-from specdec_cli.cli.options import OPTIONS, RUN, Chat, Shared, with_shared_options
+from specdec_cli.cli.options import OPTIONS, RUN, Chat, Shared, check_template, with_shared_options
 from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
@@ -77,6 +77,7 @@ def train_draft(
 ) -> ExitCode | None:
     """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
     with _said_once(shared):
+        check_template(shared, chat or export is not None)
         if resume and output is not None:
             shared.drawn_seed = TrainingFolder(output).seed or shared.drawn_seed
         resolved = shared.resolve()

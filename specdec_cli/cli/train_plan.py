@@ -89,7 +89,7 @@ def _outline(recipe: Recipe, num: int) -> str:
 def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, trust_remote_code: bool) -> TrainingPlan:
     from specdec_cli.lm.facts import describe
     from specdec_cli.lm.load import load_tokenizer
-    from specdec_cli.text.tokenizer import Tokenizer
+    from specdec_cli.text.chat_template import chat_tokenizer
     from specdec_cli.train.plan import TrainingPlan
 
     its = recipe.target
@@ -107,7 +107,8 @@ def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, trust_remote_co
         its.model, revision=its.revision, trust_remote_code=trust_remote_code, load_format=its.load_format
     )
     longest = min(facts.max_context, recipe.engine.max_model_len or facts.max_context)
-    reader = PromptReader(Tokenizer(tokenizer), longest, facts.eos_token_ids)
+    in_chats = chat_tokenizer(tokenizer, its.chat_template, its.default_chat_template_kwargs)
+    reader = PromptReader(in_chats, longest, facts.eos_token_ids)
     return TrainingPlan.of(recipe, facts, training_data(reader, rows, chat, recipe.train), trust_remote_code)
 
 

@@ -206,3 +206,24 @@ def test_every_answer_of_a_conversation_is_kept(tmp_path: Path, capsys: pytest.C
     assert train(target, data, folder, "--max-steps", "1", "--keep-answers", "--chat") == 0
     num_tokens = sum(num + 1 for i in (0, 2, 3, 5) for num in lengths[i][1::2])  # each with its end token
     assert f"training eagle3: 4 samples of {num_tokens} tokens" in capsys.readouterr().err
+
+
+def test_b12_a_dry_run_takes_the_chat_template_of_the_run(
+    target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    words = ["train-draft", "-t", target, "--data", str(prompts), "--num-held-out", "2", "--dry-run", "--chat"]
+    for choice in (["--chat-template", str(template)], ["--set", f"target.chat_template={template}"]):
+        assert main.run([*words, *choice]) == 0, capsys.readouterr().err
+    assert main.run(words) == 2  # the target has no template of its own
+    assert main.run([*words[:-1], "--chat-template", str(template)]) == 2
+    assert "`--chat-template` has no effect without a conversation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "sweep-k", "compare-drafts"])
+def test_b12_every_command_with_prompts_takes_a_chat_template(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [command, *(["Hi"] if command == "generate" else []), "--dry-run", "--chat-template", "{{ messages }}"]
+    assert main.run([*words, "--chat"]) == 0, capsys.readouterr().err
+    assert main.run(words) == 2
+    assert "`--chat-template` has no effect without a conversation" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.files import hub
 from specdec_cli.lm.heads import formats
+from specdec_cli.lm.heads.eagle_files import read_head_config
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -272,3 +273,24 @@ def test_a_head_on_the_hub_is_fetched_with_its_weights(lm, tmp_path: Path, monke
     assert not any(patterns & weights for patterns in asked), "doctor reads configurations alone"
     assert published_draft(fields, settings, lm.name, settings) is not None
     assert weights <= asked[-1]
+
+
+def test_b12_the_size_of_a_drafts_vocabulary_comes_from_its_map(tmp_path: Path) -> None:
+    folder = publish(tmp_path / "head", random_weights(True), "specforge")
+    content = json.loads((folder / "config.json").read_text())
+    size = content.pop("draft_vocab_size")
+    assert size != content["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(content))
+    assert read_head_config("head", folder, json.loads((folder / "config.json").read_text())).draft_vocab_size == size
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_b12_a_shallow_target_is_named_as_the_reason(tmp_path: Path, num_layers: int) -> None:
+    folder = publish(tmp_path / "head", random_weights(True), "specforge")
+    content = json.loads((folder / "config.json").read_text())
+    content = {name: value for name, value in content.items() if "layer_ids" not in name and name != "eagle_config"}
+    (folder / "config.json").write_text(json.dumps(content))
+    config = read_head_config("head", folder, json.loads((folder / "config.json").read_text()))
+    with pytest.raises(UsageError, match=f"need a target of 4 layers: this one has {num_layers}"):
+        config.given({}, lambda: num_layers)
+    assert config.given({"layers": "0-1-2"}, lambda: num_layers).layers == (0, 1, 2)

@@ -21,7 +21,9 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_vocabulary import offset_ids
+from specdec_cli.lm.heads.eagle_files import check_has_defaults
 from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
+from specdec_cli.lm.heads.head_tensors import drafted_size
 from specdec_cli.lm.heads.layer_stack import BlockLayer
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
@@ -118,7 +120,11 @@ class DFlashConfig(PublishedDraft):
         """With its layers named: by the recipe, by itself, or by default."""
         if options.get("layers") is not None:
             return replace(self, layers=tuple(map(int, str(options["layers"]).split("-"))))
-        return self if self.layers is not None else replace(self, layers=default_layers(num_layers(), self.num_taps))
+        if self.layers is not None:
+            return self
+        if self.num_taps > 1:
+            check_has_defaults(self.name, num_layers())
+        return replace(self, layers=default_layers(num_layers(), self.num_taps))
 
     def options(self) -> dict[str, Any]:
         """The layers."""
@@ -218,7 +224,7 @@ def read_dflash_config(name: str, folder: Path, content: dict[str, Any]) -> DFla
             block_layers=_block_layers(name, keys, own, int(layer.num_hidden_layers)),
             layers=_layers(name, keys, is_speculators),
             target_hidden_size=int(keys.get("target_hidden_size") or layer.hidden_size),
-            draft_vocab_size=int(keys.get("draft_vocab_size") or layer.vocab_size),
+            draft_vocab_size=drafted_size(DFlashConfig, name, folder, keys, int(layer.vocab_size)),
             block_size=_block_size(name, keys, 8 if is_speculators else 16),
             mask_token=_mask_token(name, keys, folder, int(layer.vocab_size)),
             from_anchor=bool(keys.get("sample_from_anchor", _is_dspark(keys))),

@@ -20,8 +20,11 @@ from specdec_cli.lm.files.contents import head_kind, tensor_names
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_vocabulary import offset_ids
 from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
+from specdec_cli.lm.heads.head_tensors import drafted_size
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
+_FEWEST_LAYERS = 4
+"""Of a target, so that the state entering its layer L-3 is one of a layer's outputs."""
 _CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _HINT = "choose a draft that was made for this target, or `--draft ngram`"
 _MASKS = ("mask_token_id", "ptd_token_id")
@@ -92,6 +95,7 @@ class HeadConfig(PublishedDraft):
         if options.get("layers") is not None:
             return replace(self, layers=tuple(map(int, str(options["layers"]).split("-"))))
         if self.layers is None and self.method != "eagle":
+            check_has_defaults(self.name, num_layers())
             return replace(self, layers=default_layers(num_layers()))
         return self
 
@@ -159,7 +163,7 @@ def read_head_config(name: str, folder: Path, content: dict[str, Any]) -> HeadCo
             layer=layer,
             num_layers=_num_layers(names, own) if is_third else 1,
             vocab_size=int(layer.vocab_size),
-            draft_vocab_size=int(content.get("draft_vocab_size") or layer.vocab_size),
+            draft_vocab_size=drafted_size(HeadConfig, name, folder, content, int(layer.vocab_size)),
             target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
             layers=_layers(name, content, nested),
             norm_before_residual=bool(content.get("norm_before_residual", False)),
@@ -222,6 +226,20 @@ def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) ->
     if not isinstance(given, list) or not given or not all(type(one) is int for one in given):
         raise UsageError(f"`{key}` of `{name}` is no list of layers: `{given}`", "copy or download the draft again")
     return tuple(one - 1 if entered is not None else one for one in given)
+
+
+def check_has_defaults(name: str, num_layers: int) -> None:
+    """Refuse a target with too few layers for a draft that does not say which ones it reads.
+
+    Raises:
+        UsageError: the layers that such drafts usually read do not exist.
+    """
+    if num_layers < _FEWEST_LAYERS:
+        said = (
+            f"`{name}` does not say which layers it reads, and the usual ones need a target of {_FEWEST_LAYERS} layers"
+        )
+        hint = "name them in the recipe, for example `draft.layers: 0-1-2`, or choose another target"
+        raise UsageError(f"{said}: this one has {num_layers}", hint)
 
 
 def default_layers(num_layers: int) -> tuple[int, int, int]:

@@ -105,6 +105,19 @@ def stored_shapes(kind: type[PublishedDraft], name: str, folder: Path) -> dict[s
     return _shapes(kind, name, folder) if has_head_weights(kind, folder) else {}
 
 
+def drafted_size(
+    kind: type[PublishedDraft], name: str, folder: Path, content: Mapping[str, Any], vocab_size: int
+) -> int:
+    """Tokens that a head can draft: by its configuration, else by its map `d2t`; all tokens where it has neither.
+
+    Raises:
+        RunError: its weights cannot be read.
+    """
+    if content.get("draft_vocab_size"):
+        return int(content["draft_vocab_size"])
+    return stored_shapes(kind, name, folder).get("d2t", (vocab_size,))[0]
+
+
 def has_head_weights(kind: type[PublishedDraft], folder: Path) -> bool:
     """Whether a folder has the weights of a draft of a format."""
     return bool(tensor_names(folder)) or any((folder / file).is_file() for file in kind.own_files)
