@@ -32,7 +32,7 @@ def session(target: str, folder: Path, is_resumed: bool = False, **settings: Any
     engine = Engine.load(target, None, max_num_seqs=8)
     data = TrainingData.of(PROMPTS, engine.target.max_context, recipe.train.num_held_out, 1)
     begun = TrainingFolder(folder)
-    begun.begin({"data": data.identity}, is_resumed, force=False)
+    begun.begin({"data": data.identity}, "", is_resumed, force=False)
     return TrainingSession(engine, recipe, data, SamplingParams(max_new_tokens=21), begun, Processes())
 
 

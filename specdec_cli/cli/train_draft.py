@@ -22,6 +22,7 @@ from specdec_cli.cli.train_plan import check_pictures, checked_data, is_in, show
 from specdec_cli.cli.training_data import PromptReader, training_data
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.workload.workload import read_rows
+from specdec_cli.recipe.present import to_yaml
 from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.launcher import check_launcher, hush_torch, launched_index
 from specdec_cli.train.words import counted, sized
@@ -66,7 +67,10 @@ def train_draft(
         typer.Option("--output", help="Write the draft into this folder.", metavar="DIR", rich_help_panel=RUN),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in the folder of --output.", rich_help_panel=RUN)
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run in the folder of --output, with its recipe.", rich_help_panel=RUN
+        ),
     ] = False,
     chat: Chat = False,
     dry_run: DryRun = False,
@@ -79,7 +83,10 @@ def train_draft(
     with _said_once(shared):
         check_template(shared, chat or export is not None)
         if resume and output is not None:
-            shared.drawn_seed = TrainingFolder(output).seed or shared.drawn_seed
+            folder = TrainingFolder(output)
+            shared.drawn_seed = folder.seed or shared.drawn_seed
+            if shared.recipe is None and folder.recipe.is_file():
+                shared.recipe = str(folder.recipe)
         resolved = shared.resolve()
         if export is not None:
             beside = {"--resume": resume, "--chat": chat, "--plot": plot, "--html": html}
@@ -169,7 +176,8 @@ class _TrainCommand:
             session = its.each(lambda: TrainingSession(engine, self._recipe, data, self._params, folder, its, trusts))
         with ExitStack() as stack:
             its.from_main(lambda: stack.enter_context(folder.locked()))
-            its.from_main(lambda: folder.begin(self._plan(session.target, data), self.resume, self.shared.force))
+            plan, recipe = self._plan(session.target, data), to_yaml(self.resolved)
+            its.from_main(lambda: folder.begin(plan, recipe, self.resume, self.shared.force))
             for notice in data.notices:
                 self.screen.say(f"note: {notice}", "yellow")
             # A launcher hands Ctrl-C, which all its processes see by themselves, on to each of them again.

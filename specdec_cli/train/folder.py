@@ -21,7 +21,9 @@ _CONTENTS = {
     "target_weights": "the target's weights are not those that {} began with",
     "data": "the data is not what {} began with: its prompts have changed",
 }
-_OF_A_RUN = ("answers.jsonl", "features", "log.jsonl", "candidate", "checkpoint", "checkpoint.new", "checkpoint.old")
+_RECIPE = "recipe.yaml"
+_CHECKPOINTS = ("candidate", "checkpoint", "checkpoint.new", "checkpoint.old")
+_OF_A_RUN = (_RECIPE, "answers.jsonl", "features", "log.jsonl", *_CHECKPOINTS)
 
 
 class TrainingFolder:
@@ -34,11 +36,13 @@ class TrainingFolder:
         work: folder of the run's own files.
         answers: file of the target's answers.
         log: file of the run's events.
+        recipe: file of the run's recipe, which `--resume` alone continues with.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.work = path, path / "training"
         self.answers, self.log = self.work / "answers.jsonl", self.work / "log.jsonl"
+        self.recipe = self.work / _RECIPE
         self._plan, self._files, self._lock = (self.work / name for name in (_PLAN, _FILES, _LOCK))
 
     def check(self, is_resumed: bool, force: bool) -> None:
@@ -83,11 +87,12 @@ class TrainingFolder:
         finally:
             lock.release()
 
-    def begin(self, plan: Mapping[str, Any], is_resumed: bool, force: bool) -> None:
+    def begin(self, plan: Mapping[str, Any], recipe: str, is_resumed: bool, force: bool) -> None:
         """Make the folder for a new run, or check that a continued run is the same.
 
         Args:
             plan: everything that decides what the run does.
+            recipe: the run's whole recipe, as YAML.
             is_resumed: continue the run that is there.
             force: forget an earlier run; its files are deleted, and no others.
 
@@ -104,6 +109,7 @@ class TrainingFolder:
             self._clear()
         with writing(self.path):
             self.work.mkdir(parents=True, exist_ok=True)
+        replace_text(self.recipe, recipe)
         replace_text(self._plan, json.dumps(plan, indent=2) + "\n")
 
     def claim(self, names: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ HOLD = "\n".join(
 
 def begun(path: Path) -> TrainingFolder:
     folder = TrainingFolder(path)
-    folder.begin(PLAN, is_resumed=False, force=False)
+    folder.begin(PLAN, "target: {}\n", is_resumed=False, force=False)
     return folder
 
 
@@ -57,9 +57,9 @@ def test_two_new_runs_do_not_begin_in_one_folder(tmp_path: Path) -> None:
     first.check(False, False)
     second.check(False, False)
     with first.locked():
-        first.begin(PLAN, is_resumed=False, force=False)
+        first.begin(PLAN, "target: {}\n", is_resumed=False, force=False)
     with second.locked(), pytest.raises(UsageError, match="already exists"):
-        second.begin(PLAN, is_resumed=False, force=False)
+        second.begin(PLAN, "target: {}\n", is_resumed=False, force=False)
 
 
 def test_force_deletes_what_the_earlier_run_wrote_and_nothing_else(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_force_deletes_what_the_earlier_run_wrote_and_nothing_else(tmp_path: Pat
     others = [folder.path / "model.safetensors", folder.path / "notes.md", folder.work / "notes.txt"]
     for path in (*own, *others):
         path.write_text("text")
-    folder.begin({**PLAN, "method": "medusa"}, is_resumed=False, force=True)
+    folder.begin({**PLAN, "method": "medusa"}, "target: {}\n", is_resumed=False, force=True)
     assert not any(path.exists() for path in own)
     assert all(path.exists() for path in others)
     assert json.loads((folder.work / "plan.json").read_text())["method"] == "medusa"
@@ -85,7 +85,7 @@ def test_a_damaged_list_of_files_deletes_nothing(listed: str, tmp_path: Path) ->
     folder.answers.write_text("hours of work")
     (folder.work / "files.json").write_text(listed)
     with pytest.raises(RunError, match=r"files\.json` is damaged"):
-        folder.begin(PLAN, is_resumed=False, force=True)
+        folder.begin(PLAN, "target: {}\n", is_resumed=False, force=True)
     assert folder.answers.exists()
     assert (tmp_path / "notes.md").exists()
 
@@ -102,7 +102,11 @@ def test_a_damaged_plan_is_named_and_nothing_is_lost(content: str, tmp_path: Pat
     folder = begun(tmp_path / "head")
     folder.answers.write_text("hours of work")
     (folder.work / "plan.json").write_text(content)
-    for refused in (lambda: folder.check(True, False), lambda: folder.begin(PLAN, True, False), lambda: folder.seed):
+    for refused in (
+        lambda: folder.check(True, False),
+        lambda: folder.begin(PLAN, "target: {}\n", True, False),
+        lambda: folder.seed,
+    ):
         with pytest.raises(RunError, match=r"plan\.json` is damaged") as error:
             refused()
         assert error.value.hint is not None
@@ -112,14 +116,14 @@ def test_a_damaged_plan_is_named_and_nothing_is_lost(content: str, tmp_path: Pat
 
 def test_a_changed_option_is_named_with_what_it_was(tmp_path: Path) -> None:
     folder = begun(tmp_path / "head")
-    folder.begin(PLAN, is_resumed=True, force=False)
+    folder.begin(PLAN, "target: {}\n", is_resumed=True, force=False)
     for now, said in (
         ({**PLAN, "sampling": {"seed": 17, "temperature": 1.0}}, r"another `sampling\.temperature`: `0\.5`"),
         ({**PLAN, "learning_rate": 0.1}, "another `learning_rate`: `null`"),
         ({**PLAN, "data": "other"}, "its prompts have changed"),
     ):
         with pytest.raises(UsageError, match=said):
-            folder.begin(now, is_resumed=True, force=False)
+            folder.begin(now, "target: {}\n", is_resumed=True, force=False)
     assert folder.seed == 17
     assert TrainingFolder(tmp_path / "none").seed is None
 
@@ -164,3 +168,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         TrainingFolder(tmp_path / "file" / "head").locked(),
     ):
         pass
+
+
+def test_c22_a_run_keeps_the_recipe_that_resume_alone_continues_with(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path / "draft")
+    folder.begin(PLAN, "train: {method: medusa}\n", is_resumed=False, force=False)
+    assert folder.recipe.read_text("utf-8") == "train: {method: medusa}\n"
+    folder.begin(PLAN, "train: {method: pard}\n", is_resumed=True, force=False)
+    assert folder.recipe.read_text("utf-8") == "train: {method: medusa}\n", "the run that is there goes on"
