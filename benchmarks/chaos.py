@@ -1,9 +1,13 @@
 """Chaos around a real server of the built-in pair: clients that leave, ten times too many, a taken port, signals.
 
-    python benchmarks/chaos.py [--disconnects 500]
+    python benchmarks/chaos.py [--disconnects 500] [--only mixed] [--seconds 120]
 
 A second after the last of the disconnects nothing may run, wait or hold a block. At ten times capacity every refusal
 is a 429 within 50 ms, and every admitted request gets a whole answer. SIGTERM lets streams end; a second one ends all.
+
+Mixed: two minutes of grammars and schemas that explode, prompts of 3.8 MB, bodies that stall, and requests with n = 64,
+while a plain client asks for 32 tokens again and again. Each of its requests must succeed, the slowest within 5 times
+the slowest of an idle server, and the server's memory must come back to within 10 % of what it was.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -142,6 +148,121 @@ async def crowd(served: Served) -> dict[str, Any]:
     }
 
 
+TERMS = " & ".join(f"/(.*[a-{chr(98 + i)}].{{{i}}})/" for i in range(24))
+LONG = "Once upon a time " * 224_000
+HOSTILE: dict[str, tuple[int, float, dict[str, object]]] = {
+    "grammar": (2, 0.5, {"structured_outputs": {"grammar": f"start: T\nT: {TERMS}"}}),
+    "schema": (
+        1,
+        0.5,
+        {"guided_json": {"type": "object", "patternProperties": {f"^(a|b)*{i}$": {} for i in range(500)}}},
+    ),
+    "long prompt": (2, 1.0, {"prompt": LONG}),
+    "many choices": (4, 0.1, {"n": 64, "max_tokens": 200, "temperature": 1}),
+}
+"""By kind: how many clients, seconds between two requests of one, and what they ask for."""
+NUM_STALLED = 40
+MOST_SLOWDOWN, MOST_GROWTH = 5.0, 0.1
+
+
+async def stall(served: Served, deadline: float, statuses: Counter[str]) -> None:
+    """Bodies that begin and never end, one after the other."""
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000000"
+    )
+    while time.monotonic() < deadline:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(head + b"\r\n\r\n" + b" " * 3_900_000)
+            first = await asyncio.wait_for(reader.readline(), max(deadline - time.monotonic(), 0.1))
+            statuses[[*first.split(), b"", b"closed"][1].decode()] += 1
+        except TimeoutError:
+            statuses["still open"] += 1
+        except OSError:
+            statuses["closed"] += 1
+        writer.transport.abort()
+        await asyncio.sleep(1)
+
+
+async def attack(served: Served, kind: str, deadline: float, statuses: Counter[str]) -> None:
+    """Requests of one kind, one after the other."""
+    _, pause, fields = HOSTILE[kind]
+    while time.monotonic() < deadline:
+        try:
+            status, _, _ = await asyncio.wait_for(answer(served, **fields), max(deadline - time.monotonic(), 0.1))
+            statuses[str(status)] += 1
+        except TimeoutError:
+            statuses["left"] += 1
+        except (OSError, IndexError):
+            statuses["closed"] += 1
+        await asyncio.sleep(pause)
+
+
+async def ask_plainly(served: Served, seconds: float) -> list[tuple[int, float]]:
+    """Status and seconds of a plain client's requests, one after the other."""
+    deadline, found = time.monotonic() + seconds, []
+    while time.monotonic() < deadline:
+        status, _, took = await answer(served, max_tokens=32)
+        found.append((status, took))
+        await asyncio.sleep(0.2)
+    return found
+
+
+async def mix(
+    served: Served, seconds: float, kinds: Sequence[str]
+) -> tuple[list[tuple[int, float]], dict[str, Counter[str]]]:
+    """Everything at once for a while, and a plain client beside it."""
+    deadline = time.monotonic() + seconds
+    statuses: dict[str, Counter[str]] = {kind: Counter() for kind in (*kinds, "stalled body")}
+    hostile = [
+        asyncio.create_task(attack(served, kind, deadline, statuses[kind]))
+        for kind in kinds
+        for _ in range(HOSTILE[kind][0])
+    ]
+    hostile += [asyncio.create_task(stall(served, deadline, statuses["stalled body"])) for _ in range(NUM_STALLED)]
+    plain = await ask_plainly(served, seconds)
+    await asyncio.gather(*hostile)
+    return plain, statuses
+
+
+async def mixed(served: Served, seconds: float, kinds: Sequence[str]) -> dict[str, Any]:
+    """A plain client on an idle server, and then beside the mixed load; memory before and after."""
+    await mix(served, 10, kinds)
+    await asyncio.sleep(5)
+    idle_answers, before = await ask_plainly(served, 15), served.resident_bytes
+    loaded_answers, statuses = await mix(served, seconds, kinds)
+    await asyncio.sleep(10)
+    after = served.resident_bytes
+    idle_seconds, loaded_seconds = ([took for _, took in one] for one in (idle_answers, loaded_answers))
+    return {
+        "seconds": seconds,
+        "plain_requests": len(loaded_answers),
+        "plain_requests_failed": sum(status != 200 for status, _ in loaded_answers),
+        "idle_seconds": {"median": round(median(idle_seconds), 3), "slowest": round(max(idle_seconds), 3)},
+        "loaded_seconds": {"median": round(median(loaded_seconds), 3), "slowest": round(max(loaded_seconds), 3)},
+        "slowdown_of_the_slowest": round(max(loaded_seconds) / max(idle_seconds), 2),
+        "resident_mib": [round(one / 2**20) for one in (before, after)],
+        "memory_growth": round(after / before - 1, 3),
+        "hostile_answers": {kind: dict(counts) for kind, counts in statuses.items()},
+    }
+
+
+def withstood(found: dict[str, Any]) -> bool:
+    """Whether the mixed load did what was promised."""
+    kept = found["memory_growth"] <= MOST_GROWTH and found["slowdown_of_the_slowest"] <= MOST_SLOWDOWN
+    return bool(kept and not found["plain_requests_failed"])
+
+
+def run_mixed(seconds: float, kinds: Sequence[str] = tuple(HOSTILE)) -> bool:
+    """Run and keep the mixed load."""
+    before = record.machine()
+    with serving("--max-waiting", "1024") as served:
+        found = {"server": served.command} | asyncio.run(mixed(served, seconds, kinds))
+    print(json.dumps(found, indent=1))
+    print(record.save("serve_mixed_load", before, found))
+    return withstood(found)
+
+
 def take_the_port(served: Served) -> dict[str, Any]:
     """A second server on the same port."""
     words = [sys.executable, "-m", "specdec_cli", "serve", "--port", str(served.port), "--quiet"]
@@ -168,7 +289,12 @@ def main() -> int:
     """Do all of it and keep what happened."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disconnects", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of the mixed load")
+    parser.add_argument("--kinds", nargs="+", choices=tuple(HOSTILE), help="of the mixed load; stalled bodies always")
+    parser.add_argument("--only", choices=("mixed",))
     options = parser.parse_args()
+    if options.only == "mixed":
+        return 0 if run_mixed(options.seconds, options.kinds or tuple(HOSTILE)) else 1
     before = record.machine()
     with serving("--max-num-seqs", "8") as served:
         found: dict[str, Any] = {"disconnects": asyncio.run(disconnect(served, options.disconnects))}
@@ -191,7 +317,7 @@ def main() -> int:
         crowded["all_at_once"]["num_refused"] + crowded["all_at_once"]["num_complete"] == 10 * CAPACITY,
         crowded["all_at_once"]["refusal_seconds_slowest"] < MAX_REFUSAL_SECONDS,
     ]
-    return 0 if all(fine) else 1
+    return 0 if all([*fine, run_mixed(options.seconds)]) else 1
 
 
 if __name__ == "__main__":
