@@ -8,10 +8,10 @@ python scripts/docs_reference.py --check   # exit 1 if that would change somethi
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,15 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Written by scripts/docs_reference.py. Do not edit. -->\n\n"
 
 
+SHARED_BY = 3
+"""Commands that an option must belong to, word for word, before it is described once for all of them."""
+Row = tuple[str, str, str, str]
+Panels = dict[str, list[Row]]
+"""Rows of a command's options by the title of their panel: names, value, default, meaning."""
+
+
 def cli() -> str:
-    """Every command with its arguments and options."""
+    """Every command with its arguments and own options; options of several commands once, at the end."""
     program = typer.main.get_command(main._app())
     context = program.make_context("specdec", [], resilient_parsing=True)
     parts = [
@@ -37,31 +44,110 @@ def cli() -> str:
         MADE,
         "`specdec COMMAND --help` shows a command's common options on a terminal, `--help-all` every one. Options "
         "override `--set`, which overrides `SPECDEC_…` variables, which override the recipe, which overrides the "
-        "defaults.\n\n",
+        "defaults. Options of several commands are described once, under [Shared options](#shared-options).\n\n",
     ]
     parts += _examples("specdec")
+    commands = [found for name, child in program.commands.items() for found in _leaves(name, child, context)]  # type: ignore[attr-defined]
+    shared = _shared([_panels(command, context) for _, command, context in commands])
     for name, command in program.commands.items():  # type: ignore[attr-defined]
-        parts += _command(f"specdec {name}", name, command, context)
+        parts += _command(f"specdec {name}", name, command, context, shared)
+    parts.append("## Shared options\n\n")
+    for panel, rows in shared.items():
+        parts += _table(f"Shared: {panel}", rows)
     return "".join(parts)
 
 
-def _command(path: str, name: str, command: Any, parent: Any) -> Iterator[str]:
+def _leaves(name: str, command: Any, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+    """A command, or the commands of a group, each with its context."""
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    if not hasattr(command, "commands"):
+        yield name, command, context
+        return
+    for inner, child in command.commands.items():
+        yield from _leaves(inner, child, context)
+
+
+def _panels(command: Any, context: Any) -> Panels:
+    shown = [one for one in command.get_params(context) if not getattr(one, "hidden", False) and not _is_help(one)]
+    arguments = [one for one in shown if not help.is_option(one)]
+    options = help.panels(one for one in shown if help.is_option(one))
+    named = {**({"Arguments": arguments} if arguments else {}), **options}
+    return {panel: [_option(parameter) for parameter in parameters] for panel, parameters in named.items()}
+
+
+def _shared(commands: list[Panels]) -> Panels:
+    """The options that enough commands have in the same panel, in their usual form and with their usual default."""
+    shared: Panels = {}
+    for panel in dict.fromkeys(panel for panels in commands for panel in panels if panel != "Arguments"):
+        forms: dict[str, list[Row]] = {}
+        for row in (row for panels in commands for row in panels.get(panel, ())):
+            forms.setdefault(_main_name(row), []).append(row)
+        usual = [_usual(rows) for rows in forms.values()]
+        shared[panel] = [row for row, count in usual if count >= SHARED_BY]
+    return {panel: rows for panel, rows in shared.items() if rows}
+
+
+def _usual(rows: list[Row]) -> tuple[Row, int]:
+    """The most frequent form of an option, with every name and its usual default, and how many commands have it."""
+    form, count = Counter(map(_form, rows)).most_common(1)[0]
+    rows = [row for row in rows if _form(row) == form]
+    names = max((row[0] for row in rows), key=len)
+    return (names, rows[0][1], Counter(row[2] for row in rows).most_common(1)[0][0], rows[0][3]), count
+
+
+def _command(path: str, name: str, command: Any, parent: Any, shared: Panels) -> Iterator[str]:
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     yield f"## {path}\n\n{_sentence(command.help)}\n\n"
     if hasattr(command, "commands"):
         for inner, child in command.commands.items():
-            yield from _command(f"{path} {inner}", inner, child, context)
+            yield from _command(f"{path} {inner}", inner, child, context, shared)
         return
     yield f"```text\n{help.usage(command, context)}\n```\n\n"
     yield from _examples(path)
-    shown = [one for one in command.get_params(context) if not getattr(one, "hidden", False) and not _is_help(one)]
-    arguments = [one for one in shown if not help.is_option(one)]
-    options = help.panels(one for one in shown if help.is_option(one))
-    for panel, parameters in {**({"Arguments": arguments} if arguments else {}), **options}.items():
-        yield f"### {path}: {panel}\n\n| option | value | default | meaning |\n| --- | --- | --- | --- |\n"
-        for parameter in parameters:
-            yield f"| {' | '.join(map(_cell, _option(parameter)))} |\n"
-        yield "\n"
+    references = []
+    for panel, rows in _panels(command, context).items():
+        usual = {_main_name(row): row for row in shared.get(panel, ())}
+        of_all = [
+            row for row in rows if _form(row) == _form(usual.get(_main_name(row), row)) and _main_name(row) in usual
+        ]
+        if own := [row for row in rows if row not in of_all]:
+            yield from _table(f"{path}: {panel}", own)
+        if of_all:
+            references.append(_reference(panel, of_all, usual, {_main_name(row) for row in rows}))
+    if references:
+        yield "".join(["Shared options:\n\n", *references, "\n"])
+
+
+def _form(row: Row) -> tuple[str, str, str]:
+    """An option without its aliases and its default, which may differ between commands."""
+    return _main_name(row), row[1], row[3]
+
+
+def _reference(panel: str, rows: list[Row], usual: dict[str, Row], present: set[str]) -> str:
+    """The shared options of a panel that a command has, the aliases it lacks, and its own defaults."""
+    missing = [name for name in usual if name not in present]
+    is_few = len(rows) < len(missing)
+    notes = [f"only {', '.join(map(_main_name, rows))}"] if is_few else []
+    pairs = [(row, usual[_main_name(row)]) for row in rows]
+    aliases = [name for row, full in pairs for name in full[0].split(", ") if name not in row[0].split(", ")]
+    if left_out := [*([] if is_few else missing), *aliases]:
+        notes.append(f"without {', '.join(left_out)}")
+    notes += [f"default of {_main_name(row)}: {row[2] or 'none'}" for row, full in pairs if row[2] != full[2]]
+    link = f"[{panel}](#shared-{panel.lower().replace(' ', '-')})"
+    return f"- {'; '.join([link, *notes])}\n"
+
+
+def _main_name(row: Row) -> str:
+    """The first long name of an option."""
+    names = row[0].split(", ")
+    return next((name for name in names if name.startswith("`--")), names[0])
+
+
+def _table(title: str, rows: list[Row]) -> Iterator[str]:
+    yield f"### {title}\n\n| option | value | default | meaning |\n| --- | --- | --- | --- |\n"
+    for row in rows:
+        yield f"| {' | '.join(map(_cell, row))} |\n"
+    yield "\n"
 
 
 def _is_help(parameter: Any) -> bool:
@@ -73,7 +159,7 @@ def _examples(path: str) -> Iterator[str]:
     yield "```bash\n" + "".join(f"# {text}\n{line}\n" for text, line in GUIDES[path].examples) + "```\n\n"
 
 
-def _option(parameter: Any) -> tuple[str, str, str, str]:
+def _option(parameter: Any) -> Row:
     """Names, value, default and meaning, as the help has them."""
     text = _sentence(parameter.help)
     if not help.is_option(parameter):
@@ -271,32 +357,12 @@ def _first_line(room: str) -> str:
     return file.read_text(encoding="utf-8").splitlines()[0].strip('"')
 
 
-def modules() -> str:
-    """Every module of the package with the first line of its docstring, room by room."""
-    package = Path(specdec_cli.__file__).parent
-    lines = ["# Modules", "", "<!-- Written by scripts/docs_reference.py. Do not edit. -->"]
-    for folder in sorted({path.parent for path in package.rglob("*.py")}):
-        room = folder.relative_to(package.parent).as_posix()
-        files = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
-        if not files:
-            continue
-        lines += ["", f"## {room}", "", "| module | what it holds |", "| --- | --- |"]
-        lines += [f"| `{path.stem}` | {_headline(path)} |" for path in files]
-    return "\n".join(lines) + "\n"
-
-
-def _headline(path: Path) -> str:
-    """First sentence of a module's docstring, fit for a cell of a table."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-
-
 PAGES = {
     "cli.md": cli,
     "recipe-reference.md": recipes,
     "python-api.md": python_api,
     "architecture.md": architecture,
-} | {"modules.md": modules}
+}
 
 
 def run() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,28 @@ def reference():
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md", "architecture.md", "modules.md"])
+@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md", "architecture.md"])
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     page = reference().PAGES[name]()
     hint = "run `python scripts/docs_reference.py`"
     assert (DOCS / name).read_text(encoding="utf-8").rstrip() == page.rstrip(), hint
+
+
+def test_an_option_of_several_commands_is_described_once() -> None:
+    own, _, shared = (DOCS / "cli.md").read_text(encoding="utf-8").partition("## Shared options")
+    own_rows, shared_rows = (re.findall(r"^\| `-.*", text, re.MULTILINE) for text in (own, shared))
+    keys = Counter(re.sub(r"(?<!\\)\|[^|]*(\|[^|]*\|)$", r"\1", row) for row in own_rows)
+    assert min(len(own_rows), len(shared_rows)) > 50
+    assert [key for key, count in keys.items() if count >= reference().SHARED_BY] == []
+
+
+def test_every_option_stands_under_its_command_or_the_shared_ones() -> None:
+    own, _, shared = (DOCS / "cli.md").read_text(encoding="utf-8").partition("## Shared options")
+    for name, command in program().commands.items():
+        text = own.partition(f"## specdec {name}\n")[2].partition("\n## specdec")[0] + shared
+        options = [] if hasattr(command, "commands") else [one for one in command.params if one.opts[0].startswith("-")]
+        shown = [one.opts[0] for one in options if not one.hidden and one.name not in ("help", "help_all")]
+        assert [option for option in shown if f"`{option}`" not in text] == []
 
 
 def listed(nav) -> list[str]:
