@@ -1,10 +1,12 @@
 """Files named by the user: `~`, paths that are not files, text encodings and compression.
 
-Compression and encoding are recognized by the first bytes, not by the name.
+Compression and encoding are recognized by the first bytes, not by the name. A file, a pipe and what a packed file
+unpacks to are read up to a limit, and refused as soon as they pass it.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import stat
@@ -12,15 +14,28 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Protocol, Self
 
 from specdec_cli.errors import UsageError
 
-MAX_UNPACKED_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
+"""Most bytes that are read from a file, packed or not."""
+_MAX_RATIO, _MIN_UNPACKED_BYTES = 32, 256 << 20  # what text unpacks to at most; prompts pack to a third or a tenth
 _PIPE_SECONDS = 3.0
 _BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _ARCHIVES = {b"PK\x03\x04": "a zip archive (so are office documents)", b"7z\xbc\xaf": "a 7z archive"}
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _CHUNK = 1 << 24
+
+
+class _Unpacker(Protocol):
+    """A packed file that is open to be read."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> object: ...
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 def given_path(name: str | os.PathLike[str]) -> Path:
@@ -55,7 +70,8 @@ def read_bytes(path: Path, what: str) -> bytes:
         elif stat.S_ISSOCK(mode) or stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _is_harmless(path)):
             raise UsageError(f"{what} is a device or a socket, not a file", "name a file")
         else:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = read_limited(file.read, what)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = "name a file in it" if isinstance(error, IsADirectoryError) else "check the path and its permissions"
@@ -131,17 +147,23 @@ def unpacked(data: bytes, what: str, suffix: str = "") -> bytes:
                 f"{what} is not packed as `{suffix}` says, or is damaged", "download it again, or rename it"
             )
         return data
+    import lzma
+
+    limit = min(max(_MAX_RATIO * len(data), _MIN_UNPACKED_BYTES), MAX_BYTES)
     try:
-        plain = opener(data)
+        with opener(data) as file:
+            plain = _read_until(file.read, limit)
     except UsageError:
         raise
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
         said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UsageError(
             f"{what} cannot be unpacked: {said}", "it is damaged or incomplete: download it again"
         ) from None
-    if len(plain) > MAX_UNPACKED_BYTES:
-        raise UsageError(f"{what} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB", "unpack and shorten it first")
+    if plain is None:
+        times = f", {limit // len(data)} times its size" if limit < MAX_BYTES else ""
+        hint = "check that it is the right file; unpack and shorten it first"
+        raise UsageError(f"{what} unpacks to more than {limit >> 20} MiB{times}", hint)
     if plain[257:262] == b"ustar":
         raise UsageError(f"{what} is a tar archive", "unpack it, and name the file that comes out")
     return plain
@@ -153,52 +175,61 @@ def without_packing(name: str) -> str:
     return stem if f"{dot}{suffix}".lower() in _PACKED_SUFFIXES else name
 
 
-def _gunzip(data: bytes) -> bytes:
+def _gunzip(data: bytes) -> _Unpacker:
     import gzip
-    import io
 
-    with gzip.open(io.BytesIO(data)) as file:
-        return _limited(file.read)
+    return gzip.open(io.BytesIO(data))
 
 
-def _bunzip2(data: bytes) -> bytes:
+def _bunzip2(data: bytes) -> _Unpacker:
     import bz2
-    import io
 
-    with bz2.open(io.BytesIO(data)) as file:
-        return _limited(file.read)
+    return bz2.open(io.BytesIO(data))
 
 
-def _unxz(data: bytes) -> bytes:
-    import io
+def _unxz(data: bytes) -> _Unpacker:
     import lzma
 
-    try:
-        with lzma.open(io.BytesIO(data)) as file:
-            return _limited(file.read)
-    except lzma.LZMAError as error:
-        raise ValueError(error) from error
+    return lzma.open(io.BytesIO(data))
 
 
-def _unzstd(data: bytes) -> bytes:
+def _unzstd(data: bytes) -> _Unpacker:
     import pyarrow
 
     if not pyarrow.Codec.is_available("zstd"):
         raise UsageError("this build of pyarrow reads no Zstandard", "unpack the file first: zstd -d FILE")
-    with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd") as file:
-        return _limited(file.read)
+    opened: _Unpacker = pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd")
+    return opened
 
 
-def _limited(read: Callable[[int], bytes]) -> bytes:
-    """Everything that is read, up to just above what is allowed."""
-    parts, num = [], 0
-    while num <= MAX_UNPACKED_BYTES and (part := read(_CHUNK)):
-        parts.append(part)
-        num += len(part)
-    return b"".join(parts)
+def read_limited(read: Callable[[int], bytes | None], what: str, first: bytes = b"") -> bytes:
+    """Everything that a source gives.
+
+    Args:
+        read: gives at most so many bytes, and none at the end.
+        what: names the source in an error.
+        first: what was read of it already.
+
+    Raises:
+        UsageError: there is too much.
+    """
+    data = _read_until(read, MAX_BYTES, first)
+    if data is None:
+        raise UsageError(f"{what} holds more than {MAX_BYTES >> 20} MiB", "shorten it first")
+    return data
 
 
-_OPENERS: dict[bytes, Callable[[bytes], bytes]] = {
+def _read_until(read: Callable[[int], bytes | None], limit: int, first: bytes = b"") -> bytes | None:
+    """Everything that is read; None as soon as it is more than a limit."""
+    whole = io.BytesIO()
+    whole.write(first)
+    while part := read(min(_CHUNK, limit + 1 - whole.tell())):
+        if whole.write(part) and whole.tell() > limit:
+            return None
+    return whole.getvalue()
+
+
+_OPENERS: dict[bytes, Callable[[bytes], _Unpacker]] = {
     b"\x1f\x8b": _gunzip,
     b"BZh": _bunzip2,
     b"\xfd7zXZ\0": _unxz,
@@ -232,10 +263,7 @@ def _from_pipe(path: Path, what: str) -> bytes:
         if first == b"":
             raise UsageError(f"{what} is a pipe without a writer", "start the writer first, or name a file")
         os.set_blocking(handle, True)
-        parts = [first or b""]
-        while part := file.read(_CHUNK):
-            parts.append(part)
-        return b"".join(parts)
+        return read_limited(file.read, what, first or b"")
 
 
 def _conversion(path: Path | None) -> str:

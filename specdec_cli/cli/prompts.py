@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.cli.options import PROMPT_FILE
+from specdec_cli.cli.names import PROMPT_FILE
 from specdec_cli.engine.prompts import PromptSet, rows_of
 from specdec_cli.errors import UsageError
-from specdec_cli.files import decoded, unpacked
+from specdec_cli.files import decoded, read_limited, unpacked
 from specdec_cli.measure.workload.dataset import read_prompt_file
 from specdec_cli.measure.workload.reading import Reading, prompts_of
 from specdec_cli.measure.workload.tables import rows_of_bytes
@@ -91,6 +91,6 @@ def _read_stdin() -> bytes:
     if sys.stdin is None:
         raise UsageError(f"{_STDIN} is closed", "give prompts as arguments or with --prompt-file")
     try:
-        return unpacked(sys.stdin.buffer.read(), _STDIN)
+        return unpacked(read_limited(sys.stdin.buffer.read, _STDIN), _STDIN)
     except OSError as error:
         raise UsageError(f"{_STDIN} cannot be read: {error.strerror}", "give prompts as arguments") from error

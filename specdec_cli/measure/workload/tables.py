@@ -10,13 +10,13 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.files import decoded, read_bytes, without_packing
+from specdec_cli.files import MAX_BYTES, decoded, read_bytes, without_packing
 from specdec_cli.measure.workload.chats import PROMPT_COLUMNS, is_chat, kind_of
 
 _LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -48,6 +48,9 @@ _PAGE_STARTS = (b"<!doctype", b"<html")
 _DELIMITERS = ",;\t|"
 _NUMBER_COLUMNS = ("id", "question_id", "prompt_id", "task_id", "max_new_tokens", "seed")
 _MOST_DIGITS = 19
+_MOST_ROWS = 1 << 22
+_MOST_VALUES = 1 << 26  # lists, objects and texts in JSON, each of which takes at least 50 bytes
+_TABLE_BATCH = 64  # rows of a table that are unpacked together: one repeated value may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,25 @@ def rows_of_bytes(data: bytes, name: str, what: str, path: Path | None = None) -
     start = text[:400].lstrip()
     if suffix in _TABLE_SUFFIXES:
         return _numbered(_csv(text, what, is_tsv=suffix == ".tsv"), name)
+    if suffix in _JSON_SUFFIXES or start.startswith(("{", "[")):
+        _check_values(data, what)
     if suffix in _JSON_SUFFIXES or start.startswith("{") or (start.startswith("[") and _is_of_rows(_parsed(text))):
         return _json(text, name, what, is_lines=suffix in _LINES_SUFFIXES)
+    _check_rows(text.count("\n"), what)
     lines = enumerate(text.split("\n"), start=1)
     return [RawRow(f"{name}:{n}", {"prompt": line.removesuffix("\r")}) for n, line in lines if line.strip()]
+
+
+def _check_values(data: bytes, what: str) -> None:
+    """Refuse JSON of more values than fit into memory as objects, before it is parsed."""
+    num = data.count(b"[") + data.count(b"{") + data.count(b'"') // 2
+    if num > _MOST_VALUES:
+        raise UsageError(f"{what} holds {num} values, and at most {_MOST_VALUES} are read", "keep fewer rows of it")
+
+
+def _check_rows(num: int, what: str) -> None:
+    if num > _MOST_ROWS:
+        raise UsageError(f"{what} has more than {_MOST_ROWS} rows", "keep fewer of them")
 
 
 def _formats() -> str:
@@ -155,6 +173,7 @@ def _json(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
     if is_chat(whole):
         return [RawRow(f"row 1 of `{name}`", {"messages": whole})]
     if isinstance(whole, list) and (not is_lines or _is_of_rows(whole)):
+        _check_rows(len(whole), what)
         rows = ((f"row {number} of `{name}`", row) for number, row in enumerate(whole, start=1))
         return [RawRow(where, {"prompt": row} if isinstance(row, str) else _row(row, where)) for where, row in rows]
     if isinstance(whole, dict) and not is_lines:
@@ -162,7 +181,7 @@ def _json(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
     if isinstance(whole, dict):
         first = text[: len(text) - len(text.lstrip())].count("\n") + 1
         return [RawRow(f"{name}:{first}", whole)]
-    return _json_lines(text, name, is_lines)
+    return _json_lines(text, name, what, is_lines)
 
 
 def _of_object(found: Mapping[str, Any], name: str, what: str) -> list[RawRow]:
@@ -188,7 +207,7 @@ def _is_rows(value: object) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and not is_chat(value)
 
 
-def _json_lines(text: str, name: str, is_lines: bool) -> list[RawRow]:
+def _json_lines(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -201,6 +220,7 @@ def _json_lines(text: str, name: str, is_lines: bool) -> list[RawRow]:
             hint = "write one JSON object per line" if is_lines else "write one list of rows, or one row per line"
             raise UsageError(f"{where}: not a JSON object: {reason}", hint) from error
         rows.append(RawRow(where, _row(found, where)))
+        _check_rows(len(rows), what)
     return rows
 
 
@@ -236,6 +256,7 @@ def _csv(text: str, what: str, is_tsv: bool) -> Iterator[Mapping[str, Any]]:
                 columns = _columns(cells, what)
                 continue
             number += 1
+            _check_rows(number, what)
             if any(cells[len(columns) :]):
                 raise UsageError(
                     f"{what}: line {reader.line_num} has {len(cells)} cells, and the header names {len(columns)}",
@@ -286,8 +307,10 @@ def _parquet(data: bytes, what: str) -> Iterator[Mapping[str, Any]]:
 
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(data))
-        for batch in file.iter_batches():
-            yield from batch.to_pylist()
+        groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
+        if sum(group.total_byte_size for group in groups) > MAX_BYTES:
+            raise _too_large(what)
+        yield from _of_batches(file.iter_batches(_TABLE_BATCH), what)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(what, "Parquet", error) from error
 
@@ -298,10 +321,33 @@ def _arrow(data: bytes, what: str) -> Iterator[Mapping[str, Any]]:
     source = pyarrow.BufferReader(data)
     open_any = pyarrow.ipc.open_file if data.startswith(b"ARROW1") else pyarrow.ipc.open_stream
     try:
-        for batch in open_any(source).read_all().to_batches():
-            yield from batch.to_pylist()
+        with open_any(source) as file:
+            yield from _of_batches(_arrow_batches(file), what)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(what, "Arrow", error) from error
+
+
+def _arrow_batches(file: Any) -> Iterator[Any]:
+    """Batches of an Arrow file or stream in parts of few rows, unpacked one after the other."""
+    batches = file if not hasattr(file, "get_batch") else map(file.get_batch, range(file.num_record_batches))
+    for batch in batches:
+        yield from (batch.slice(start, _TABLE_BATCH) for start in range(0, batch.num_rows, _TABLE_BATCH))
+
+
+def _of_batches(batches: Iterable[Any], what: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of a table's batches, as long as they fit into memory."""
+    num_rows = num_bytes = 0
+    for batch in batches:
+        num_rows += batch.num_rows
+        num_bytes += batch.nbytes
+        _check_rows(num_rows, what)
+        if num_bytes > MAX_BYTES:
+            raise _too_large(what)
+        yield from batch.to_pylist()
+
+
+def _too_large(what: str) -> UsageError:
+    return UsageError(f"{what} unpacks to more than {MAX_BYTES >> 20} MiB", "keep fewer rows or columns of it")
 
 
 def _damaged(what: str, kind: str, error: Exception) -> UsageError:

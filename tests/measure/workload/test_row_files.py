@@ -18,6 +18,7 @@ from typed import not_none
 
 from specdec_cli import files
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.measure.workload import tables
 from specdec_cli.measure.workload.dataset import is_at_hand, read_dataset, read_prompt_file
 
 ROWS = [{"prompt": "Où est-il ?", "category": 7, "id": 1}, {"prompt": 'A "cat", or;\tnot', "category": 8, "id": 2}]
@@ -289,12 +290,103 @@ def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path: Path, monkeypat
         read_prompt_file(str(tmp_path))
 
 
-@pytest.mark.slow
-def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1 << 20)
-    for pack, name in ((gzip.compress, "b.txt.gz"), (zstd, "b.txt.zst"), (bz2.compress, "b.txt.bz2")):
-        with pytest.raises(UsageError, match="unpacks to more than"):
-            read_dataset(put(tmp_path, name, pack(b"a\n" * (40 << 20))))
+BOMB = b"a\n" * (1 << 19)
+
+
+@pytest.mark.parametrize(
+    ("pack", "name"),
+    [
+        (gzip.compress, "b.txt.gz"),
+        (zstd, "b.txt.zst"),
+        (bz2.compress, "b.txt.bz2"),
+        (lzma.compress, "b.txt.xz"),
+        (lambda data: gzip.compress(data) * 4, "members.txt.gz"),
+    ],
+)
+def test_c22_a_bomb_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack, name: str
+) -> None:
+    """Reading stops within a chunk of the limit: 32 times the file, and never less than a floor for small ones."""
+    monkeypatch.setattr(files, "_MIN_UNPACKED_BYTES", 1 << 10)
+    monkeypatch.setattr(files, "_CHUNK", 1 << 10)
+    path = put(tmp_path, name, pack(BOMB))
+    limit, read = max(32 * Path(path).stat().st_size, 1 << 10), []
+    until = files._read_until
+    monkeypatch.setattr(files, "_read_until", lambda read_some, *rest: until(_counted(read_some, read), *rest))
+    for reader in (read_dataset, read_prompt_file):
+        read.clear()
+        with pytest.raises(UsageError, match=r"unpacks to more than \d+ MiB"):
+            reader(path)
+        packed, unpacked = Path(path).stat().st_size, sum(read)
+        assert unpacked <= packed + limit + (1 << 10)
+
+
+def _counted(read, counts: list[int]):
+    def counted(size: int) -> bytes:
+        part = read(size)
+        counts.append(len(part))
+        return part
+
+    return counted
+
+
+def test_c22_repeated_prompts_pack_well_and_are_no_bomb(tmp_path: Path) -> None:
+    """A load test's one prompt many times: 1000 times its packed size, and small."""
+    assert len(read_dataset(put(tmp_path, "same.txt.gz", gzip.compress(b"Once upon a time\n" * 20_000))).rows) == 20_000
+
+
+def test_c22_a_file_or_a_pipe_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
+    path = Path(put(tmp_path, "rows.jsonl", ""))
+    os.truncate(path, 1 << 40)  # takes no room on disk
+    with pytest.raises(UsageError, match="holds more than 1 MiB"):
+        read_dataset(str(path))
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["sh", "-c", f"yes > '{tmp_path}/pipe'"]) as writer:
+        with pytest.raises(UsageError, match="holds more than 1 MiB"):
+            read_dataset(str(tmp_path / "pipe"))
+        writer.terminate()
+    assert writer.returncode
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("r.txt", "a\n" * 40, "has more than 32 rows"),
+        ("r.csv", "prompt\n" + "a\n" * 40, "has more than 32 rows"),
+        ("r.jsonl", '{"prompt": "a"}\n' * 40, "has more than 32 rows"),
+        ("r.json", json.dumps(["a"] * 40), "has more than 32 rows"),
+        ("deep.json", json.dumps([{"prompt": "a", "other": [[]] * 140}]), "at most 130 are read"),
+        ("deep.txt", json.dumps([[]] * 140), "at most 130 are read"),
+    ],
+)
+def test_c22_small_values_that_would_take_much_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    monkeypatch.setattr(tables, "_MOST_ROWS", 32)
+    monkeypatch.setattr(tables, "_MOST_VALUES", 130)
+    with pytest.raises(UsageError, match=said):
+        read_dataset(put(tmp_path, name, text))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_c22_a_table_that_unpacks_to_very_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A dictionary holds a long text once, and every row has it."""
+    text, path = "a" * 10_000, str(tmp_path / f"r.{kind}")
+    column = pa.DictionaryArray.from_arrays([0] * 3000, [text])
+    table = pa.table({"prompt": column.cast("string") if kind == "parquet" else pa.array([text] * 3000)})
+    if kind == "parquet":
+        parquet.write_table(table, path)
+        assert Path(path).stat().st_size < 10_000
+    else:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    assert len(read_dataset(path).rows) == 3000
+    monkeypatch.setattr(tables, "MAX_BYTES", 10 << 20)
+    with pytest.raises(UsageError, match="unpacks to more than 10 MiB"):
+        read_dataset(path)
 
 
 README = """---
