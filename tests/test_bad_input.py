@@ -312,7 +312,7 @@ PROMPTS = [
         "UTF-16",
         files={"p.txt": "ab".encode("utf-16-le")},
     ),
-    case("prompt file name too long", ["generate", "--prompt-file", "a" * 260], USAGE, "cannot be read: File name"),
+    case("prompt file name too long", ["generate", "--prompt-file", "a" * 260], USAGE, "prompt file `aaa", "cannot be read: File name"),
     rows("no JSON", '{"prompt": "a"}\n{"prompt": \n', "rows.jsonl:2: not a JSON object"),
     rows("a list", "[1]\n", "rows.jsonl:1: not a JSON object but a list"),
     rows("no prompt", '{"words": "a"}\n', "rows.jsonl:1: the row has no `prompt`, but `words`", "FILE?column=NAME"),

@@ -35,7 +35,6 @@ from specdec_cli.cli.measurement_options import (
     check_regression,
     check_speculates,
     chosen_prompts,
-    num_at_hand,
     num_prompts_words,
     repeats_option,
     show_plan,
@@ -147,11 +146,12 @@ def bench(
     engine = OtherEngine.asked(resolved, shared)
     if engine is not None:
         return _elsewhere(engine.without_prefix_caching(), wish, shared, dry_run)
+    prompts = chosen_prompts(resolved.recipe.workload, chat, only_at_hand=dry_run)
+    run = _BenchRun(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False))
     if dry_run:
-        _show_plan(resolved, wish, shared)
+        _show_plan(resolved, wish, shared, run.rehearse())
         return None
-    prompts = chosen_prompts(resolved.recipe.workload, chat)
-    return _BenchRun(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False)).go()
+    return run.go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,13 @@ def _elsewhere(engine: OtherEngine, wish: _BenchOptions, shared: Shared, dry_run
 
     resolved = engine.resolved
     refuse_elsewhere({"--against": bool(wish.peers), "--resume": shared.resume}, resolved.recipe.engine.name)
-    if dry_run:
-        show_other_plan(resolved, engine, wish, shared)
-        return None
-    prompts = chosen_prompts(resolved.recipe.workload, wish.chat)
+    prompts = chosen_prompts(resolved.recipe.workload, wish.chat, only_at_hand=dry_run)
     screen = open_screen(shared.quiet, streams_text=False)
-    return OtherBenchRun(resolved, wish, prompts, shared, screen, engine, wish.lossless_check).go()
+    run = OtherBenchRun(resolved, wish, prompts, shared, screen, engine, wish.lossless_check)
+    if dry_run:
+        show_other_plan(resolved, engine, wish, shared, run.rehearse())
+        return None
+    return run.go()
 
 
 def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
@@ -187,9 +188,8 @@ def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
     check_regression(recipe, shared)
 
 
-def _show_plan(resolved: Resolved, wish: _BenchOptions, shared: Shared) -> None:
+def _show_plan(resolved: Resolved, wish: _BenchOptions, shared: Shared, num: int | None) -> None:
     """Show what would run, and where each value comes from."""
-    num = num_at_hand(resolved.recipe.workload)
     arms = ["with the draft", "without a draft", *wish.peers]
     body: dict[str, Any] = {
         "origins": resolved.origins,

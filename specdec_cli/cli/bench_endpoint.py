@@ -16,9 +16,9 @@ from specdec_cli.cli.measurement_options import (
     check_files,
     check_regression,
     chosen_prompts,
-    num_at_hand,
     num_prompts_words,
     show_plan,
+    tell,
 )
 from specdec_cli.cli.options import DETAILS_OPTION, GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.output import deliver_with_report, envelope
@@ -79,10 +79,13 @@ def run_endpoint(
     plan = _plan(resolved, asked, wish)
     check_files(wish, shared)
     _check_gates(recipe, plan.has_arrivals)
+    prompts = chosen_prompts(recipe.workload, wish.chat, only_at_hand=dry_run)
     if dry_run:
-        _show(resolved, shared, plan)
+        tell(prompts.notices, shared)
+        if prompts.rows:
+            _check_gates(recipe, plan.has_arrivals, prompts.rows)
+        _show(resolved, shared, plan, len(prompts.rows) or None)
         return None
-    prompts = chosen_prompts(recipe.workload, wish.chat)
     return _EndpointRun(resolved, shared, plan, wish, prompts, open_screen(shared.quiet, streams_text=False)).go()
 
 
@@ -130,10 +133,9 @@ def _document_recipe(resolved: Resolved, plan: EndpointPlan) -> dict[str, Any]:
     return target | {name: whole[name] for name in ("sampling", "workload", "gates")}
 
 
-def _show(resolved: Resolved, shared: Shared, plan: EndpointPlan) -> None:
+def _show(resolved: Resolved, shared: Shared, plan: EndpointPlan, num: int | None) -> None:
     """Show what would be sent, and where the recipe's values come from, without contacting the server."""
     recipe = resolved.recipe
-    num = num_at_hand(recipe.workload)
     kept = _document_recipe(resolved, plan)
     body = {
         "origins": {key: origin for key, origin in resolved.origins.items() if key.partition(".")[0] in kept},

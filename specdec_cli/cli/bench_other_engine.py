@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.cli.measurement_options import num_at_hand, num_prompts_words, show_plan
+from specdec_cli.cli.measurement_options import num_prompts_words, show_plan
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.other_engine_run import PLAIN, OtherEngineRun
 from specdec_cli.cli.output import envelope
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 _DRAFT = "with the draft"
 
 
-def show_other_plan(resolved: Resolved, engine: OtherEngine, asked: MeasurementOptions, shared: Shared) -> None:
+def show_other_plan(
+    resolved: Resolved, engine: OtherEngine, asked: MeasurementOptions, shared: Shared, num: int | None
+) -> None:
     """Show what would be started and sent, without starting anything."""
-    num = num_at_hand(resolved.recipe.workload)
     commands = {PLAIN: engine.shown(0), _DRAFT: engine.shown()}
     body: dict[str, Any] = {
         "origins": resolved.origins,

@@ -29,7 +29,6 @@ from specdec_cli.cli.measurement_options import (
     check_speculates,
     chosen_prompts,
     depth_within_rates,
-    num_at_hand,
     num_prompts_words,
     repeats_option,
     show_plan,
@@ -104,12 +103,13 @@ def compare_drafts(
     if others := [one.without_prefix_caching() for one in engines if one is not None]:
         named = {name: _is_given(context, name) for name in ("k_max", "exhaustive", "trace")}
         return _elsewhere(others, names, wish, shared, named, dry_run)
-    if dry_run:
-        _show_plan(resolved, names, wish, shared)
-        return None
-    prompts = chosen_prompts(resolved[0].recipe.workload, chat)
+    prompts = chosen_prompts(resolved[0].recipe.workload, chat, only_at_hand=dry_run)
     screen = open_screen(shared.quiet, streams_text=False)
-    return _CompareRun(resolved[0], wish, prompts, shared, screen, resolved, names, capped).go()
+    run = _CompareRun(resolved[0], wish, prompts, shared, screen, resolved, names, capped)
+    if dry_run:
+        _show_plan(resolved, names, wish, shared, run.rehearse())
+        return None
+    return run.go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +141,13 @@ def _elsewhere(
     resolved = engines[0].resolved
     given = {f"--{name.replace('_', '-')}": is_given for name, is_given in named.items()}
     refuse_elsewhere({**given, "--resume": shared.resume}, resolved.recipe.engine.name)
-    if dry_run:
-        show_other_drafts(names, engines, wish, shared)
-        return None
-    prompts = chosen_prompts(resolved.recipe.workload, wish.chat)
+    prompts = chosen_prompts(resolved.recipe.workload, wish.chat, only_at_hand=dry_run)
     screen = open_screen(shared.quiet, streams_text=False)
     first = next(one for one in engines if one.resolved.recipe.draft.method != "none")
     run = OtherCompareRun(resolved, wish, prompts, shared, screen, first, names=names, engines=engines)
+    if dry_run:
+        show_other_drafts(names, engines, wish, shared, run.rehearse())
+        return None
     return run.go()
 
 
@@ -199,10 +199,11 @@ def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:
     return [one.recipe.as_dict()["draft"] for one in resolved]
 
 
-def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _CompareOptions, shared: Shared) -> None:
+def _show_plan(
+    resolved: Sequence[Resolved], names: Sequence[str], wish: _CompareOptions, shared: Shared, num: int | None
+) -> None:
     """Show what would run, and where each value comes from."""
     workload = resolved[0].recipe.workload
-    num = num_at_hand(workload)
     body: dict[str, Any] = {
         "origins": {path: origin for path, origin in resolved[0].origins.items() if not path.startswith("draft.")},
         "drafts": list(names),

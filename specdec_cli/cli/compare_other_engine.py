@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.cli.measurement_options import num_at_hand, num_prompts_words, show_plan
+from specdec_cli.cli.measurement_options import num_prompts_words, show_plan
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.other_engine_run import PLAIN, OtherEngineRun
 from specdec_cli.cli.output import envelope
@@ -27,11 +27,10 @@ _NONE = "none"
 
 
 def show_other_drafts(
-    names: Sequence[str], engines: Sequence[OtherEngine], asked: MeasurementOptions, shared: Shared
+    names: Sequence[str], engines: Sequence[OtherEngine], asked: MeasurementOptions, shared: Shared, num: int | None
 ) -> None:
     """Show what would be started and sent, without starting anything."""
     resolved = engines[0].resolved
-    num = num_at_hand(resolved.recipe.workload)
     commands = {PLAIN: engines[0].shown(0)}
     commands |= {name: engine.shown() for name, engine in zip(names, engines, strict=True) if _drafts(engine)}
     body: dict[str, Any] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.measurement_options import tell
 from specdec_cli.cli.options import (
     ENGINE_OPTIONS,
     PROMPTS,
@@ -108,6 +109,7 @@ def generate(
         given = {"--compare": compare, "--show-drafts": show_drafts}
         return _elsewhere(engine, _with_system(prompts, system), chat or system is not None, given, shared, dry_run)
     if dry_run:
+        tell(prompts.notices, shared)
         _show_plan(resolved, prompts.rows, shared)
         return None
     wish = _GenerateOptions(

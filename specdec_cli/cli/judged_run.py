@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from specdec_cli.cli.measurement_options import check_batch, check_timed_tasks
+from specdec_cli.cli.measurement_options import check_batch, check_timed_tasks, tell
 from specdec_cli.cli.output import deliver_with_report
 from specdec_cli.cli.result_output import write_results
 from specdec_cli.measure.workload.turns import turn_ends
@@ -86,6 +86,9 @@ class JudgedRun(ABC, Generic[Study]):
         from specdec_cli.measure.gates import Pairs, check_measurable, check_paths, parse_all
 
         gates, schema, names = self.recipe.gates, self.json_schema(), self.gate_names()
+        if not self.rows:
+            check_paths([gate for gate in parse_all(gates.fail_if) if "task" not in gate.path], schema, names)
+            return
         check_paths(parse_all(gates.fail_if), schema, names)
         check_batch(self.asked.batch_size, len(self.rows))
         check_timed_tasks(gates, self.asked.batch_size, self.rows)
@@ -93,6 +96,16 @@ class JudgedRun(ABC, Generic[Study]):
         if gates.baseline is not None:
             self._baseline = read_baseline(gates.baseline, self.schema)
         check_measurable(gates, schema, names, Pairs.of(turn_rows, self.asked.first_batch_size, self.asked.repeats))
+
+    def rehearse(self) -> int | None:
+        """Refuse what the run would refuse before it loads anything, for its plan.
+
+        Returns:
+            The number of prompts; None where they are not at hand.
+        """
+        tell(self.prompts.notices, self.shared)
+        self.prepare_gates()
+        return len(self.rows) or None
 
     def judge(self, document: dict[str, Any]) -> None:
         """Judge the gates, whose results become part of the document; `raise_if_crossed` reports them."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.output import check_destination, deliver, envelope
+from specdec_cli.cli.screen import open_screen
+from specdec_cli.engine.prompts import PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.predict.evidence import MOST_CONSIDERED
 from specdec_cli.measure.workload.dataset import is_at_hand
@@ -21,7 +23,7 @@ from specdec_cli.report.plot import check_available, check_plot
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
-    from specdec_cli.engine.prompts import PromptRow, PromptSet
+    from specdec_cli.engine.prompts import PromptRow
     from specdec_cli.recipe import Recipe
     from specdec_cli.recipe.schema import Gates, Speculation, WorkloadSection
 
@@ -135,16 +137,24 @@ class MeasurementOptions:
         return {name: value for name, value in found.items() if isinstance(value, int | tuple)}
 
 
-def chosen_prompts(workload: WorkloadSection, chat: bool) -> PromptSet:
-    """The prompts that a recipe's workload names, as conversations where the command decodes those."""
+def chosen_prompts(workload: WorkloadSection, chat: bool, only_at_hand: bool = False) -> PromptSet:
+    """The prompts that a recipe's workload names, as conversations where the command decodes those.
+
+    Args:
+        workload: the recipe's.
+        chat: whether whole conversations are wanted.
+        only_at_hand: give none of a data set that is neither built in nor a file here.
+    """
+    if only_at_hand and not is_at_hand(workload.dataset):
+        return PromptSet([])
     return read_rows(workload.dataset, workload.tasks, workload.num_prompts, chat)
 
 
-def num_at_hand(workload: WorkloadSection) -> int | None:
-    """How many rows would be measured; None for a data set that is not at hand, which is not read."""
-    if workload.dataset.startswith("builtin:") or is_at_hand(workload.dataset):
-        return len(chosen_prompts(workload, chat=False).rows)
-    return None
+def tell(notices: Sequence[str], shared: Shared) -> None:
+    """Print notices on stderr."""
+    screen = open_screen(shared.quiet, streams_text=False)
+    for notice in notices:
+        screen.say(f"note: {notice}", "yellow")
 
 
 def num_prompts_words(workload: WorkloadSection, num: int | None) -> str:

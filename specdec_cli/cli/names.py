@@ -13,6 +13,8 @@ from specdec_cli.recipe.problems import Path, Problem
 if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
 
+PROMPT_FILE = "--prompt-file"
+
 
 def name_problems(resolved: Resolved, *, is_here: bool) -> list[Problem]:
     """What is wrong with a recipe's names.
@@ -31,7 +33,7 @@ def name_problems(resolved: Resolved, *, is_here: bool) -> list[Problem]:
 
 
 def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[[], None]]]:
-    from specdec_cli.measure.workload.dataset import check_dataset_name
+    from specdec_cli.measure.workload.dataset import check_dataset_name, check_prompt_file
 
     recipe = resolved.recipe
     for path, name, words in (
@@ -43,7 +45,9 @@ def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[
             yield path, lambda name=name, words=words: _check_model(name, words, is_here)  # type: ignore[misc]
     for path, name in ((("workload", "dataset"), recipe.workload.dataset), (("train", "data"), recipe.train.data)):
         if name is not None:
-            yield path, lambda name=name: check_dataset_name(name)  # type: ignore[misc]
+            is_file = resolved.origins.get(".".join(path)) == f"flag {PROMPT_FILE}"
+            check = check_prompt_file if is_file else check_dataset_name
+            yield path, lambda name=name, check=check: check(name)  # type: ignore[misc]
 
 
 def _check_model(name: str, words: Sequence[str], is_here: bool) -> None:

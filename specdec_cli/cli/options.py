@@ -23,7 +23,7 @@ import typer
 from specdec_cli import drafters
 from specdec_cli.cli.completion import COMPLETIONS, Completion, choices
 from specdec_cli.cli.help import words_of
-from specdec_cli.cli.names import name_problems
+from specdec_cli.cli.names import PROMPT_FILE, name_problems
 from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.speculative_config import FLAG, read_speculative_config
@@ -472,18 +472,28 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-PROMPT_FILE = "--prompt-file"
+def prompt_file_option(path: str, panel: str) -> Option:
+    """The option `--prompt-file`, a data set that is a file here.
+
+    Args:
+        path: the recipe's key of the data set.
+        panel: group in `--help`.
+    """
+
+    def read(name: str) -> dict[str, tuple[Any, str]]:
+        from specdec_cli.measure.workload.dataset import PRESETS
+
+        # A file that is named like a data set is still a file.
+        is_ambiguous = name.partition("?")[0].partition(":")[0] in ("builtin", *PRESETS)
+        return {path: (f"./{name}" if is_ambiguous else name, PROMPT_FILE)}
+
+    said = "File of prompts: one per line, or rows with prompt, messages or turns (JSONL, JSON, CSV, Parquet)."
+    return Option("prompt_file", str, (PROMPT_FILE,), panel, help=said, metavar="FILE", expand=read)
+
+
 WORKLOAD_OPTIONS: tuple[Option, ...] = (
     Option("workload.dataset", str, ("--dataset",), PROMPTS, metavar="NAME|FILE"),
-    Option(
-        "prompt_file",
-        str,
-        (PROMPT_FILE,),
-        PROMPTS,
-        help="File of prompts: one per line, or rows with prompt, messages or turns (JSONL, JSON, CSV, Parquet).",
-        metavar="FILE",
-        expand=lambda name: {"workload.dataset": (name, PROMPT_FILE)},
-    ),
+    prompt_file_option("workload.dataset", PROMPTS),
     Option("workload.tasks", str, ("--tasks",), PROMPTS, metavar="A,B", default="all", convert=_names),
     Option("workload.num_prompts", int, ("--num-prompts",), PROMPTS),
 )

@@ -30,7 +30,6 @@ from specdec_cli.cli.measurement_options import (
     chosen_prompts,
     depth_within_rates,
     k_max_option,
-    num_at_hand,
     num_prompts_words,
     repeats_option,
     show_plan,
@@ -170,13 +169,13 @@ def sweep_k(
     check_regression(resolved.recipe, shared)
     check_files(wish, shared, {"--trace": trace, "--write-recipe": write_recipe})
     unknowable = _unknowable(resolved.recipe, wish)
+    prompts = chosen_prompts(resolved.recipe.workload, chat, only_at_hand=dry_run)
+    screen = open_screen(shared.quiet, streams_text=False)
+    run = _SweepRun(resolved, wish, prompts, shared, screen, unknowable, capped)
     if dry_run:
-        _show_plan(resolved, wish, shared)
+        _show_plan(resolved, wish, shared, run.rehearse())
         return None
-    prompts = chosen_prompts(resolved.recipe.workload, chat)
-    return _SweepRun(
-        resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False), unknowable, capped
-    ).go()
+    return run.go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +236,8 @@ def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
     return None
 
 
-def _show_plan(resolved: Resolved, wish: _SweepOptions, shared: Shared) -> None:
+def _show_plan(resolved: Resolved, wish: _SweepOptions, shared: Shared, num: int | None) -> None:
     """Show what would run, and where each value comes from."""
-    num = num_at_hand(resolved.recipe.workload)
     body: dict[str, Any] = {
         "origins": resolved.origins,
         "num_prompts": num,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from specdec_cli.cli.options import Option
+from specdec_cli.cli.options import Option, prompt_file_option
 
 METHOD, SCHEDULE, DRAFT = "Method and data", "Schedule", "Draft"
 
 TRAIN_OPTIONS: tuple[Option, ...] = (
     Option("train.method", str, ("--method",), METHOD, metavar="eagle3|dflash|pard|medusa|distill"),
-    Option("train.data", str, ("--data", "--dataset", "--prompt-file"), METHOD, metavar="NAME|FILE"),
+    Option("train.data", str, ("--data", "--dataset"), METHOD, metavar="NAME|FILE"),
+    prompt_file_option("train.data", METHOD),
     Option("train.num_prompts", int, ("--num-prompts",), METHOD, default="all"),
     Option("train.num_held_out", int, ("--num-held-out",), METHOD),
     Option("train.answers_per_prompt", int, ("--answers-per-prompt",), METHOD),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.cli.measurement_options import show_plan
+from specdec_cli.cli.measurement_options import show_plan, tell
 from specdec_cli.cli.output import check_destination
 from specdec_cli.cli.training_data import PromptReader, training_data
 from specdec_cli.errors import RunError, UsageError
@@ -50,7 +50,7 @@ def show_training_plan(resolved: Resolved, chat: bool, shared: Shared) -> None:
         missing.append(f"the model {recipe.train.start_from}")
     body: dict[str, Any] = {"origins": dict(resolved.origins), "plan": None}
     lines = [f"would train {recipe.train.method}"]
-    rows = _rows_at_hand(recipe, chat)
+    rows = _rows_at_hand(recipe, chat, shared)
     if rows is None:
         lines[0] += f" on the prompts of {recipe.train.data}, which is not read"
     else:
@@ -58,7 +58,7 @@ def show_training_plan(resolved: Resolved, chat: bool, shared: Shared) -> None:
     if missing:
         lines.append(f"not known: parameters, memory and time, because {' and '.join(missing)} is not here")
     elif rows is not None:
-        plan = _plan(recipe, rows, chat, shared.trust_remote_code)
+        plan = _plan(recipe, rows, chat, shared)
         speed = _speed(recipe, plan)
         lines += plan_lines(plan, speed)
         body["plan"] = plan_document(plan, speed)
@@ -66,14 +66,15 @@ def show_training_plan(resolved: Resolved, chat: bool, shared: Shared) -> None:
     show_plan(recipe.as_dict(), body, shared, f"{head}{to_yaml(resolved, origins=True)}")
 
 
-def _rows_at_hand(recipe: Recipe, chat: bool) -> Sequence[PromptRow] | None:
+def _rows_at_hand(recipe: Recipe, chat: bool, shared: Shared) -> Sequence[PromptRow] | None:
     """The prompts, where they can be read at once."""
     name = str(recipe.train.data)
-    if not name.startswith("builtin:") and not is_at_hand(name):
+    if not is_at_hand(name):
         return None
-    rows = read_rows(name, None, recipe.train.num_prompts or _ALL, chat or None).rows
-    check_held_out(recipe.train.num_held_out, len(rows))
-    return rows
+    prompts = read_rows(name, None, recipe.train.num_prompts or _ALL, chat or None)
+    tell(prompts.notices, shared)
+    check_held_out(recipe.train.num_held_out, len(prompts.rows))
+    return prompts.rows
 
 
 def _outline(recipe: Recipe, num: int) -> str:
@@ -86,7 +87,7 @@ def _outline(recipe: Recipe, num: int) -> str:
     return f"{told}, {counted(settings.num_held_out, 'prompt')} held out"
 
 
-def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, trust_remote_code: bool) -> TrainingPlan:
+def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, shared: Shared) -> TrainingPlan:
     from specdec_cli.lm.facts import describe
     from specdec_cli.lm.load import load_tokenizer
     from specdec_cli.text.chat_template import chat_tokenizer
@@ -97,19 +98,21 @@ def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, trust_remote_co
         its.model,
         revision=its.revision,
         dtype=its.dtype,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=shared.trust_remote_code,
         load_format=its.load_format,
         quantize=its.quantize,
         device=its.device,
         decoder=recipe.engine.decoder,
     )
     tokenizer = load_tokenizer(
-        its.model, revision=its.revision, trust_remote_code=trust_remote_code, load_format=its.load_format
+        its.model, revision=its.revision, trust_remote_code=shared.trust_remote_code, load_format=its.load_format
     )
     longest = min(facts.max_context, recipe.engine.max_model_len or facts.max_context)
     in_chats = chat_tokenizer(tokenizer, its.chat_template, its.default_chat_template_kwargs)
     reader = PromptReader(in_chats, longest, facts.eos_token_ids)
-    return TrainingPlan.of(recipe, facts, training_data(reader, rows, chat, recipe.train), trust_remote_code)
+    data = training_data(reader, rows, chat, recipe.train)
+    tell(data.notices, shared)
+    return TrainingPlan.of(recipe, facts, data, shared.trust_remote_code)
 
 
 def _speed(recipe: Recipe, plan: TrainingPlan) -> Speed | None:

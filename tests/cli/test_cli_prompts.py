@@ -226,7 +226,7 @@ def test_b13_audit_and_train_draft_have_them_too(capsys: pytest.CaptureFixture[s
     choice = ["--dataset", "rows.jsonl.gz", "--tasks", "unknown"]
     assert run(["audit", *choice]) == 2
     assert "no prompt has the task `unknown`" in capsys.readouterr().err
-    for flag in ("--data", "--dataset", "--prompt-file"):
+    for flag in ("--data", "--dataset"):
         assert run(["train-draft", flag, "builtin:stories", "--dry-run", "--json"]) == 0, capsys.readouterr().err
         assert json.loads(capsys.readouterr().out)["recipe"]["train"]["data"] == "builtin:stories"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from specdec_cli.engine.prompts import PromptSet
 from specdec_cli.errors import RunError, UsageError, did_you_mean
-from specdec_cli.files import given_path, unpacked, without_packing
+from specdec_cli.files import given_path, read_limited, unpacked, without_packing
 from specdec_cli.measure.workload.reading import Reading, prompts_of
 from specdec_cli.measure.workload.tables import ROW_SUFFIXES, RawRow, rows_of_bytes, rows_of_file
 from specdec_cli.proxy import proxy_of
@@ -124,8 +125,29 @@ def read_prompt_file(name: str, chat: bool | None = False) -> PromptSet:
     return prompts_of(rows, place.text, _reading(None, place.choices, chat))
 
 
+def check_prompt_file(name: str) -> None:
+    """Refuse a prompt file that is not there; `-` is standard input.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if name == "-":
+        return
+    place = _place(name)
+    try:
+        is_folder = stat.S_ISDIR(os.stat(place.path).st_mode)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        said = f"prompt file `{place.text}` cannot be read: {reason}"
+        raise UsageError(said, "check the path and its permissions") from None
+    if is_folder:
+        raise UsageError(f"prompt file `{place.text}` cannot be read: Is a directory", "name a file in it")
+
+
 def is_at_hand(name: str) -> bool:
-    """Whether a data set is a file here, which is read at once and without `datasets`."""
+    """Whether a data set is built in or a file here, which is read at once and without `datasets`."""
+    if name.startswith("builtin:"):
+        return True
     place = _place(_without_preset(name))
     return place.is_there and not place.is_folder
 
@@ -235,7 +257,7 @@ def _fetched(name: str) -> list[RawRow]:
     address = PRESETS[name].name
     try:
         with urlopen(address, timeout=_FETCH_SECONDS) as answer:
-            data: bytes = answer.read()
+            data = read_limited(answer.read, address)
     except OSError as error:
         between = proxy_of(address)
         through = "" if between is None else f"; asked through the {between}"
