@@ -12,9 +12,10 @@ import shlex
 import stat
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Protocol, Self
+from typing import Any
 
 from specdec_cli.errors import UsageError
 
@@ -26,16 +27,6 @@ _BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xf
 _ARCHIVES = {b"PK\x03\x04": "a zip archive (so are office documents)", b"7z\xbc\xaf": "a 7z archive"}
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _CHUNK = 1 << 24
-
-
-class _Unpacker(Protocol):
-    """A packed file that is open to be read."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> object: ...
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 def given_path(name: str | os.PathLike[str]) -> Path:
@@ -175,30 +166,30 @@ def without_packing(name: str) -> str:
     return stem if f"{dot}{suffix}".lower() in _PACKED_SUFFIXES else name
 
 
-def _gunzip(data: bytes) -> _Unpacker:
+def _gunzip(data: bytes) -> AbstractContextManager[Any]:
     import gzip
 
     return gzip.open(io.BytesIO(data))
 
 
-def _bunzip2(data: bytes) -> _Unpacker:
+def _bunzip2(data: bytes) -> AbstractContextManager[Any]:
     import bz2
 
     return bz2.open(io.BytesIO(data))
 
 
-def _unxz(data: bytes) -> _Unpacker:
+def _unxz(data: bytes) -> AbstractContextManager[Any]:
     import lzma
 
     return lzma.open(io.BytesIO(data))
 
 
-def _unzstd(data: bytes) -> _Unpacker:
+def _unzstd(data: bytes) -> AbstractContextManager[Any]:
     import pyarrow
 
     if not pyarrow.Codec.is_available("zstd"):
         raise UsageError("this build of pyarrow reads no Zstandard", "unpack the file first: zstd -d FILE")
-    opened: _Unpacker = pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd")
+    opened: AbstractContextManager[Any] = pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd")
     return opened
 
 
@@ -229,7 +220,7 @@ def _read_until(read: Callable[[int], bytes | None], limit: int, first: bytes = 
     return whole.getvalue()
 
 
-_OPENERS: dict[bytes, Callable[[bytes], _Unpacker]] = {
+_OPENERS: dict[bytes, Callable[[bytes], AbstractContextManager[Any]]] = {
     b"\x1f\x8b": _gunzip,
     b"BZh": _bunzip2,
     b"\xfd7zXZ\0": _unxz,
