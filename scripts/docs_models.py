@@ -20,45 +20,83 @@ PAGE = ROOT / "docs" / "models.md"
 RESULT = ROOT / "benchmarks" / "results" / "every_model.json"
 FORMS = ROOT / "benchmarks" / "results" / "file_forms.json"
 RUNS = ("equal", "near tie")
-MARKS = {"equal": "yes", "near tie": "yes, with near ties", "wrong": "no", "refused": "no"}
 
 HEAD = """# Models
 
 <!-- Written by scripts/docs_models.py from results of every_model and file_forms in benchmarks/. Do not edit. -->
 
-Which model types of transformers {transformers} run as a target or a draft. For a checkpoint,
-`specdec doctor -t MODEL` gives the same answer from its configuration and file headers alone.
+The model types of transformers {transformers} that run as a target or a draft. A checkpoint's `config.json` names its
+type as `model_type`. `specdec doctor -t MODEL` gives the same answer for a checkpoint, from its configuration and file
+headers.
 
-The tables are the outcome of `benchmarks/every_model.py` on a CPU ({measured}, commit {commit}). For each
-type the script makes a tiny random checkpoint. It decodes without a draft, with a random draft, with the model
-itself, with a noisy copy of it and with n-grams. Batches are ragged, windows are exceeded, prompts come in
-chunks, and prefixes are reused.
+"""
 
-- **Plain**: in float32, tokens equal transformers' `generate(do_sample=False)` and the logits of whole texts agree.
-- **Draft**: the same with every draft, and the model accepts its own drafts.
-- **bfloat16**: speculative text equals plain text. In a near tie, rounding decides between two tokens.
-- **Own decoder**: `specdec`'s C++ decoder runs the type on a CPU. All others run in transformers' forward pass.
+COMMON_HEAD = """## Models that people ask for
 
-[Forms of files](#forms-of-files) are at the end of the page. What was measured on a GPU stands in
-[Performance](performance.md).
+On a CPU, types in the second column run on `specdec`'s own C++ decoder, those in the third in transformers' forward
+pass.
+
+"""
+
+TESTED = """## How this was tested
+
+`benchmarks/every_model.py` made a tiny random checkpoint of each type on a CPU ({measured}, commit {commit}). It
+decoded without a draft, with a random draft, with the model itself, with a noisy copy of it and with n-grams, in ragged
+batches, beyond windows, with prompts in chunks and with prefix caching. A type runs if
+
+- in float32, its tokens equal transformers' `generate(do_sample=False)` with every draft, and logits of whole texts
+  agree,
+- the model accepts its own drafts, and
+- in bfloat16, speculative text equals plain text{exceptions}.
+
+[Performance](performance.md) says what was measured on a GPU.
 
 """
 
 FORMS_HEAD = """## Forms of files
 
-{summary}
+{summary} Weights of every form become plain numbers when they are loaded; no kernel multiplies with the packed ones.
+`--quantize int8` packs the plain numbers for the int8 kernel. Bits include a layer's scales. [Model files](formats.md)
+says what each form needs.
 
-The table is the outcome of `benchmarks/file_forms.py` on a CPU ({measured}, commit {commit}). For each form the
-script makes a tiny checkpoint, a Llama unless the table says otherwise, with groups of 32 weights. A form runs if its
-logits in float32 are those of transformers on the numbers that the form means, if its tokens are too, without a draft
-and with the model as its own draft, and if its logits in bfloat16 correlate with transformers'. The lowest correlation
-is {correlation:.4f}.
-
-Weights of every form become plain numbers when they are loaded; no kernel multiplies with the packed ones.
-`--quantize int8` packs the plain numbers for the int8 kernel. Bits are those of a layer's weight with its scales.
-[Model files](formats.md) says more.
+`benchmarks/file_forms.py` tried each form on a tiny checkpoint on a CPU ({measured}, commit {commit}). A form runs if
+its logits and tokens in float32 are those of transformers on the numbers that the form means, without a draft and with the
+model as its own draft, and if its logits in bfloat16 correlate with transformers' (at least {correlation:.4f}).
 
 """
+COMMON = {
+    "Llama 2, 3, TinyLlama": ("llama",),
+    "Llama 4": ("llama4", "llama4_text"),
+    "Qwen 2, 2.5": ("qwen2", "qwen2_moe"),
+    "Qwen 3": ("qwen3", "qwen3_moe"),
+    "Qwen3-Next, Qwen 3.5": ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    "Qwen 4": ("qwen4_exp", "qwen4_exp_text"),
+    "gpt-oss": ("gpt_oss",),
+    "Gemma 1, 2, 3": ("gemma", "gemma2", "gemma3", "gemma3_text"),
+    "Gemma 3n, 4": ("gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    "Mistral, Ministral, Mixtral": ("mistral", "ministral", "ministral3", "mixtral"),
+    "DeepSeek V2, V3, R1, V3.2, V4": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+    "GLM 4, 4.5": ("glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+    "Kimi": ("kimi_linear", "kimi_k25"),
+    "MiniMax": ("minimax", "minimax_m2", "minimax_m3_vl_text"),
+    "Phi": ("phi", "phi3", "phimoe", "phi4_multimodal"),
+    "Granite": ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
+    "OLMo": ("olmo", "olmo2", "olmo3", "olmoe", "olmo_hybrid", "flex_olmo"),
+    "SmolLM 3": ("smollm3",),
+    "Cohere Command": ("cohere", "cohere2", "cohere2_moe"),
+    "ERNIE 4.5": ("ernie4_5", "ernie4_5_moe"),
+    "EXAONE 4": ("exaone4", "exaone_moe"),
+    "Seed-OSS": ("seed_oss",),
+    "MiMo V2": ("mimo_v2_flash",),
+    "Nemotron": ("nemotron", "nemotron_h"),
+    "LFM": ("lfm2", "lfm2_moe", "lfm3"),
+    "Falcon, Falcon-H1, Falcon-Mamba": ("falcon", "falcon_h1", "falcon_mamba"),
+    "Mamba, Mamba-2, Jamba, Zamba, RWKV-4": ("mamba", "mamba2", "jamba", "zamba", "zamba2", "rwkv"),
+    "GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, MPT": ("gpt2", "gptj", "gpt_neox", "opt", "bloom", "mpt"),
+    "BitNet": ("bitnet",),
+    "Qwen-VL, text only": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+}
+"""Model types by the names under which people look for them. A model that does not run stands under Not supported."""
 NAMES = {
     "fp8 blocks": "FP8, scales of blocks (`quant_method: fp8`)",
     "fp8 tensors": "FP8, a scale of the tensor (`quant_method: fp8`)",
@@ -99,19 +137,45 @@ def page() -> str:
     document = json.loads(RESULT.read_text(encoding="utf-8"))
     about, results = document["machine"], document["results"]
     causal, wrappers = results["causal"], results["wrappers"]
-    parts = [HEAD.format(transformers=about["transformers"], measured=about["measured"][:10], commit=about["commit"])]
-    parts += [f"## Causal language models\n\n{summary(causal)}\n\n", *table(causal), "\n"]
+    parts = [HEAD.format(transformers=about["transformers"]), COMMON_HEAD, *common({**causal, **wrappers})]
     parts += [
-        f"## Multimodal models, text only\n\n{summary(wrappers)}\n\n",
-        "The whole model is loaded and decodes text; prompts with images, video or sound are not supported.\n\n",
-        *table(wrappers),
-        "\n",
+        f"\n## All causal language models\n\n{summary(causal)}\n\n{names(causal)}\n\n",
+        f"## Multimodal models, text only\n\n{summary(wrappers)} The whole model is loaded and decodes text. Prompts "
+        f"with images, video or sound are not supported.\n\n{names(wrappers)}\n\n",
         "## Not supported\n\n",
         *refusals({**causal, **wrappers}),
         "\n",
+        TESTED.format(measured=about["measured"][:10], commit=about["commit"], exceptions=exceptions(causal, wrappers)),
         *forms(json.loads(FORMS.read_text(encoding="utf-8"))),
     ]
     return "".join(parts)
+
+
+def common(outcomes: dict[str, Any]) -> Iterator[str]:
+    """The table of models that people ask for, with the types that run, by decoder."""
+    yield "| Models | own decoder | transformers' forward pass |\n|---|---|---|\n"
+    for models, types in COMMON.items():
+        running = {name: outcomes[name].get("decoder") for name in types if kind_of(outcomes[name]) == "runs"}
+        cells = [
+            ", ".join(f"`{name}`" for name, decoder in running.items() if (decoder == "own") is own)
+            for own in (True, False)
+        ]
+        yield f"| {models} | {' | '.join(cells)} |\n"
+
+
+def names(outcomes: dict[str, Any]) -> str:
+    """The types that run."""
+    return ", ".join(f"`{name}`" for name, one in outcomes.items() if kind_of(one) == "runs") + "."
+
+
+def exceptions(*groups: dict[str, Any]) -> str:
+    """The types that run with near ties or not in bfloat16, as the end of a sentence."""
+    runs = {name: one for group in groups for name, one in group.items() if kind_of(one) == "runs"}
+    ties = [f"`{name}`" for name, one in runs.items() if "near tie" in one.values()]
+    refused = [f"`{name}`" for name, one in runs.items() if one.get("bfloat16") == "refused"]
+    clauses = [f"apart from near ties in {', '.join(ties)}"] if ties else []
+    clauses += [f"{', '.join(refused)} does not run in bfloat16"] if refused else []
+    return "".join(f"; {clause}" for clause in clauses)
 
 
 def summary(outcomes: dict[str, Any]) -> str:
@@ -132,16 +196,6 @@ def kind_of(outcome: dict[str, Any]) -> str:
     if outcome["plain"] != "refused":
         return "wrong"
     return "untried" if "has no weights" in outcome["reason"] else "refused"
-
-
-def table(outcomes: dict[str, Any]) -> Iterator[str]:
-    """The types that run."""
-    yield "| Type | Plain | Draft | bfloat16 | Own decoder |\n|---|---|---|---|---|\n"
-    for name, one in outcomes.items():
-        if kind_of(one) == "runs":
-            marks = [MARKS[one[column]] for column in ("plain", "draft")]
-            own = "yes" if one.get("decoder") == "own" else "no"
-            yield f"| `{name}` | {' | '.join([*marks, MARKS.get(one.get('bfloat16', ''), 'not run'), own])} |\n"
 
 
 def forms(document: dict[str, Any]) -> Iterator[str]:
@@ -174,11 +228,14 @@ def int8_of(outcome: dict[str, Any]) -> str:
 
 
 def refusals(outcomes: dict[str, Any]) -> Iterator[str]:
-    """The other types with their reasons; those without a checkpoint last."""
-    yield "| Type | Reason |\n|---|---|\n"
+    """The other types by reason; those without a checkpoint last."""
+    by_reason: dict[str, list[str]] = {}
     for name, one in outcomes.items():
         if kind_of(one) in ("refused", "wrong"):
-            yield f"| `{name}` | {reason_of(name, one['reason'])} |\n"
+            by_reason.setdefault(reason_of(name, one["reason"]), []).append(f"`{name}`")
+    yield "| Reason | Types |\n|---|---|\n"
+    for reason, types in by_reason.items():
+        yield f"| {reason} | {', '.join(types)} |\n"
     untried = [f"`{name}`" for name, one in outcomes.items() if kind_of(one) == "untried"]
     if untried:
         yield f"\nNo small checkpoint of these could be made here, so nothing is known: {', '.join(untried)}.\n"

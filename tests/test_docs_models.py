@@ -44,3 +44,20 @@ def test_a_reason_is_told_without_its_subject(script: dict[str, Any]) -> None:
     reason_of = script["reason_of"]
     assert reason_of("xlm", "`xlm` is not supported: it keeps a cache of its own") == "it keeps a cache of its own"
     assert reason_of("t5", "`t5` is an encoder-decoder") == "is an encoder-decoder"
+
+
+def test_what_people_ask_for_comes_first_and_runs(script: dict[str, Any]) -> None:
+    page, common = script["page"](), script["COMMON"]
+    first = page[: page.index("## All causal language models")]
+    types = [name for names in common.values() for name in names]
+    assert len(types) == len(set(types)) > 60
+    assert [name for name in types if f"`{name}`" not in first] == []
+    assert "| Llama 2, 3, TinyLlama | `llama` |  |" in first
+    assert "| Falcon, Falcon-H1, Falcon-Mamba |  | `falcon`, " in first
+
+
+def test_an_exception_is_named(script: dict[str, Any]) -> None:
+    runs = {"plain": "equal", "draft": "equal", "bfloat16": "equal"}
+    outcomes = {"a": runs, "b": {**runs, "bfloat16": "near tie"}, "c": {**runs, "bfloat16": "refused"}}
+    assert script["exceptions"]({"a": runs}) == ""
+    assert script["exceptions"](outcomes) == "; apart from near ties in `b`; `c` does not run in bfloat16"
