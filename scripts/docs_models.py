@@ -60,8 +60,8 @@ FORMS_HEAD = """## Forms of files
 says what each form needs.
 
 `benchmarks/file_forms.py` tried each form on a tiny checkpoint on a CPU ({measured}, commit {commit}). A form runs if
-its logits and tokens in float32 are those of transformers on the numbers that the form means, without a draft and with the
-model as its own draft, and if its logits in bfloat16 correlate with transformers' (at least {correlation:.4f}).
+its logits and tokens in float32 are those of transformers on the numbers that the form means, without a draft and with
+the model as its own draft, and if its logits in bfloat16 correlate with transformers' (at least {correlation:.4f}).
 
 """
 COMMON = {

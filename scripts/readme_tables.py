@@ -14,7 +14,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -186,80 +185,6 @@ def _starts(number: int) -> str:
     return f"Every server was started {number} times. The brackets hold {held}."
 
 
-def against_generate(document: dict[str, Any]) -> str:
-    """Speed of a server that has answered before, over that of a new process of `specdec generate`."""
-    servers: dict[str, Any] = document["results"]
-    others = [other for other in next(iter(servers.values())) if other.startswith("generate")]
-    rows = [
-        [name, *(_interval(facts[other]["ratio"], facts[other]["ci95"]) for other in others)]
-        for name, facts in servers.items()
-    ]
-    num_starts = min(len(facts[other]["of_starts"]) for facts in servers.values() for other in others)
-    head = ["speed of the server over", *others]
-    return f"{_starts(num_starts)} {measured_on(document)}.\n\n" + markdown(head, rows)
-
-
-def roofline(document: dict[str, Any]) -> str:
-    """Time of one forward pass by rows and precision, against the time it takes to read the weights."""
-    results = document["results"]
-    names = [name for name in ("float32", "bfloat16", "int8") if name in results["rows"]]
-    rows = [
-        [
-            name,
-            f"{row['megabytes']:.0f}",
-            f"{row['read_gb_per_second']:.0f}",
-            f"{row['ms_by_rows']['1']:.2f}",
-            f"{1 / row['share_of_floor_at_1_row']:.2f}",
-            f"{row['5_rows_over_1']:.2f}",
-        ]
-        for name, row in ((name, results["rows"][name]) for name in names)
-    ]
-    head = ["precision", "weights, MB", "read bandwidth, GB/s", "1 row, ms", "1 row / reading the weights"]
-    said = f"`{results['target']}` with a context of {results['context']} tokens. {measured_on(document)}.\n\n"
-    return said + markdown([*head, "5 rows / 1 row"], rows)
-
-
-def free_draft(document: dict[str, Any]) -> str:
-    """Share of the tokens per step that remains as speed-up when the draft costs nothing."""
-    arm = next(arm for arm in document["results"] if (arm["name"], arm["quantize"]) == ("embedded", "none"))
-    rows = [
-        [str(row["k"]), f"{row['tokens_per_step']:.2f}", _interval(row["efficiency"], row["ci95"])]
-        for row in arm["rows"]
-    ]
-    said = f"The target in {arm['dtype']}; every drafted token is accepted. {measured_on(document)}.\n\n"
-    return said + markdown(["k", "tokens per step", "efficiency [95 % interval]"], rows)
-
-
-def threads(document: dict[str, Any]) -> str:
-    """The gain of a draft beside busy processes, on the threads that the engine chooses and on one."""
-    results = {name: facts for name, facts in document["results"].items() if name != "at_work"}
-    columns = {
-        "speed-up, threads chosen": "speed-up, threads chosen",
-        "speed-up, one thread": "speed-up, one thread",
-        "tokens/s, chosen over one, without draft": "tokens/s without a draft, chosen / one",
-        "tokens/s, chosen over one, with draft": "tokens/s with the draft, chosen / one",
-    }
-    rows = [
-        [name.split()[0], *(_interval(facts[key]["median"], facts[key]["ci95"]) for key in columns)]
-        for name, facts in results.items()
-    ]
-    head = [f"busy processes on {document['machine']['cores']} cores", *columns.values()]
-    return f"{measured_on(document)}.\n\n" + markdown(head, rows)
-
-
-def own_decoder(document: dict[str, Any]) -> str:
-    """Our own decoder's speed over transformers' forward pass, for each family, size and dtype."""
-    results = document["results"]
-    families = dict.fromkeys(name.split()[0] for name in results)
-    forms = sorted({tuple(name.split()[1:]) for name in results}, reverse=True)
-    rows = []
-    for family in families:
-        found = [results.get(" ".join((family, *form))) for form in forms]
-        rows.append([family, *("" if one is None else _interval(one["ratio"], one["ci95"]) for one in found)])
-    head = ["family", *(f"{size}, {dtype}" for size, dtype in forms)]
-    return f"{measured_on(document)}.\n\n" + markdown(head, rows)
-
-
 def trees(document: dict[str, Any]) -> str:
     """Chains and trees beside plain decoding, greedy and at temperature 1."""
     results = document["results"]
@@ -285,8 +210,9 @@ def trees(document: dict[str, Any]) -> str:
 _KINDS = ("prose", "prose, adaptive", "edits", "asked again")
 
 
-def drafts(document: dict[str, Any], group: str) -> str:
-    """Speed-ups of one target's drafts by kind of text, greedy and at temperature 1, beside the predicted ones."""
+def drafts(document: dict[str, Any]) -> str:
+    """Speed-ups of the built-in target's drafts by kind of text and temperature, beside the predicted ones."""
+    group = "built-in"
     parts = {name: part for name, part in document["results"]["parts"].items() if name.startswith(f"{group}, ")}
     said = _of_parts(document["results"], parts)
     predicted = parts[f"{group}, greedy, prose, predicted"]["arms"]
@@ -295,6 +221,8 @@ def drafts(document: dict[str, Any], group: str) -> str:
         of_prose = parts[f"{group}, {words}, prose"]["arms"]
         rows = []
         for arm, facts in of_prose.items():
+            if arm.startswith("untrained"):  # shows what a head costs, not what it gains
+                continue
             length = facts["acceptance length"]
             row = [arm, "" if length is None else f"{length:.2f}"]
             row += [f"{predicted[arm]:.2f}" if arm in predicted else ""] * (words == "greedy")
@@ -310,18 +238,6 @@ def _of_parts(results: dict[str, Any], parts: dict[str, Any]) -> str:
     loads = [machine["load_average_1m"] for machine in machines]
     said += f"{min(loads):.1f} to {max(loads):.1f} before each part, commit {_each(machines, 'commit')}, "
     return said + f"{_each([{'measured': machine['measured'][:10]} for machine in machines], 'measured')}.\n\n"
-
-
-def adaptive_drafts(document: dict[str, Any]) -> str:
-    """Speed-ups of the adaptive depth with every draft, on both targets."""
-    parts = document["results"]["parts"]
-    modes = ("greedy", "temperature 1")
-    rows = []
-    for group, target in (("built-in", "builtin:target"), ("shared", "bitstories-3M")):
-        found = {words: parts[f"{group}, {words}, prose, adaptive"]["arms"] for words in modes}
-        rows += [[target, arm, *(_draft_cell(found[words][arm]) for words in modes)] for arm in found["greedy"]]
-    head = ["target", "draft", *(f"{words}: speed-up [95 % interval]" for words in modes)]
-    return _of_parts(document["results"], parts) + markdown(head, rows)
 
 
 def _draft_cell(facts: dict[str, Any] | None) -> str:
@@ -391,34 +307,16 @@ def _interval(value: float, ends: Sequence[float]) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine-drafts": ("vllm_arm.json", engine_drafts),
-    "drafts-builtin": ("compare_drafts_all.json", partial(drafts, group="built-in")),
-    "drafts-adaptive": ("compare_drafts_adaptive.json", adaptive_drafts),
-    "drafts-shared": ("compare_drafts_all.json", partial(drafts, group="shared")),
+    "drafts-builtin": ("compare_drafts_all.json", drafts),
     "gpu-heads": ("gpu_day_nvidia_h200.json", gpu_heads),
     "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
     "builtin": ("builtin_pair.json", builtin),
     "builtin-quiet-cache": ("builtin_pair_zen4.json", builtin),
     "adaptive": ("adaptive.json", adaptive),
     "streams": ("serve_load.json", streams),
-    "server-against-generate": ("serve_against_generate.json", against_generate),
     "peers-builtin": ("peers_builtin.json", peers),
-    "peers-stories": ("peers_stories.json", peers),
     "peers-embedded": ("peers_embedded.json", peers),
-    "peers-embedded-amx": ("peers_embedded_amx.json", peers),
-    "peers-embedded-zen5": ("peers_embedded_zen5.json", peers),
-    "roofline-builtin": ("roofline_builtin.json", roofline),
-    "roofline-embedded": ("roofline_embedded.json", roofline),
-    "roofline-embedded-amx": ("roofline_embedded_amx.json", roofline),
-    "roofline-embedded-zen5": ("roofline_embedded_zen5.json", roofline),
-    "roofline-embedded-zen5-fast": ("roofline_embedded_75gb.json", roofline),
-    "free-draft": ("free_draft.json", free_draft),
-    "free-draft-amx": ("free_draft_amx.json", free_draft),
-    "free-draft-zen5": ("free_draft_zen5.json", free_draft),
-    "threads": ("threads.json", threads),
-    "own-decoder": ("own_decoder.json", own_decoder),
     "trees-builtin": ("trees_builtin.json", trees),
-    "trees-stories": ("trees_stories.json", trees),
-    "trees-embedded": ("trees_embedded.json", trees),
 }
 
 

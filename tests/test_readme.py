@@ -408,45 +408,6 @@ def test_streams_stand_by_policy(tmp_path: Path) -> None:
     ]
 
 
-def test_a_server_is_compared_with_new_processes(tmp_path: Path) -> None:
-    over = {"ratio": 1.25, "ci95": [1.2, 1.3], "of_starts": [1.2, 1.3]}
-    facts = {"tokens_per_second": 9.0, "generate with the same options": over, "generate with a fixed k=4": over}
-    keep(tmp_path / "serve_against_generate.json", {"adaptive": facts})
-    said, *lines = tables_script().table("server-against-generate", tmp_path).splitlines()
-    assert said.startswith(
-        "Every server was started 2 times. The brackets hold the range of the starts' medians. A CPU, "
-    )
-    assert lines[1] == "| speed of the server over | generate with the same options | generate with a fixed k=4 |"
-    assert lines[3] == "| adaptive | 1.25 [1.20, 1.30] | 1.25 [1.20, 1.30] |"
-
-
-def test_a_roofline_compares_rows_with_reading_the_weights(tmp_path: Path) -> None:
-    row = {"megabytes": 700.4, "read_gb_per_second": 45.6, "ms_by_rows": {"1": 17.7}}
-    row |= {"share_of_floor_at_1_row": 0.8, "5_rows_over_1": 1.02}
-    keep(tmp_path / "roofline_embedded.json", {"target": "T", "context": 128, "rows": {"int8": row, "bfloat16": row}})
-    lines = tables_script().table("roofline-embedded", tmp_path).splitlines()
-    assert lines[0].startswith("`T` with a context of 128 tokens. A CPU, ")
-    assert lines[4:] == ["| bfloat16 | 700 | 46 | 17.70 | 1.25 | 1.02 |", "| int8 | 700 | 46 | 17.70 | 1.25 | 1.02 |"]
-
-
-def test_a_free_draft_shows_the_embedded_target_as_it_is(tmp_path: Path) -> None:
-    arm = {"name": "embedded", "dtype": "bfloat16", "quantize": "int8", "rows": []}
-    row = {"k": 2, "tokens_per_step": 2.97, "efficiency": 0.99, "ci95": [0.98, 1.0]}
-    keep(tmp_path / "free_draft.json", [arm, arm | {"quantize": "none", "rows": [row]}])
-    assert tables_script().table("free-draft", tmp_path).splitlines()[-1] == "| 2 | 2.97 | 0.99 [0.98, 1.00] |"
-
-
-def test_threads_stand_by_busy_processes(tmp_path: Path) -> None:
-    names: tuple[str, ...] = ("speed-up, threads chosen", "speed-up, one thread", "speed-up, chosen over one")
-    names += ("tokens/s, chosen over one, without draft", "tokens/s, chosen over one, with draft")
-    facts = {name: {"median": 1 + place, "ci95": [place, 9]} for place, name in enumerate(names)}
-    keep(tmp_path / "threads.json", {"at_work": 1.0, "0 neighbours": facts, "4 neighbours": facts})
-    _, _, head, _, *lines = tables_script().table("threads", tmp_path).splitlines()
-    assert head.startswith("| busy processes on 2 cores | speed-up, threads chosen | speed-up, one thread |")
-    cells = "1.00 [0.00, 9.00] | 2.00 [1.00, 9.00] | 4.00 [3.00, 9.00] | 5.00 [4.00, 9.00] |"
-    assert lines == [f"| 0 | {cells}", f"| 4 | {cells}"]
-
-
 def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path) -> None:
     def peer(speed: float) -> dict[str, Any]:
         over = {"median": 100 / speed, "ci95": [1.0, 9.0]}
