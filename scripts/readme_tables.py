@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "engines.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "vllm.md")
 RESULTS = ROOT / "benchmarks" / "results"
 ENOUGH_STARTS = 6  # the range of fewer covers less than 95 %
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
@@ -244,26 +244,6 @@ def _draft_cell(facts: dict[str, Any] | None) -> str:
     return "" if facts is None else _interval(facts["speed-up"]["median"], facts["speed-up"]["ci95"])
 
 
-def engine_drafts(document: dict[str, Any]) -> str:
-    """Drafts side by side in another engine, on three targets."""
-    rows, loads = [], []
-    for part in ("compare-drafts", "stories pair, compare-drafts", "embedded pair, compare-drafts"):
-        found = document["results"][part]["document"]
-        loads += [found["machine"]["load_before"], found["machine"]["load_after"]]
-        target = found["recipe"]["target"]
-        for row in found["rows"]:
-            speedup, length = row["speedup"], row["acceptance_length"]
-            cells = [Path(target["model"]).name, target["dtype"], Path(row["draft"]).name]
-            rows.append([*cells, _interval(speedup["median"], speedup["ci95"]), f"{length:.2f}" if length else "–"])
-    plan, size = found["plan"], found["recipe"]["sampling"]["max_new_tokens"]
-    said = (
-        f"vLLM {found['engine']['version']} (CPU build), {plan['group_sizes']['1']} prompts of {size} tokens, one at a "
-    )
-    said += f"time, each decoded {plan['repeats']} times. {document['machine']['cpu']}, load {min(loads):.1f} to "
-    said += f"{max(loads):.1f}, {found['created'][:10]}.\n\n"
-    return said + markdown(["target", "numbers", "draft", "speed-up [95 % interval]", "tokens per step"], rows)
-
-
 def engine_sweep(document: dict[str, Any]) -> str:
     """Speed-ups of another engine at every k: predicted from three of its starts, and measured."""
     results, greedy = document["results"], document["results"]["greedy"]
@@ -306,7 +286,6 @@ def _interval(value: float, ends: Sequence[float]) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "engine-drafts": ("vllm_arm.json", engine_drafts),
     "drafts-builtin": ("compare_drafts_all.json", drafts),
     "gpu-heads": ("gpu_day_nvidia_h200.json", gpu_heads),
     "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
