@@ -15,12 +15,13 @@ from specdec_cli.errors import ExitCode
 
 DOCS = Path(__file__).parents[1] / "docs"
 HAS_PAIR = (Path(specdec_cli.__file__).parent / "builtin" / "target" / "model.safetensors").is_file()
-MODELS = re.compile(r"\./(?!my-8b)[\w.-]+|\b\w+/[\w.-]+(:[\w.-]+)?")
-"""Folders, files and hub ids that only a reader has. Nothing small stands in for 8 billion parameters."""
+MODELS = re.compile(r"\./[\w.-]+|\b\w+/[\w.-]+(:[\w.-]+)?")
+"""Folders, files and hub ids that only a reader has."""
 OF_TARGET = ("-t", "--target", "--model", "serve")
 OF_DRAFT = ("-d", "--draft", "--speculative-model", "--speculative-config")
 FILES = {
     "prompts.jsonl": '{"prompt": "Once upon a time"}\n{"prompt": "The cat"}\n' * 10,
+    "chats.jsonl": '{"messages": [{"role": "user", "content": "Tell me a story."}]}\n' * 20,
     "questions.csv": "query,topic\nThe dog,animals\n,nothing\nThe cat,animals\n",
     "person.json": '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}',
     "tuned.yaml": "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n",
