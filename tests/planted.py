@@ -20,8 +20,8 @@ FAULTS = {
     "later layers read the inputs": ("s.inputs && (is_first || s.only_files)", "s.inputs"),
     "later layers file normed states": ("s.inputs && (is_first || s.only_files)", "s.inputs && is_first"),
     "a row is another one in company": (
-        "write<ADDS>(Kind::values",
-        "write<ADDS>((n > 1 ? 1.0001f : 1.0f) * Kind::values",
+        "write<ADDS>(m, Kind::values",
+        "write<ADDS>(m, (n > 1 ? 1.0001f : 1.0f) * Kind::values",
     ),
     "a window begins with its company": (
         "const long begin = begin_of((first + q) / groups)",
@@ -30,11 +30,13 @@ FAULTS = {
 }
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """Have every decoder that is made from now on run with a fault."""
-    source = native.SOURCE.read_text()
-    assert source.count(FAULTS[fault][0]) == 1
-    library = native.load(source.replace(*FAULTS[fault]))
+def plant(monkeypatch: pytest.MonkeyPatch, fault: str | tuple[str, str]) -> None:
+    """Have every decoder that is made from now on run with a fault: one of FAULTS, or what is replaced and by what."""
+    source, (right, wrong) = native.source(), FAULTS[fault] if isinstance(fault, str) else fault
+    assert source.count(right) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "_FLAGS", [flag.replace("-O3", "-O1") for flag in native._FLAGS])  # it compiles sooner
+        library = native.load(source.replace(right, wrong))
     monkeypatch.setattr(native, "library", lambda: library)
 
 

@@ -347,10 +347,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("target.load_format", str, ("--load-format",), MODELS, metavar="auto|dummy"),
     Option("target.dtype", str, ("--dtype",), MODELS, metavar="auto|float32|bfloat16|float16"),
     Option("target.quantize", str, ("--quantize",), MODELS, metavar="none|int8"),
+    Option("target.compute", str, ("--compute",), MODELS, metavar="auto|native|dequantized"),
     Option("target.device", str, ("--device",), MODELS, metavar="DEVICE"),
     Option("target.tensor_parallel_size", int, ("--tensor-parallel-size",), MODELS),
     Option("draft.dtype", str, ("--draft-dtype",), MODELS, metavar="auto|float32|bfloat16|float16"),
     Option("draft.quantize", str, ("--draft-quantize",), MODELS, metavar="none|int8"),
+    Option("draft.compute", str, ("--draft-compute",), MODELS, metavar="auto|native|dequantized"),
     Option("draft.device", str, ("--draft-device",), MODELS, metavar="DEVICE"),
     Option(
         "draft.tensor_parallel_size",

@@ -101,6 +101,7 @@ def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, shared: Shared)
         trust_remote_code=shared.trust_remote_code,
         load_format=its.load_format,
         quantize=its.quantize,
+        compute=its.compute,
         device=its.device,
         decoder=recipe.engine.decoder,
     )

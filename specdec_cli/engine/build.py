@@ -255,6 +255,7 @@ def _load(
         device=model.device,
         load_format=model.load_format,
         quantize=model.quantize,
+        compute=model.compute,
         trust_remote_code=settings.trust_remote_code,
         max_num_seqs=options.max_num_seqs,
         block_size=settings.block_size,

@@ -12,7 +12,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.files.generation import AUTO
-from specdec_cli.recipe.schema import Decoder, LoadFormat, Quantize
+from specdec_cli.recipe.schema import Compute, Decoder, LoadFormat, Quantize
 
 LoadProgress = Callable[[str], None]
 """Called with a short description of each loading phase; its `count_bytes`, if it has one, with the bytes of a file."""
@@ -30,6 +30,7 @@ class ModelSettings:
         device: auto, cpu, cuda or cuda:N.
         load_format: auto, or dummy for random weights.
         quantize: none or int8.
+        compute: auto (a GGUF file's blocks as they are, where that is possible), native, or dequantized.
     """
 
     revision: str | None = None
@@ -37,11 +38,12 @@ class ModelSettings:
     device: str = "auto"
     load_format: LoadFormat = "auto"
     quantize: Quantize = "none"
+    compute: Compute = "auto"
 
 
 def model_settings(model: Any) -> ModelSettings:
     """How a recipe's target or draft is loaded."""
-    return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize)
+    return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize, model.compute)
 
 
 @checked_fields
@@ -125,11 +127,13 @@ class LoadArguments(TypedDict, total=False):
     device: str
     load_format: LoadFormat
     quantize: Quantize
+    compute: Compute
     draft_revision: str | None
     draft_dtype: str
     draft_device: str
     draft_load_format: LoadFormat
     draft_quantize: Quantize
+    draft_compute: Compute
 
 
 @dataclass(frozen=True, slots=True)

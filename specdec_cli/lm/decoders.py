@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
 from specdec_cli.lm.door import Recording
 from specdec_cli.lm.files.architecture import carries_state
@@ -117,6 +117,11 @@ def forward_for(
     """
     if is_own:
         decoder_of_ours = LlamaDecoder(model, kind)
+        if not decoder_of_ours.has_rows_of_file():
+            raise RunError(
+                f"the weights of `{name}` are other numbers in our decoder than in its file",
+                "please report it; `--compute dequantized` decodes it in plain numbers",
+            )
         leave_files(model)
         return OwnForward(decoder_of_ours, Layouts(block_size))
     packed = _packed_forward(model)

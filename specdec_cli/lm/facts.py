@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import torch
 
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.files import given_path
+from specdec_cli.lm.compute import is_native
 from specdec_cli.lm.decoders import COMPILING, check_decoder, graphs_obstacle, own_obstacle, tries_graphs
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
 from specdec_cli.lm.files.generation import NONE, read_generation
+from specdec_cli.lm.files.gguf_blocks import block_bytes
 from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
@@ -68,7 +70,7 @@ class ModelFacts:
         load_format: auto, or dummy for random weights.
         read_bytes: of weights that a forward of one token reads: an input embedding that is not the output's is
             looked up, and a token takes a share of the experts.
-        decoder: whose forward runs it: `own`, or `transformers` and why.
+        decoder: whose forward runs it: `own`, `own, native` on a GGUF file's blocks, or `transformers` and why.
         stored_as: form of its files, `safetensors` or for example `GGUF (Q4_K, Q6_K)`; None where they are not here.
         stored_bytes: their size.
         num_mtp_modules: modules in its checkpoint that `--draft mtp` guesses with.
@@ -111,6 +113,7 @@ def describe(
     trust_remote_code: bool = False,
     load_format: str = "auto",
     quantize: str = "none",
+    compute: str = "auto",
     device: str = "auto",
     decoder: str = "auto",
     self_draft: SelfDraft | None = None,
@@ -126,6 +129,7 @@ def describe(
         trust_remote_code: run Python code that comes with the model.
         load_format: auto, or dummy.
         quantize: none, or int8.
+        compute: as `load_lm` takes it.
         device: where it would run, whether that is here or not.
         decoder: as `load_lm` takes it.
         self_draft: describe this draft of the model, which adds its own weights alone; None describes the model.
@@ -160,9 +164,15 @@ def describe(
             whole = model_on_paper(name, source, config, kind, trust_remote_code, form)
             found = own_obstacle(whole, decoder, place)
             shared = weights_of(whole, kept_as(kind_when(decoder in COMPILING, kind, place, quantize), found))
+            native = is_complete and is_native(
+                name, folder, config, compute, quantize=quantize, decoder=decoder, device=place
+            )
+            if native:
+                sizes = block_bytes(name, folder, config)
+                shared = [replace(weight, num_bytes=sizes.get(weight.name, weight.num_bytes)) for weight in shared]
             draft = self_draft or SelfDraft()
             if self_draft is not None:
-                _check_self_draft(self_draft, name, config, found, quantize)
+                _check_self_draft(self_draft, name, config, found, "blocks" if native else quantize)
             model = first_layers(whole, draft.layers)
             kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code, draft.layers)
             left = weights_of_first_layers(shared, whole, draft.layers)
@@ -186,7 +196,11 @@ def describe(
             is_complete=is_complete,
             load_format="dummy" if is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
-            decoder=_decoder(found) if not tries_graphs(decoder, place) else _graphs(name, config, place),
+            decoder="own, native"
+            if native
+            else _decoder(found)
+            if not tries_graphs(decoder, place)
+            else _graphs(name, config, place),
             stored_as=stored_as(name, folder, method) if is_complete else None,
             stored_bytes=stored_bytes(name, folder) if is_complete else None,
             num_mtp_modules=0 if modules is None else len(modules.tensors),

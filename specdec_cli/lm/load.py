@@ -12,7 +12,9 @@ import torch
 from transformers import AutoTokenizer
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.blocks_check import BlocksOracle
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
+from specdec_cli.lm.compute import NATIVE, is_native
 from specdec_cli.lm.decoders import COMPILING, check_decoder
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
@@ -20,6 +22,7 @@ from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
+from specdec_cli.lm.files.gguf_blocks import model_in_blocks
 from specdec_cli.lm.files.gguf_folder import gguf_of, read_gguf_tokenizer
 from specdec_cli.lm.files.gguf_weights import Progress, check_gguf_tensors
 from specdec_cli.lm.files.headers import first_dtype
@@ -58,6 +61,7 @@ def load_lm(
     trust_remote_code: bool = False,
     load_format: str = "auto",
     quantize: str = "none",
+    compute: str = "auto",
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
     block_size: int = 16,
@@ -80,6 +84,7 @@ def load_lm(
         load_format: auto (weights from the model's files), or dummy (random ones; no file is read, and nothing ends
             a text).
         quantize: none, or int8 (linear layers).
+        compute: auto (a GGUF file's blocks as they are, where that is possible), native, or dequantized.
         max_num_seqs: sequences that the KV cache should have room for.
         max_model_len: a shorter context limit than the model's own, in tokens.
         block_size: tokens in a block of KV cache.
@@ -110,24 +115,28 @@ def load_lm(
             check_gguf_tensors(name, folder, config)
             form = take_form(config)
             check_adapter(name, folder, stays_quantized(config))
-            _check_room(name, folder, config, form, dtype, quantize, target_device)
+            native = is_native(name, folder, config, compute, quantize=quantize, decoder=decoder, device=target_device)
+            _check_room(name, folder, config, form, dtype, NATIVE if native else quantize, target_device)
         else:
+            native = False
             forget_quantization(config)
         check_decoder(name, decoder, config, target_device, quantize)
         generation = read_generation(folder, generation_config) if has_weights else Generation()
-        if has_weights:
+        if native:
+            model = model_in_blocks(name, folder, config, resolve_dtype(name, dtype, config, folder))
+        elif has_weights:
             resolved = resolve_dtype(name, dtype, config, folder)
             model = model_from_files(name, folder, config, resolved, trust_remote_code, form, progress=progress)
         else:
             attention = attention_of(config)
             model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
         model = model.to(target_device).eval()
-        oracle = Oracle(model) if check else None
+        oracle = (BlocksOracle if native else Oracle)(model) if check else None
         if isinstance(wanted_dtype, torch.dtype) and model.dtype != wanted_dtype and stays_quantized(config):
             runs_in = str(model.dtype).removeprefix("torch.")
             said = f"`{name}` is quantized by `{stays_quantized(config)}` and runs in `{runs_in}`, not in `{dtype}`"
             raise UsageError(said, "leave --dtype at auto")
-        if oracle is not None and oracle.is_quantized:  # its dtype may be none that its kernels take
+        if isinstance(oracle, Oracle) and oracle.is_quantized:  # its dtype may be none that its kernels take
             oracle.check_reference(name)
         lm = TransformersLM(
             model,
@@ -140,7 +149,7 @@ def load_lm(
             num_blocks=num_blocks,
             extra_tokens=extra_tokens,
             decoder=decoder,
-            kind=kind_when(decoder in COMPILING, model.dtype, target_device, quantize),
+            kind="blocks" if native else kind_when(decoder in COMPILING, model.dtype, target_device, quantize),
         )
         weights = fingerprint(folder, all_files(name, folder)) if has_weights else None
         lm.generation = generation
@@ -152,7 +161,7 @@ def load_lm(
     return _load_in_float32(doubt, options)
 
 
-def _doubt(oracle: Oracle, lm: TransformersLM) -> RoundingError | None:
+def _doubt(oracle: Oracle | BlocksOracle, lm: TransformersLM) -> RoundingError | None:
     """Check a model; what only float32 can judge."""
     try:
         oracle.check(lm)
@@ -184,6 +193,9 @@ def _check_room(
         RunError: they cannot.
     """
     num_bytes = stored_bytes(name, folder)
+    if quantize == NATIVE:
+        check_room(name, num_bytes, "its file's blocks", device, "choose a smaller model")
+        return
     if gguf_of(folder) is not None or form is not None or is_dequantized(config):
         numbers = dummy.num_parameters(dummy.on_paper(config, "auto", False))
         num_bytes = numbers * (4 if dtype != "auto" else resolve_dtype(name, dtype, config, folder).itemsize)

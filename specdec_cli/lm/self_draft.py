@@ -69,7 +69,7 @@ class SelfDraft:
                 f"`{self.spec}` cannot copy the weights of `{target}`, which are quantized already (`{quantize}`)",
                 "leave the target's quantization out, or choose another draft",
             )
-        if decoder != "own":
+        if not decoder.startswith("own"):
             raise UsageError(
                 f"`{self.spec}` copies the weights of the built-in decoder, and `{target}` runs in transformers' "
                 "forward pass",

@@ -136,8 +136,8 @@ class TransformersLM:
 
     @property
     def decoder(self) -> str:
-        """Whose forward runs: `own`, or `transformers`, and behind it `compiled`, `graphs` or both."""
-        return self._forward.name
+        """Whose forward runs: `own`, `own, native`, or `transformers`, and behind it `compiled`, `graphs` or both."""
+        return f"{self._forward.name}, native" if self.kind == "blocks" else self._forward.name
 
     @property
     def compile_seconds(self) -> float | None:
@@ -178,7 +178,7 @@ class TransformersLM:
             UsageError: it would leave no layer out, the weights cannot be copied, or the first layers alone do not run.
         """
         draft.check(self.name, self.config.get_text_config().num_hidden_layers)
-        quantized = "int8" if self.kind == "int8" else stays_quantized(self.config)
+        quantized = self.kind if self.kind in ("int8", "blocks") else stays_quantized(self.config)
         draft.check_copy(self.name, self.decoder, quantized or "none")
         kept = weights_of_first_layers(self.weights, self.model, draft.layers)
         made = copy.copy(self)

@@ -22,6 +22,7 @@ Verify = Literal["auto", "greedy", "rejection", "block", "traversal", "gumbel", 
 Decoder = Literal["auto", "transformers", "graphs"]
 LoadFormat = Literal["auto", "dummy"]
 Quantize = Literal["none", "int8"]
+Compute = Literal["auto", "native", "dequantized"]
 ReasoningParser = Literal[
     "deepseek_r1",
     "deepseek_v3",
@@ -59,7 +60,7 @@ ToolCallParser = Literal[
     "phi4_mini_json",
 ]
 
-MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "device", "tensor_parallel_size")
+MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "compute", "device", "tensor_parallel_size")
 """Keys that say how a model is loaded; without meaning where a draft is no model."""
 
 OF_ONE_TARGET = ("generation_config", "chat_template", "default_chat_template_kwargs")
@@ -232,6 +233,8 @@ class Target(Section):
     """Data type of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
     """Quantize linear layers when loading: none, or int8 (one scale per output channel)."""
+    compute: Compute = "auto"
+    """How a GGUF file's weights are used: native (blocks as they are), dequantized, or auto (native if possible)."""
     device: Device = "auto"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
@@ -263,6 +266,8 @@ class Draft(Section):
     """Data type of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
     """Quantize the draft's linear layers when loading: none or int8."""
+    compute: Compute = "auto"
+    """How a GGUF draft's weights are used: native, dequantized, or auto, as for the target."""
     device: Device = "auto"
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1

@@ -28,12 +28,16 @@ class Arena:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor, contiguous, beside what was kept before."""
-        num_bytes = tensor.numel() * tensor.element_size()
+        piece = self.zeros(tensor.numel() * tensor.element_size())
+        return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def zeros(self, num_bytes: int) -> Tensor:
+        """Zeros [num_bytes] uint8, beside what was kept before."""
         if self._begin + num_bytes > len(self._chunk):
             self._chunk, self._begin = _mapped(max(num_bytes, _CHUNK)), 0
         piece = self._chunk[self._begin : self._begin + num_bytes]
         self._begin += -(-num_bytes // _ALIGNED) * _ALIGNED
-        return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return piece
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, in_huge_pages: bool = True) -> Tensor:

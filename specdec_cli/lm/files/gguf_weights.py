@@ -55,7 +55,7 @@ def check_gguf_tensors(name: str, folder: Path, config: Any) -> None:
     if header.architecture not in mapping and outline.config.model_type not in mapping:
         return  # read by transformers' newer reader, which names what is missing
     wanted = {key: tensor.numel() for key, tensor in outline.state_dict().items()}
-    places = _places(outline, _processor(header, outline))
+    places = hf_names(outline, tensor_processor(header, outline))
     found = dict.fromkeys(wanted, 0)
     wrong = []
     for key, tensor in header.tensors.items():
@@ -74,12 +74,12 @@ def check_gguf_tensors(name: str, folder: Path, config: Any) -> None:
         raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", _OTHER)
 
 
-def _processor(header: GgufHeader, outline: Any) -> Any:
+def tensor_processor(header: GgufHeader, outline: Any) -> Any:
     """transformers' object that undoes what llama.cpp's converter does to a family's tensors."""
     return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=outline.config.to_dict())
 
 
-def _places(outline: Any, processor: Any) -> dict[str, str]:
+def hf_names(outline: Any, processor: Any) -> dict[str, str]:
     """The names of a file's tensors in transformers.
 
     transformers makes the table of names anew for each module, which takes longer than to read the weights.
@@ -126,8 +126,8 @@ def _read(
     """The weights by their names in transformers, all of them in memory once, and of the file a piece for each core."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-    processor = _processor(header, outline)
-    places, shapes = _places(outline, processor), {key: one.shape for key, one in outline.state_dict().items()}
+    processor = tensor_processor(header, outline)
+    places, shapes = hf_names(outline, processor), {key: one.shape for key, one in outline.state_dict().items()}
     found: dict[str, Tensor] = {}
 
     def numbers(key: str, begin: int, count: int) -> NDArray[np.float32]:

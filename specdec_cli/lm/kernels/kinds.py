@@ -28,7 +28,7 @@ from specdec_cli.lm.kernels.linear import (
     vnni_product,
 )
 
-Kind = Literal["plain", "packed", "int8", "few rows"]
+Kind = Literal["plain", "packed", "int8", "blocks", "few rows"]
 Kernel = Literal["float32", "bfloat16", "int8", "few rows"]
 """A fast kernel: oneDNN's by what it multiplies, ours on a GPU."""
 
@@ -47,7 +47,7 @@ def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
     assert kind != "packed" or can_pack(weight.dtype), f"{weight.dtype} is not packed here"
     with torch.no_grad():
         match kind:
-            case "plain":
+            case "plain" | "blocks":  # blocks are our own decoder's alone, which packs no layer
                 return PlainLinear(weight, bias)
             case "packed":
                 return OneDnnLinear(weight, bias)

@@ -73,6 +73,9 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
         seen.add((id(parameter), is_packed))
         numbers = parameter.numel()
         num_bytes = numbers * parameter.element_size()
+        rows = getattr(model.get_submodule(name.rpartition(".")[0]), "file_rows", None)
+        if rows is not None and name.endswith(".weight"):
+            num_bytes = rows.num_bytes
         if is_packed and kind == "int8":
             num_bytes = numbers + 4 * (numbers // _num_inputs(model.get_submodule(name.removesuffix(".weight"))))
         is_looked_up = not is_packed and id(parameter) in embeddings - read_through

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -27,7 +28,7 @@ from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats
 from specdec_cli.lm.llama.families import family_of, windows_of
-from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, half_of, norm_weight, panels
+from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, linear, norm_weight
 from specdec_cli.lm.llama.model_fields import INT8_WEIGHTS, layers_fields, model_fields, shape_of
 from specdec_cli.lm.llama.rotations import Rotations
 from specdec_cli.lm.llama.structures import (
@@ -65,20 +66,16 @@ class LlamaDecoder:
         self._guess_logits = Floats()
         with torch.inference_mode():
             self._embedding_scale = _embedding_scale(inner.embed_tokens)
-            embedding = inner.embed_tokens.weight.detach()
-            half = half_of(len(embedding))
-            self._embedding = arena.keep(panels(embedding, half))
+            self._embedding = Matrix.of(linear(inner.embed_tokens)[0], None, "plain", arena)
             by = config.residual_multiplier if family.has_multipliers else 1.0
             taking = Taking(self._shape, family, kind, arena, by)
             types = getattr(config, "layer_types", None) or [None] * len(inner.layers)
             parts = zip(inner.layers, windows_of(config, family), types, strict=False)
             self._layers = [taking.layer(layer, window, self._rotations.of_layer(one)) for layer, window, one in parts]
             self._norm = norm_weight(inner.norm, family)
-            head, by = model.lm_head.weight, 1.0 / config.logits_scaling if family.has_multipliers else 1.0
-            if head is inner.embed_tokens.weight and kind != "int8":
-                self._head = Matrix(head.shape[0], head.shape[1], half, self._embedding, by=by)
-            else:
-                self._head = Matrix.of(head, None, kind, arena, by=by)
+            (head, _), by = linear(model.lm_head), 1.0 / config.logits_scaling if family.has_multipliers else 1.0
+            is_tied = head is linear(inner.embed_tokens)[0] and kind != "int8"
+            self._head = replace(self._embedding, by=by) if is_tied else Matrix.of(head, None, kind, arena, by=by)
         empty(model.lm_head, inner.embed_tokens)
         self.vocab_size = self._head.num_outputs
         self._caller.model = self._model = self._model_fields(model, taking)
@@ -88,7 +85,26 @@ class LlamaDecoder:
     def kv_bytes_per_token(self) -> int:
         """Memory of one token's keys and values."""
         shape = self._shape
-        return 2 * len(self._layers) * shape.num_key_heads * shape.head_size * self._embedding.element_size()
+        return 2 * len(self._layers) * shape.num_key_heads * shape.head_size * self._dtype.itemsize
+
+    def has_rows_of_file(self) -> bool:
+        """Whether some rows of each matrix in blocks are, bit for bit, what the gguf package reads in the file."""
+        matrices = [self._embedding, self._head]
+        for layer in self._layers:
+            matrices += [layer.qkv, layer.out, *(m for mlp in layer.mlps for m in (mlp.gate, mlp.up, mlp.down))]
+        return all(self._has_rows_of_file(matrix) for matrix in matrices)
+
+    def _has_rows_of_file(self, matrix: Matrix) -> bool:
+        fields, begin = matrix_fields(matrix), 0
+        for rows in matrix.rows:
+            some = torch.tensor(sorted({0, len(rows) // 3, len(rows) - 1}))
+            outputs, numbers = some + begin, torch.empty(len(some), matrix.num_inputs)
+            addresses = outputs.data_ptr(), len(outputs), numbers.data_ptr()
+            self._library.plain_rows(ctypes.byref(self._model), ctypes.byref(fields), *addresses)
+            if not torch.equal(numbers, rows[some].reference()):
+                return False
+            begin += len(rows)
+        return True
 
     def self_draft(self, num_layers: int | None, is_int8: bool) -> LlamaDecoder:
         """A decoder made of this one's weights, with a cache and a step of its own.
@@ -115,7 +131,7 @@ class LlamaDecoder:
         config, norm = model.config, model.model.norm
         epsilon = getattr(norm, "variance_epsilon", None) or norm.eps
         made = model_fields(config, taking, self._layers, model.model.layers, self._dtype, epsilon)
-        made.embedding, made.norm = self._embedding.data_ptr(), self._norm.data_ptr()
+        made.embedding, made.norm = matrix_fields(self._embedding), self._norm.data_ptr()
         made.head = matrix_fields(self._head)
         by = config.embedding_multiplier if taking.family.has_multipliers else 1.0
         made.embedding_scale = self._embedding_scale * by
@@ -158,7 +174,8 @@ class LlamaDecoder:
         """Input embeddings [n, hidden] of tokens [n] int64."""
         assert not len(tokens) or 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size, "no such token"
         found = torch.empty(len(tokens), self._shape.hidden_size)
-        self._library.embed(ctypes.byref(self._model), tokens.data_ptr(), len(tokens), found.data_ptr())
+        table = ctypes.byref(self._model.embedding)
+        self._library.plain_rows(ctypes.byref(self._model), table, tokens.data_ptr(), len(tokens), found.data_ptr())
         return (found * self._embedding_scale).to(self._dtype)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -5,21 +5,7 @@
 // Letters: n rows, H query heads, K key heads, G = H/K, D head size, R rotated numbers of it, I MLP width, E experts,
 // V vocabulary.
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <condition_variable>
-#include <cstdint>
-#include <cstring>
-#include <ctime>
-#include <mutex>
-#include <numeric>
-#include <omp.h>
-#include <type_traits>
-#include <vector>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
 namespace {
 
@@ -37,163 +23,6 @@ constexpr long INT8_TILES = 7;
 #else
 constexpr long INT8_TILES = NEVER;
 #endif
-
-// What a processor's registers hold: the sums of a product, queries that meet keys together (more where these have to be
-// widened first), those whose means are taken together, and a mean's vectors. With few registers a product goes through
-// its weights in narrow panels, several side by side where there are few rows.
-#if defined(__AVX512F__)
-constexpr long WIDTH = 16, PANEL = 64;
-constexpr int REGISTERS = 32, SUMS = 24, QUERIES = 3, QUERIES_OF_HALVES = 5, WEIGHED = 3, MEANS = 4;
-#else
-constexpr long WIDTH = 8, PANEL = 16;
-constexpr int REGISTERS = 16, SUMS = 12, QUERIES = 2, QUERIES_OF_HALVES = 2, WEIGHED = 2, MEANS = 2;
-#endif
-typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-constexpr int ROWS = 6;     // that are multiplied together at most, with
-constexpr long TILE = 64;   // outputs, and
-constexpr long LEAST = 16;  // at a matrix' end
-constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
-constexpr long VALUES_AHEAD = 4096;  // likewise, of a head's values; of its keys the next panels are
-#if (defined(__znver3__) && defined(__AVX512F__) || defined(__znver4__)) && !defined(__AVX512VP2INTERSECT__)
-constexpr bool FETCHES = false;  // but Zen 4, whom it costs a tenth of its time. Older compilers take it and Zen 5 for Zen 3
-#else
-constexpr bool FETCHES = true;
-#endif
-
-inline Floats load(const float* from) { return *(const Floats*)from; }
-
-// The sums over each of N vectors, always in the same order.
-template <class Vector, class Number, int N>
-inline void sum_each(const Vector (&of)[N], Number (&found)[N]) {
-    for (int n = 0; n < N; n++) {
-        Number halves[WIDTH];
-        std::memcpy(halves, &of[n], sizeof halves);
-        for (long half = WIDTH / 2; half; half /= 2)
-            for (long i = 0; i < half; i++) halves[i] += halves[i + half];
-        found[n] = halves[0];
-    }
-}
-
-#if defined(__AVX512F__)
-inline __m128 quarter_of(Floats v) {
-    const __m512d whole = (__m512d)v;
-    const __m256 half = _mm256_add_ps((__m256)_mm512_castpd512_pd256(whole), (__m256)_mm512_extractf64x4_pd(whole, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
-inline void sum_each(const Floats (&of)[4], float (&found)[4]) {
-    const __m128 first = _mm_hadd_ps(quarter_of(of[0]), quarter_of(of[1]));
-    _mm_storeu_ps(found, _mm_hadd_ps(first, _mm_hadd_ps(quarter_of(of[2]), quarter_of(of[3]))));
-}
-
-inline void sum_each(const Floats (&of)[1], float (&found)[1]) {
-    const __m128 quarter = quarter_of(of[0]), pairs = _mm_hadd_ps(quarter, quarter);
-    found[0] = _mm_cvtss_f32(_mm_hadd_ps(pairs, pairs));
-}
-#endif
-
-inline Floats spread(float value) {  // to all of a vector
-#if defined(__AVX512F__)
-    return (Floats)_mm512_set1_ps(value);
-#elif defined(__AVX2__)
-    return (Floats)_mm256_set1_ps(value);
-#else
-    Floats found;
-    for (long i = 0; i < WIDTH; i++) found[i] = value;
-    return found;
-#endif
-}
-
-inline Ints spread_bits(const void* from) {  // 32 of them
-    int32_t bits;
-    std::memcpy(&bits, from, sizeof bits);
-#if defined(__AVX512F__)
-    return (Ints)_mm512_set1_epi32(bits);
-#elif defined(__AVX2__)
-    return (Ints)_mm256_set1_epi32(bits);
-#else
-    return Ints{} + bits;
-#endif
-}
-
-template <class Vector>
-inline Vector kept(Vector v) {  // in a register: compilers read it anew for each of its uses
-#if defined(__AVX2__)
-    if constexpr (sizeof v == sizeof(Floats)) asm("" : "+v"(v));
-#endif
-    return v;
-}
-
-inline float sum_of(Floats v) {
-    const Floats of[1] = {v};
-    float found[1];
-    sum_each(of, found);
-    return found[0];
-}
-
-// w x + sums, rounded once where the machine can; the compiler itself may not join operations (-ffp-contract=off), for
-// it might in one copy of a loop and not in another, and rows would depend on their company.
-inline Floats multiply_add(Floats w, Floats x, Floats sums) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)w, (__m512)x, (__m512)sums);
-#elif defined(__AVX2__) && defined(__FMA__)
-    return (Floats)_mm256_fmadd_ps((__m256)w, (__m256)x, (__m256)sums);
-#elif defined(__FP_FAST_FMAF)
-    for (long i = 0; i < WIDTH; i++) sums[i] = __builtin_fmaf(w[i], x[i], sums[i]);
-    return sums;
-#else
-    return sums + w * x;
-#endif
-}
-
-inline float float_of(uint16_t bits) {
-    uint32_t wide = uint32_t(bits) << 16;
-    float found;
-    std::memcpy(&found, &wide, 4);
-    return found;
-}
-
-inline uint16_t bf16_of(float value) {  // to the nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 64);
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-inline Floats floats_of(const uint16_t* from) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
-#elif defined(__AVX2__)
-    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
-#else
-    Floats found;
-    for (long i = 0; i < WIDTH; i++) found[i] = float_of(from[i]);
-    return found;
-#endif
-}
-
-inline Floats floats_of(const float* from) { return load(from); }
-inline float float_of(float value) { return value; }
-inline void put(float* to, float value) { *to = value; }
-inline void put(uint16_t* to, float value) { *to = bf16_of(value); }
-
-// e^x, to about one unit in the last place: 2^n times a polynomial of what is left (Cephes' expf). What is added and taken
-// off again leaves a whole number, whose bits are the last ones of the sum: these go to the exponent.
-inline Floats exponential(Floats x) {
-    const Floats low = Floats{} - 87.3f, high = Floats{} + 88.3f, whole = Floats{} + 12582912.0f;  // 1.5 * 2^23
-    x = x < low ? low : x;
-    x = x > high ? high : x;
-    const Floats sum = multiply_add(x, Floats{} + 1.44269504088896341f, whole), n = sum - whole;
-    x = multiply_add(n, Floats{} - 0.693359375f, x);
-    x = multiply_add(n, Floats{} + 2.12194440e-4f, x);
-    Floats y = Floats{} + 1.9875691500e-4f;
-    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        y = multiply_add(y, x, Floats{} + c);
-    y = multiply_add(y, x * x, x) + 1.0f;
-    return (Floats)((Ints)y + ((Ints)sum << 23));
-}
 
 inline float exponential(float x) { return std::exp(x); }
 
@@ -227,9 +56,11 @@ extern "C" {
 // of a panel's outputs, and nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are
 // zeros. The outputs before `half` and the others have panels, and ends, of their own, so that two threads have equally
 // many. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
-// What a product gives, bias included, is multiplied with `by`.
+// What a product gives, bias included, is multiplied with `by`. Weights in blocks have panels of WIDTH outputs, each of a type
+// of its own: see `block_products.h`.
 struct Matrix {
     const void* weight;
+    const int64_t* panels;  // [out / WIDTH, 2] of weights in blocks: where each begins, in bytes, and ggml's number of its type
     const float* scales;
     const int32_t* sums;
     const float* bias;
@@ -260,7 +91,7 @@ struct Layer {
 
 struct Model {
     const Layer* layers;
-    const void* embedding;  // [V, hidden] in panels, as a matrix of its own numbers
+    Matrix embedding;  // [V, hidden], of its own numbers or in blocks
     const float* norm;
     Matrix head;
     int64_t num_layers, hidden, num_heads, num_key_heads, head_size;
@@ -268,8 +99,8 @@ struct Model {
     int64_t mlp;                // the widest
     int64_t num_experts;        // of a layer, 0 without any
     int64_t num_taken;          // experts of a row, 1 without any
-    int64_t kind;               // of weights: 0 float32, 1 bfloat16, 2 int8
-    int64_t is_half;            // the embedding and the cache are bfloat16
+    int64_t kind;               // of weights: 0 float32, 1 bfloat16, 2 int8, 3 in blocks
+    int64_t is_half;            // the cache is bfloat16, and so is an embedding that is not in blocks
     int64_t activation;         // 0 SiLU, 1 GELU by tanh, 2 a SiLU of limited numbers
     int64_t norms_whole_width;  // head norms are of all queries and of all keys
     int64_t norms_outputs;      // some layers have norms of what they add
@@ -420,6 +251,19 @@ struct Int8 {
         for (long i = size; i % PACK; i++) out[i] = 0;
         for (long i = 0; IS_PAIRED && i < size; i += PACK) std::swap(out[i + 1], out[i + 2]);
         return largest;
+    }
+};
+
+#include "block_products.h"
+
+// Whole numbers with a scale for each block of inputs, times weights in blocks.
+struct Blocks {
+    using Input = InputBlock;
+    static constexpr long PACK = BLOCK_INPUTS;
+    static constexpr long TILES_FROM = NEVER;
+    static float prepare(const float* row, long size, Input* out) {
+        quantize_inputs(row, size, out);
+        return 1.0f;
     }
 };
 
@@ -626,6 +470,20 @@ struct Tiles {
 };
 #endif
 
+// Puts a product's values, of outputs from o on, where they belong or adds them to what is there.
+template <bool ADDS>
+inline void write(const Matrix& m, Floats values, long o, float by, float* to) {
+    if (m.bias) values += load(m.bias + o);
+    values *= by;
+    const long count = std::min(WIDTH, m.out - o);
+    if (count == WIDTH) {
+        if (ADDS) values += load(to);
+        std::memcpy(to, &values, sizeof values);
+    } else {
+        for (long i = 0; i < count; i++) to[i] = ADDS ? to[i] + values[i] : values[i];
+    }
+}
+
 // x [n, in] times a matrix, which goes to rows of numbers or is added to them.
 template <class Kind>
 struct Product {
@@ -654,20 +512,7 @@ struct Product {
     template <bool ADDS>
     void put(typename Kind::Sums sums, long row, long o, float* to, long pitch) const {
         const float by = shares ? m.by * shares[row] : m.by;
-        write<ADDS>(Kind::values(sums, m, o, largest[row]), o, by, to + (places ? places[row] : row) * pitch + o);
-    }
-
-    template <bool ADDS>
-    void write(Floats values, long o, float by, float* to) const {
-        if (m.bias) values += load(m.bias + o);
-        values *= by;
-        const long count = std::min(WIDTH, m.out - o);
-        if (count == WIDTH) {
-            if (ADDS) values += load(to);
-            std::memcpy(to, &values, sizeof values);
-        } else {
-            for (long i = 0; i < count; i++) to[i] = ADDS ? to[i] + values[i] : values[i];
-        }
+        write<ADDS>(m, Kind::values(sums, m, o, largest[row]), o, by, to + (places ? places[row] : row) * pitch + o);
     }
 
 #if defined(__AMX_TILE__)
@@ -738,6 +583,47 @@ struct Product {
     void onto(Part part, float* to, long pitch) const { go<true>(part, to, pitch); }
 };
 
+template <>
+struct Product<Blocks> {
+    const Matrix& m;
+    const InputBlock* x;
+    const float* ones;
+    long n, num_blocks;
+
+    template <class L, int R, bool ADDS>
+    void rows(long row, long o, const uint8_t* panel, float* to, long pitch) const {
+        Floats sums[R];
+        multiply_panel<L, R>(panel, x + row * num_blocks, num_blocks, sums);
+        for (int r = 0; r < R; r++) write<ADDS>(m, sums[r], o, m.by, to + (row + r) * pitch + o);
+    }
+
+    template <class L, bool ADDS>
+    void panel(long o, const uint8_t* panel, float* to, long pitch) const {
+        long row = 0;
+        for (; row + ROWS <= n; row += ROWS) rows<L, ROWS, ADDS>(row, o, panel, to, pitch);
+        switch (n - row) {
+            case 5: return rows<L, 5, ADDS>(row, o, panel, to, pitch);
+            case 4: return rows<L, 4, ADDS>(row, o, panel, to, pitch);
+            case 3: return rows<L, 3, ADDS>(row, o, panel, to, pitch);
+            case 2: return rows<L, 2, ADDS>(row, o, panel, to, pitch);
+            case 1: return rows<L, 1, ADDS>(row, o, panel, to, pitch);
+        }
+    }
+
+    template <bool ADDS>
+    void go(Part part, float* to, long pitch) const {
+        for (long o = part.begin; o < part.end; o += WIDTH) {
+            const int64_t* const place = m.panels + 2 * (o / WIDTH);
+            with_layout(place[1], [&](auto layout) {
+                panel<decltype(layout), ADDS>(o, (const uint8_t*)m.weight + place[0], to, pitch);
+            });
+        }
+    }
+
+    void into(Part part, float* to, long pitch) const { go<false>(part, to, pitch); }
+    void onto(Part part, float* to, long pitch) const { go<true>(part, to, pitch); }
+};
+
 // A thread's own inputs of a product.
 template <class Kind>
 struct Inputs {
@@ -745,7 +631,7 @@ struct Inputs {
     float* largest;
     float* row;
 
-    void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * padded(size)); }
+    void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * length(size)); }
 
     void normed(const float* from, const float* weight, long n, long size, float epsilon) {
         for (long r = 0; r < n; r++, from += size) {
@@ -755,7 +641,7 @@ struct Inputs {
     }
 
     void take(long r, const Inputs& others, long other, long size) {
-        std::copy_n(others.x + other * padded(size), padded(size), x + r * padded(size));
+        std::copy_n(others.x + other * length(size), length(size), x + r * length(size));
         largest[r] = others.largest[other];
     }
 
@@ -769,9 +655,12 @@ struct Inputs {
         for (i = 0; i < size; i++) out[i] = x[i] * by * weight[i];
     }
 
-    static long padded(long size) { return (size + Kind::PACK - 1) / Kind::PACK * Kind::PACK; }
+    static long length(long size) {  // of a row, in `Input`s
+        const long packs = (size + Kind::PACK - 1) / Kind::PACK;
+        return std::is_same_v<Kind, Blocks> ? packs : packs * Kind::PACK;
+    }
 
-    Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, padded(m.in)}; }
+    Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, length(m.in)}; }
 };
 
 constexpr int TOGETHER = 4;  // panels of keys
@@ -905,7 +794,6 @@ struct Attention {
     long ahead;
     const int64_t* ends;  // of the rows, or none
     const float* sinks;  // of the G queries of each row, or none
-    long sink_pitch;
     float scale, cap;
     float* scores;  // [rows, G, pitch]
     long pitch;
@@ -925,10 +813,10 @@ struct Attention {
         return t < rows->num_in_order ? std::min(slots - t % slots, long(rows->num_in_order) - t) : 1;
     }
 
-    // Queries [rows, G, D] with a pitch for each; as many keys as the last row sees.
-    void score(const float* queries, long row_pitch, long group_pitch) const {
+    // Queries [rows, G, D], `row_pitch` from row to row; as many keys as the last row sees.
+    void score(const float* queries, long row_pitch) const {
         const long count = end_of(num_rows - 1);
-        const auto at_query = [=](long q) { return queries + q / groups * row_pitch + q % groups * group_pitch; };
+        const auto at_query = [=](long q) { return queries + q / groups * row_pitch + q % groups * size; };
         for (long t = begin_of(0); t < count;) {
             const Number* panels[TOGETHER];
             long lanes[TOGETHER], starts[TOGETHER + 1] = {t};
@@ -963,10 +851,10 @@ struct Attention {
             }
     }
 
-    // What the queries find, [rows, G, D] with a pitch for each; a row sees what is at or before its position, as far
+    // What the queries find, [rows, G, D] likewise; a row sees what is at or before its position, as far
     // back as its window goes, and what its layer lets it see ahead.
-    void find(float* out, long row_pitch, long group_pitch) const {
-        const auto to = [=](long q) { return out + q / groups * row_pitch + q % groups * group_pitch; };
+    void find(float* out, long row_pitch) const {
+        const auto to = [=](long q) { return out + q / groups * row_pitch + q % groups * size; };
         long q = 0;
         for (; q + WEIGHED <= num_rows * groups; q += WEIGHED) soften_and_find<WEIGHED>(q, to);
         for (; q + 2 <= num_rows * groups; q += 2) soften_and_find<2>(q, to);
@@ -984,7 +872,7 @@ struct Attention {
             const long begin = begin_of((first + q) / groups);
             const long count = end_of((first + q) / groups);
             if (cap > 0.0f) cap_all(each + begin, count - begin, cap);
-            soften(each + begin, count - begin, sinks ? sinks[(first + q) % groups * sink_pitch] : -INFINITY);
+            soften(each + begin, count - begin, sinks ? sinks[(first + q) % groups] : -INFINITY);
             std::fill(each + from, each + begin, 0.0f);
             own[q] = each;
             counts[q] = count;
@@ -1019,13 +907,28 @@ struct Attention {
     }
 };
 
-// One row of a matrix [out, size] in panels, scaled.
+// One row of a matrix, scaled.
 template <class Number>
-void embed(const Number* from, Panel panel, long row, long size, float scale, float* to) {
+void plain_row(const Matrix& m, long row, float scale, float* to) {
     constexpr long PACK = 4 / sizeof(Number);
-    from += panel.begin * ((size + PACK - 1) / PACK * PACK);
+    const Panel panel(m, row);
+    const long size = m.in;
+    const Number* const from = (const Number*)m.weight + panel.begin * ((size + PACK - 1) / PACK * PACK);
     for (long i = 0; i < size; i++)
         to[i] = float_of(from[(i / PACK * panel.width + row - panel.begin) * PACK + i % PACK]) * scale;
+}
+
+void plain_row(const Model& m, const Matrix& of, long row, float scale, float* to) {
+    if (of.panels) {
+        const int64_t* const place = of.panels + 2 * (row / WIDTH);
+        with_layout(place[1], [&](auto layout) {
+            plain_row<decltype(layout)>((const uint8_t*)of.weight + place[0], row % WIDTH, of.in / BLOCK_INPUTS, scale, to);
+        });
+    } else if (m.is_half) {
+        plain_row<uint16_t>(of, row, scale, to);
+    } else {
+        plain_row<float>(of, row, scale, to);
+    }
 }
 
 // What an MLP's gate lets through.
@@ -1238,7 +1141,7 @@ public:
         for (long r = part.begin; r < part.end; r++) {
             const long token = s.rows[r].token;
             if (s.residual) std::copy_n(s.residual + r * hidden, hidden, shared + r * hidden);
-            else embed((const Number*)m.embedding, Panel(m.head, token), token, hidden, m.embedding_scale, shared + r * hidden);
+            else plain_row(m, m.embedding, token, m.embedding_scale, shared + r * hidden);
         }
         member.meet();
         if (x != shared) std::copy_n(shared, n * hidden, x);
@@ -1304,15 +1207,15 @@ private:
         const long num_blocks = long(blocks.size()), G = H / K;
         const Part tasks = part_of(num_blocks * K, thread, threads);
         for (long i = tasks.begin; i < tasks.end; i++) {
-            const long k = i / num_blocks;  // query heads stand group by group: g K + k
+            const long k = i / num_blocks;
             const Part block = blocks[i % num_blocks];
             const Attention<Number> attention{
                 s.rows + block.begin, block.end - block.begin, G, D, s.block,
                 keys + k * s.num_slots * D, values + k * s.num_slots * D,
-                layer.window, layer.ahead, s.ends ? s.ends + block.begin : nullptr, layer.sinks ? layer.sinks + k : nullptr, K, layer.scale, m.score_cap,
+                layer.window, layer.ahead, s.ends ? s.ends + block.begin : nullptr, layer.sinks ? layer.sinks + k * G : nullptr, layer.scale, m.score_cap,
                 scores, room.score_pitch};
-            attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
-            attention.find(attended + block.begin * width + k * D, width, K * D);
+            attention.score(qkv + (block.begin * heads + k * G) * D, heads * D);
+            attention.find(attended + block.begin * width + k * G * D, width);
         }
         member.meet();
         for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
@@ -1433,8 +1336,10 @@ void move(const Model& m, const Step& s, const int64_t* slots, long count) {
 void run(const Model& m, const Step& s, Member& member) {
     if (m.kind == 0) Pass<Float32, float>(m, s, member).run();
     else if (m.kind == 1) Pass<BFloat16, uint16_t>(m, s, member).run();
-    else if (m.is_half) Pass<Int8, uint16_t>(m, s, member).run();
-    else Pass<Int8, float>(m, s, member).run();
+    else if (m.kind == 2 && m.is_half) Pass<Int8, uint16_t>(m, s, member).run();
+    else if (m.kind == 2) Pass<Int8, float>(m, s, member).run();
+    else if (m.is_half) Pass<Blocks, uint16_t>(m, s, member).run();
+    else Pass<Blocks, float>(m, s, member).run();
 }
 
 // The first of the largest of scores [count]; -1 where that is no finite number.
@@ -1523,6 +1428,54 @@ int64_t drawn(const float* scores, long count, const Chance& chance, double unif
 extern "C" {
 
 int64_t panel_outputs() { return PANEL; }
+int64_t block_outputs() { return WIDTH; }
+
+// Bytes of a panel of weights in blocks; -1 where a type has no layout.
+int64_t block_panel_bytes(int64_t type, int64_t in) {
+    int64_t bytes = -1;
+    with_layout(type, [&](auto layout) { bytes = panel_bytes<decltype(layout)>(in / BLOCK_INPUTS); });
+    return bytes;
+}
+
+// Panels, zeros so far, of outputs that are rows of a file; `order` [count] names the row of each. Returns how many blocks
+// have a scale that is no finite number.
+int64_t fill_panels(int64_t type, const uint8_t* rows, const int64_t* order, int64_t count, int64_t in, uint8_t* to,
+                 int64_t num_threads) {
+    int64_t num_broken = 0;
+    with_layout(type, [&](auto layout) {
+        using L = decltype(layout);
+        const long num_blocks = in / BLOCK_INPUTS, bytes = panel_bytes<L>(num_blocks);
+#pragma omp parallel for num_threads(int(num_threads)) schedule(static) reduction(+ : num_broken)
+        for (long begin = 0; begin < count; begin += WIDTH)
+            for (long o = begin; o < std::min(begin + WIDTH, long(count)); o++)
+                for (long b = 0; b < num_blocks; b++) {
+                    const FileBlock block = file_block<L>(rows + order[o] * row_bytes<L>(num_blocks), b);
+                    num_broken += (block.d & 0x7c00) == 0x7c00 || (block.least_d & 0x7c00) == 0x7c00;
+                    put_block<L>(block, b, o - begin, to + o / WIDTH * bytes);
+                }
+    });
+    return num_broken;
+}
+
+// The numbers [count, in] of rows of a file.
+void read_rows(int64_t type, const uint8_t* rows, const int64_t* order, int64_t count, int64_t in, float* to,
+               int64_t num_threads) {
+    with_layout(type, [&](auto layout) {
+        using L = decltype(layout);
+        const long num_blocks = in / BLOCK_INPUTS;
+#pragma omp parallel num_threads(int(num_threads))
+        {
+            std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
+#pragma omp for schedule(static)
+            for (long o = 0; o < count; o++) {
+                std::fill(panel.begin(), panel.end(), 0);
+                for (long b = 0; b < num_blocks; b++)
+                    put_block<L>(file_block<L>(rows + order[o] * row_bytes<L>(num_blocks), b), b, 0, panel.data());
+                plain_row<L>(panel.data(), 0, num_blocks, 1.0f, to + o * in);
+            }
+        }
+    });
+}
 
 int64_t scratch_floats(const Model* m, const Step* s) {
     const Room room(*m, *s);
@@ -1534,13 +1487,9 @@ void move(const Model* m, const Step* s, const int64_t* slots, int64_t count) {
     else move<float>(*m, *s, slots, count);
 }
 
-// Embeddings [count, hidden], not scaled.
-void embed(const Model* m, const int64_t* tokens, int64_t count, float* to) {
-    for (long i = 0; i < count; i++, to += m->hidden) {
-        const Panel panel(m->head, tokens[i]);
-        if (m->is_half) embed((const uint16_t*)m->embedding, panel, tokens[i], m->hidden, 1.0f, to);
-        else embed((const float*)m->embedding, panel, tokens[i], m->hidden, 1.0f, to);
-    }
+// Rows [count, in] of a matrix in blocks or in the numbers of the embedding.
+void plain_rows(const Model* m, const Matrix* of, const int64_t* rows, int64_t count, float* to) {
+    for (long i = 0; i < count; i++) plain_row(*m, *of, rows[i], 1.0f, to + i * of->in);
 }
 
 // Logits of final hidden states [num_wanted, hidden].
@@ -1548,7 +1497,8 @@ void head(const Model* m, const Step* s, const float* hidden) {
     together(*s, [=](const Member& member) {
         if (m->kind == 0) head<Float32>(*m, *s, hidden, member);
         else if (m->kind == 1) head<BFloat16>(*m, *s, hidden, member);
-        else head<Int8>(*m, *s, hidden, member);
+        else if (m->kind == 2) head<Int8>(*m, *s, hidden, member);
+        else head<Blocks>(*m, *s, hidden, member);
     });
 }
 

@@ -1,16 +1,16 @@
 """A model's weights, taken from transformers' modules and laid out as our decoder reads them.
 
-The two halves that a rotation pairs stand side by side (one complex product turns queries and keys), and query heads
-stand group by group (what attention returns is what the output product reads), so that nothing is moved at run time.
+The two halves that a rotation pairs stand side by side (one complex product turns queries and keys), so that nothing is
+moved at run time.
 
-Letters: H query heads, K key heads, G = H/K, D head size, R rotated numbers of it, I MLP width, E experts.
+Letters: H query heads, K key heads, D head size, R rotated numbers of it, I MLP width, E experts.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,12 @@ from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.linear import quantized
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.families import Family
+from specdec_cli.lm.llama.file_rows import FileRows
 
 _PANELS = 64, 32, 16  # outputs in a panel: those of the compiled decoder, as many as its processor likes and fewer
 _PACK_BYTES = 4  # inputs that meet their weights at once
 _LEAST = _PANELS[-1]
-_Linear = tuple[Tensor, Tensor | None]  # a weight and its bias
+_Linear = tuple[Tensor | FileRows, Tensor | None]  # a weight and its bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,13 @@ class Matrix:
         num_outputs: without what fills the last panel.
         num_inputs: without what fills the last pack.
         half: outputs in the first half of them.
-        weight: in `panels`; float32, bfloat16 or int8.
+        weight: in `panels`; float32, bfloat16, int8, or uint8 of blocks.
+        panels: [outputs / lanes, 2] int64 of blocks: where each panel begins in the weight, and its type; else None.
         bias: float32, or None.
         scales: float32, of int8 weights, else None.
         sums: int32, of each output's int8 weights, else None.
         by: what a product is multiplied with, bias included.
+        rows: the file's, of blocks; their outputs one after another.
     """
 
     num_outputs: int
@@ -60,15 +63,19 @@ class Matrix:
     half: int
     weight: Tensor
     bias: Tensor | None = None
+    panels: Tensor | None = None
     scales: Tensor | None = None
     sums: Tensor | None = None
     by: float = 1.0
+    rows: tuple[FileRows, ...] = ()
 
     @classmethod
     def of(
-        cls, weight: Tensor, bias: Tensor | None, kind: Kind, arena: Arena, unit: int = 1, by: float = 1.0
+        cls, weight: Tensor | FileRows, bias: Tensor | None, kind: Kind, arena: Arena, unit: int = 1, by: float = 1.0
     ) -> Matrix:
         """A weight [out, in] kept as `kind` says; threads do not part a unit of its outputs."""
+        if isinstance(weight, FileRows):
+            return cls.of_rows([weight], bias, arena, unit, by)
         num_outputs, num_inputs = weight.shape
         half = half_of(num_outputs, unit)
         bias = None if bias is None else _of_panels(bias.detach().float())
@@ -76,8 +83,30 @@ class Matrix:
             return cls(num_outputs, num_inputs, half, arena.keep(panels(weight.detach(), half)), bias, by=by)
         return cls(num_outputs, num_inputs, half, weight, bias, by=by)._quantized(weight.detach(), arena)
 
+    @classmethod
+    def of_rows(
+        cls, parts: Sequence[FileRows], bias: Tensor | None, arena: Arena, unit: int = 1, by: float = 1.0
+    ) -> Matrix:
+        """A weight whose outputs are rows of a file, in blocks as they lie there; parts one after another."""
+        library, num_inputs = native.library(), parts[0].num_inputs
+        lanes = int(library.block_outputs())
+        num_bytes = [int(library.block_panel_bytes(part.type, num_inputs)) for part in parts]
+        counts = [-(-len(part.order) // lanes) for part in parts]
+        whole = arena.zeros(sum(size * count for size, count in zip(num_bytes, counts, strict=True)))
+        places, begin = [], 0
+        for part, size, count in zip(parts, num_bytes, counts, strict=True):
+            part.fill(whole[begin:])
+            places += [(begin + place * size, part.type) for place in range(count)]
+            begin += size * count
+        num_outputs = sum(len(part.order) for part in parts)
+        bias = None if bias is None else _of_panels(bias.detach().float())
+        panels = torch.tensor(places, dtype=torch.int64)
+        half = half_of(num_outputs, unit)
+        return cls(num_outputs, num_inputs, half, whole, bias, panels, by=by, rows=tuple(parts))
+
     def in_int8(self, arena: Arena) -> Matrix:
         """The same matrix in int8, made of the weight as it lies here."""
+        assert self.panels is None, "blocks are refused as a copy in int8"
         shape = self.num_outputs, self.num_inputs
         return self._quantized(from_panels(self.weight, self.half, shape), arena)
 
@@ -217,24 +246,22 @@ class Taking:
 
     def layer(self, layer: Any, window: int, rotation: int) -> Layer:
         """One layer with its window and its table of rotations."""
-        attention, mlp, shape = layer.self_attn, layer.mlp, self.shape
+        attention, mlp = layer.self_attn, layer.mlp
         norms = [norm_weight(getattr(layer, name), self.family) if name else None for name in self.family.norms]
         sinks = getattr(attention, "sinks", None)
-        grouped = _group_order(shape).repeat_interleave(shape.head_size) * shape.head_size
-        columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
         out = attention.o_proj
         router = getattr(mlp, self.family.router) if hasattr(mlp, "experts") else None
         taken = Layer(
             norms[0],
             self._qkv(attention),
             self._head_norm(attention) if hasattr(attention, "q_norm") else None,
-            Matrix.of(out.weight[:, columns], out.bias, self.kind, self.arena, by=self.by),
+            Matrix.of(*linear(out), self.kind, self.arena, by=self.by),
             norms[1],
             norms[2],
             None if router is None else Matrix.of(router.weight, getattr(router, "bias", None), "plain", self.arena),
             [self._mlp(mlp)] if router is None else self._experts(mlp.experts),
             norms[3],
-            None if sinks is None else sinks.detach().float()[_group_order(shape)],
+            None if sinks is None else sinks.detach().float(),
             window,
             rotation if getattr(attention, "use_rope", True) else -1,
             float(attention.scaling),
@@ -250,7 +277,13 @@ class Taking:
         if any(part.bias is not None for part in parts):
             biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
             bias = torch.cat(biases)[order]
-        weight = torch.cat([part.weight for part in parts])[order]
+        weights = [linear(part)[0] for part in parts]
+        rows = [weight for weight in weights if isinstance(weight, FileRows)]
+        if rows:  # in whose place no output leaves its part
+            begins = itertools.accumulate(map(len, rows), initial=0)
+            own = [part[order[begin : begin + len(part)] - begin] for part, begin in zip(rows, begins, strict=False)]
+            return Matrix.of_rows(own, bias, self.arena, self.shape.head_size)
+        weight = torch.cat([weight for weight in weights if isinstance(weight, Tensor)])[order]
         return Matrix.of(weight, bias, self.kind, self.arena, self.shape.head_size)
 
     def _head_norm(self, attention: Any) -> Tensor:
@@ -266,10 +299,10 @@ class Taking:
 
     def _mlp(self, mlp: Any) -> GatedMLP:
         if hasattr(mlp, "gate_up_proj"):
-            gate, up = _halves(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias)
+            gate, up = _halves(*linear(mlp.gate_up_proj))
         else:
-            gate, up = ((part.weight, part.bias) for part in (mlp.gate_proj, mlp.up_proj))
-        return self._gated(gate, up, (mlp.down_proj.weight, mlp.down_proj.bias), self.kind)
+            gate, up = linear(mlp.gate_proj), linear(mlp.up_proj)
+        return self._gated(gate, up, linear(mlp.down_proj), self.kind)
 
     def _experts(self, experts: Any) -> list[GatedMLP]:
         """Experts [E, 2I, hidden] and [E, hidden, I], or each of them transposed with gate and up number by number."""
@@ -288,22 +321,23 @@ class Taking:
         return GatedMLP(first, second, Matrix.of(*down, kind, self.arena, by=self.by))
 
 
+def linear(module: Any) -> _Linear:
+    """A linear layer's or an embedding's weight, in the blocks of a file where it has them, and its bias."""
+    rows = getattr(module, "file_rows", None)
+    return module.weight if rows is None else rows, getattr(module, "bias", None)
+
+
 def _stored(module: Any, name: str) -> _Linear:
     """A module's parameter and its bias."""
     return getattr(module, name), getattr(module, f"{name}_bias", None)
 
 
-def _halves(weight: Tensor, bias: Tensor | None, *, are_mixed: bool = False) -> tuple[_Linear, _Linear]:
+def _halves(weight: Tensor | FileRows, bias: Tensor | None, *, are_mixed: bool = False) -> tuple[_Linear, _Linear]:
     """Gate and up of a joined weight [2I, hidden], one behind the other or number by number."""
     half = len(weight) // 2
     places = (slice(0, None, 2), slice(1, None, 2)) if are_mixed else (slice(half), slice(half, None))
     gate, up = ((weight[place], None if bias is None else bias[place]) for place in places)
     return gate, up
-
-
-def _group_order(shape: Shape) -> Tensor:
-    """Query heads [H] group by group: the first of every key head, the second of every key head, ..."""
-    return torch.arange(shape.num_heads).view(shape.num_key_heads, -1).t().reshape(-1)
 
 
 def _pair_order(shape: Shape) -> Tensor:
@@ -315,8 +349,7 @@ def _pair_order(shape: Shape) -> Tensor:
 def _turning_order(shape: Shape) -> Tensor:
     """Rows of the joined weight [(H + 2K) · D] as this decoder wants them: values as they are."""
     num_heads = shape.num_heads + shape.num_key_heads
-    keys = torch.arange(shape.num_heads, num_heads)
-    turned = torch.cat((_group_order(shape), keys))[:, None] * shape.head_size + _pair_order(shape)
+    turned = torch.arange(num_heads)[:, None] * shape.head_size + _pair_order(shape)
     first_value = num_heads * shape.head_size
     values = torch.arange(first_value, first_value + shape.num_key_heads * shape.head_size)
     return torch.cat((turned.reshape(-1), values))

@@ -14,7 +14,7 @@ from specdec_cli.lm.llama.structures import LayerFields, ModelFields, layer_fiel
 
 INT8_WEIGHTS = 2
 """The kind of weights that `Model` says for int8."""
-_FLOAT32, _BFLOAT16 = range(2)
+_FLOAT32, _BFLOAT16, _, _BLOCKS = range(4)
 
 
 def layers_fields(layers: Sequence[Layer]) -> Any:
@@ -51,7 +51,7 @@ def model_fields(
         mlp=max(mlp.gate.num_outputs for layer in layers for mlp in layer.mlps),
         num_experts=0 if router is None else router.num_experts,
         num_taken=1 if router is None else router.top_k,
-        kind=INT8_WEIGHTS if taking.kind == "int8" else _BFLOAT16 if is_half else _FLOAT32,
+        kind={"int8": INT8_WEIGHTS, "blocks": _BLOCKS}.get(taking.kind, _BFLOAT16 if is_half else _FLOAT32),
         is_half=is_half,
         activation=activation,
         norms_whole_width=family.norms_whole_width,

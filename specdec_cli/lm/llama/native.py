@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,10 +68,20 @@ def library() -> ctypes.CDLL:
     return found.calls
 
 
+def source() -> str:
+    """The whole source, with its headers in the places where they are included."""
+    return with_headers(SOURCE.read_text(encoding="utf-8"))
+
+
+def with_headers(source: str) -> str:
+    """A source with each header of this folder in the place where it is included."""
+    return re.sub(r'#include "(.+)"', lambda line: SOURCE.with_name(line[1]).read_text(encoding="utf-8"), source)
+
+
 @functools.cache
 def _built() -> Library | BuildError:
     try:
-        return _load(SOURCE.read_text(encoding="utf-8"))
+        return _load(source())
     except BuildError as error:
         return error
 
@@ -85,11 +96,15 @@ def _load(source: str) -> Library:
     with _short_spins(_SPINS_OF_ZEN if "AuthenticAMD" in processor() else _SPINS):
         found = load_library(source, command, may_lack_compiler=not _named())
     calls, pointer, number = found.calls, ctypes.c_void_p, ctypes.c_int64
+    calls.block_panel_bytes.argtypes, calls.block_panel_bytes.restype = (number, number), number
+    calls.fill_panels.argtypes = calls.read_rows.argtypes = (number, pointer, pointer, number, number, pointer, number)
+    calls.fill_panels.restype, calls.read_rows.restype = number, None
     calls.scratch_floats.argtypes, calls.scratch_floats.restype = (pointer, pointer), number
     calls.panel_outputs.argtypes, calls.panel_outputs.restype = (), number
+    calls.block_outputs.argtypes, calls.block_outputs.restype = (), number
     calls.forward.argtypes, calls.forward.restype = (pointer, pointer), None
     calls.move.argtypes, calls.move.restype = (pointer, pointer, pointer, number), None
-    calls.embed.argtypes, calls.embed.restype = (pointer, pointer, number, pointer), None
+    calls.plain_rows.argtypes, calls.plain_rows.restype = (pointer, pointer, pointer, number, pointer), None
     calls.head.argtypes, calls.head.restype = (pointer, pointer, pointer), None
     calls.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
     calls.guess.restype = None

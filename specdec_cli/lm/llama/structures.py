@@ -18,6 +18,7 @@ class MatrixFields(ctypes.Structure):
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
+        ("panels", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
@@ -60,7 +61,7 @@ class ModelFields(ctypes.Structure):
 
     _fields_ = (
         ("layers", ctypes.POINTER(LayerFields)),
-        ("embedding", ctypes.c_void_p),
+        ("embedding", MatrixFields),
         ("norm", ctypes.c_void_p),
         ("head", MatrixFields),
         ("num_layers", ctypes.c_int64),
@@ -166,7 +167,7 @@ def _mlp_fields(mlp: GatedMLP) -> GatedMLPFields:
 
 def matrix_fields(matrix: Matrix) -> MatrixFields:
     """A matrix' weight and what belongs to it."""
-    addresses = [address(tensor) for tensor in (matrix.weight, matrix.scales, matrix.sums, matrix.bias)]
+    addresses = [address(tensor) for tensor in (matrix.weight, matrix.panels, matrix.scales, matrix.sums, matrix.bias)]
     return MatrixFields(*addresses, matrix.num_outputs, matrix.num_inputs, matrix.half, matrix.by)
 
 

@@ -197,6 +197,7 @@ def _describe(
                 trust_remote_code=trust_remote_code,
                 load_format=model.load_format,
                 quantize=model.quantize,
+                compute=model.compute,
                 device=model.device,
                 decoder=decoder,
                 self_draft=self_draft,

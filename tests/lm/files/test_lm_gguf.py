@@ -73,17 +73,17 @@ def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
 
 
 def score(path: Path, **options: Any) -> Tensor:
-    return load_lm(str(path), **options).score([Row(0, TOKENS, len(TOKENS))])
+    return load_lm(str(path), compute="dequantized", **options).score([Row(0, TOKENS, len(TOKENS))])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_39_a_family_computes_with_the_numbers_in_its_file(folder: Path, family: str) -> None:
     source, path = checkpoint(folder, family), folder / f"{family}.gguf"
     weights = write_gguf(source, path, "Q4_K_M")
-    lm = load_lm(str(path), dtype="float32")
+    lm = load_lm(str(path), dtype="float32", compute="dequantized")
     assert relative_error(lm.score([Row(0, TOKENS, len(TOKENS))]), logits(source, weights)) < 1e-5
     assert lm.decoder == "own" or family not in OWN
-    facts = describe(str(path))
+    facts = describe(str(path), compute="dequantized")
     assert facts.decoder.startswith(lm.decoder)
     assert (
         facts.stored_as == "GGUF (Q4_K, Q6_K, F16)"
@@ -101,7 +101,7 @@ def test_39_a_form_keeps_its_numbers_in_its_dtype(folder: Path, llama, form: str
     assert str(lm.dtype) == f"torch.{DTYPES[form]}"
     both = torch.stack([lm.score([Row(0, TOKENS, len(TOKENS))]).float().flatten(), right.flatten()])
     assert torch.corrcoef(both)[0, 1] > 0.99
-    facts = describe(str(path))
+    facts = describe(str(path), compute="dequantized")
     assert (facts.dtype, facts.stored_bytes) == (DTYPES[form], path.stat().st_size)
     assert facts.weights_bytes == facts.num_parameters * lm.dtype.itemsize
 
@@ -110,7 +110,8 @@ def test_39_a_form_keeps_its_numbers_in_its_dtype(folder: Path, llama, form: str
 def test_39_tokens_of_target_and_draft_equal_the_dequantized_reference(folder: Path, llama, form: str) -> None:
     path, weights = llama[form]
     model = reference(folder / "llama", weights)
-    engine = Engine.load(str(path), str(llama["Q4_0"][0]), dtype="float32", num_speculative_tokens=3)
+    draft = str(llama["Q4_0"][0])
+    engine = Engine.load(str(path), draft, dtype="float32", compute="dequantized", num_speculative_tokens=3)
     prompt = "the rabbit"
     given = load_tokenizer(str(path))(prompt)["input_ids"]
     expected = model.generate(torch.tensor([given]), max_new_tokens=24, do_sample=False, pad_token_id=0)
@@ -228,8 +229,9 @@ def test_39_broken_files_are_one_sentence(folder: Path, llama, tmp_path: Path) -
 def test_39_numbers_that_are_none_are_refused(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "nan.gguf"
     write_gguf(checkpoint(folder, "llama"), path, "Q8_0", nan_in="blk.1.ffn_up.weight")
-    with pytest.raises(RunError, match="holds numbers that are not finite"):
-        load_lm(str(path))
+    for compute in ("native", "dequantized"):
+        with pytest.raises(RunError, match=r"`blk.1.ffn_up.weight`.* holds numbers that are not finite"):
+            load_lm(str(path), compute=compute)
 
 
 def test_39_an_unknown_architecture_and_a_part_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_49_4_loading_counts_bytes_and_makes_the_table_of_names_once(llama, monk
         return real(*arguments)
 
     monkeypatch.setattr("gguf.get_tensor_name_map", counted)
-    load_lm(str(path), check=False, progress=lambda *count: counts.append(count))
+    load_lm(str(path), compute="dequantized", check=False, progress=lambda *count: counts.append(count))
     assert len(tables) == 2  # one for the check before, one for the weights; not one for every module
     done = [count[0] for count in counts]
     assert done == sorted(done)

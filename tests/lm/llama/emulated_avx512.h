@@ -78,6 +78,44 @@ inline __m512i widened(__m256i from) {
     return integers([&](int i) { return int32_t(values[i]); });
 }
 
+template <class Numbers, class From>
+inline __m512i each_of(From from) {
+    typename std::remove_reference<decltype(Numbers()[0])>::type values[16];
+    std::memcpy(values, &from, sizeof values);
+    return integers([&](int i) { return int32_t(values[i]); });
+}
+
+inline __m512 of_halves(__m256i from) {
+    const __m256 halves[2] = {_mm256_cvtph_ps(_mm256_castsi256_si128(from)), _mm256_cvtph_ps(_mm256_extracti128_si256(from, 1))};
+    return read<__m512>(halves);
+}
+
+inline __m512i maddubs(U8 a, I8 b) {
+    I16 found;
+    for (int i = 0; i < 32; i++) {
+        const int sum = int(a[2 * i]) * b[2 * i] + int(a[2 * i + 1]) * b[2 * i + 1];
+        found[i] = int16_t(std::clamp(sum, -32768, 32767));
+    }
+    return as<__m512i>(found);
+}
+
+inline __m512i masked(uint64_t mask, char value) {
+    I8 found;
+    for (int i = 0; i < 64; i++) found[i] = mask >> i & 1 ? value : 0;
+    return as<__m512i>(found);
+}
+
+inline __m512i shuffled(U8 table, U8 places) {
+    U8 found;
+    for (int i = 0; i < 64; i++) found[i] = places[i] & 128 ? 0 : table[i / 16 * 16 + places[i] % 16];
+    return as<__m512i>(found);
+}
+
+inline __m512i repeated(__m128i quarter) {
+    const __m128i whole[4] = {quarter, quarter, quarter, quarter};
+    return read<__m512i>(whole);
+}
+
 inline __m256d half(__m512d whole, int which) {
     __m256d halves[2];
     std::memcpy(halves, &whole, sizeof halves);
@@ -107,6 +145,16 @@ inline void write(void* to, __m512 v) { std::memcpy(to, &v, sizeof v); }
     emulated::floats([&](int i) { return emulated::of(v, (i & ~3) + ((order) >> 2 * (i & 3) & 3)); })
 #define _mm512_slli_epi32(v, n) emulated::as<__m512i>(emulated::as<emulated::U32>(v) << n)
 #define _mm512_cvtepu16_epi32(v) emulated::widened(v)
+#define _mm512_cvtepi8_epi32(v) emulated::each_of<emulated::I8>(v)
+#define _mm512_cvtepu8_epi32(v) emulated::each_of<emulated::U8>(v)
+#define _mm512_cvtepi32_ps(v) emulated::floats([&](int i) { return float(emulated::as<emulated::I32>(v)[i]); })
+#define _mm512_cvtph_ps(v) emulated::of_halves(v)
+#define _mm512_maddubs_epi16(a, b) emulated::maddubs(emulated::as<emulated::U8>(a), emulated::as<emulated::I8>(b))
+#define _mm512_add_epi16(a, b) emulated::as<__m512i>(emulated::as<emulated::U16>(a) + emulated::as<emulated::U16>(b))
+#define _mm512_set1_epi16(v) _mm512_set1_epi32((v) * 65537)
+#define _mm512_maskz_set1_epi8(mask, v) emulated::masked(mask, v)
+#define _mm512_shuffle_epi8(a, b) emulated::shuffled(emulated::as<emulated::U8>(a), emulated::as<emulated::U8>(b))
+#define _mm512_broadcast_i32x4(v) emulated::repeated(v)
 #define _mm512_castpd512_pd256(v) emulated::half(v, 0)
 #define _mm512_extractf64x4_pd(v, which) emulated::half(v, which)
 #define _mm512_dpbf16_ps(sums, a, b) \

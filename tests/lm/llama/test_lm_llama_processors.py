@@ -55,7 +55,7 @@ def made_for(processor, monkeypatch: pytest.MonkeyPatch, source=None):
     """The decoder as another processor's compiler would make it."""
     quick = [flag.replace("-O3", "-O1") for flag in native._FLAGS]
     monkeypatch.setattr(native, "_FLAGS", quick)  # emulated operations take the compiler long
-    return native.load(PROCESSORS[processor] + (source or native.SOURCE.read_text(encoding="utf-8")))
+    return native.load(PROCESSORS[processor] + (source or native.source()))
 
 
 @pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AMX"]))
@@ -119,7 +119,7 @@ def test_another_processor_s_paths_give_the_same_numbers(
 def test_faults_planted_in_tiles_are_caught(
     dtype: str, quantize: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = native.SOURCE.read_text(encoding="utf-8")
+    source = native.source()
     assert source.count(right) == 1
     folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
     expected = load_lm(folder, dtype=dtype, quantize=quantize).score([Row(0, TEXT[:60], 60)])

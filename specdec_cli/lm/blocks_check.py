@@ -1,0 +1,113 @@
+"""The check at load of weights that stay in a file's blocks: the decoder's logits beside those of their numbers.
+
+The first layers decode a few tokens here and in transformers' own forward pass in float32, on
+weights that the gguf package dequantized. There the inputs of each product are rounded to whole numbers as the
+decoder rounds them, so what is left between the two is the order of sums, and the cache's dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.oracle import relative_error
+from specdec_cli.lm.self_draft import SelfDraft
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.transformers_lm import TransformersLM
+
+_NUM_LAYERS = 2
+_NUM_TOKENS = 12
+_NUM_OUTPUTS = 512  # of the vocabulary, whose logits are compared
+_STRIDE = 7919  # prime: tokens from all over the vocabulary, none of them twice
+_BLOCK = 32
+# The largest relative error between the two.
+_ALLOWED = 0.15
+
+
+class BlocksOracle:
+    """What the first layers of a model in blocks must give, computed before the decoder takes the weights.
+
+    Args:
+        model: made by `model_in_blocks`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        vocab_size = int(model.config.vocab_size)
+        num_tokens = max(2, min(_NUM_TOKENS, model.config.max_position_embeddings))
+        self._tokens = [1 + i * _STRIDE % max(vocab_size - 1, 1) for i in range(num_tokens)]
+        self._outputs = torch.linspace(0, vocab_size - 1, min(_NUM_OUTPUTS, vocab_size)).long()
+        with torch.no_grad():
+            self._logits = self._reference(model)
+
+    def check(self, lm: TransformersLM) -> None:
+        """Refuse a model whose first layers decode otherwise here.
+
+        Raises:
+            RunError: they do.
+        """
+        error = self.error(lm)
+        if not error <= _ALLOWED:
+            raise RunError(
+                f"`{lm.name}` gives other logits with its weights in blocks than dequantized: the relative error of "
+                f"its first {_NUM_LAYERS} layers is {error:.2g}, and rounding explains {_ALLOWED}",
+                "please report it; `--compute dequantized` decodes it in plain numbers",
+            )
+
+    def error(self, lm: TransformersLM) -> float:
+        """The relative error between the logits here and those of transformers."""
+        is_short = lm.config.num_hidden_layers <= _NUM_LAYERS
+        shown = lm if is_short else lm.self_draft(SelfDraft(layers=_NUM_LAYERS))
+        if not is_short:
+            shown.hold(-(-_NUM_TOKENS // lm.block_size) + 1)
+        half = len(self._tokens) // 2
+        parts = [shown.score([Row(0, self._tokens[:half], half)])]
+        parts += [shown.score([Row(0, self._tokens[: place + 1], 1)]) for place in range(half, len(self._tokens))]
+        shown.release(0)
+        return relative_error(torch.cat(parts)[:, self._outputs], self._logits)
+
+    def _reference(self, model: Any) -> Tensor:
+        """Logits of the outputs [tokens, outputs] float32, by transformers."""
+        config = copy.deepcopy(model.config)
+        config.num_hidden_layers = min(_NUM_LAYERS, config.num_hidden_layers)
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[: config.num_hidden_layers]
+        config._attn_implementation = "eager"
+        with init_empty_weights(include_buffers=False):
+            made = type(model)._from_config(config, dtype=torch.float32)
+        known = dict(model.named_modules())
+        for name, module in made.named_modules():
+            for part, _ in list(module.named_parameters(recurse=False)):
+                own = getattr(known[name], part)
+                rows = getattr(known[name], "file_rows", None)
+                if part == "weight" and rows is not None:
+                    own = rows[self._rows_of(name, model)].reference()
+                setattr(module, part, nn.Parameter(own.detach().float(), requires_grad=False))
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0]),))
+        made.get_input_embeddings().padding_idx = None  # one of those that are not needed
+        ids = torch.arange(len(self._tokens))[None]
+        logits: Tensor = made.eval()(input_ids=ids, use_cache=False).logits[0]
+        return logits.float()
+
+    def _rows_of(self, name: str, model: Any) -> Tensor | slice:
+        """The rows of a weight that are needed: the tokens' of an embedding, and of the output layer some."""
+        module = model.get_submodule(name)
+        if module is model.get_input_embeddings():
+            return torch.tensor(self._tokens)
+        return self._outputs if module is model.get_output_embeddings() else slice(None)
+
+
+def _rounded(inputs: Tensor) -> Tensor:
+    """Inputs [..., in] as whole numbers of blocks mean them."""
+    parts = inputs.view(*inputs.shape[:-1], -1, _BLOCK)
+    scales = parts.abs().amax(-1, keepdim=True) / 127
+    codes = (parts / scales.clamp(min=torch.finfo(torch.float32).tiny) + 128.5).floor() - 128
+    rounded: Tensor = codes * scales
+    return rounded.view(inputs.shape)

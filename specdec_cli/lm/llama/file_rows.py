@@ -1,0 +1,81 @@
+"""Rows of a quantized weight, as they lie in a GGUF file that is mapped into memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import WeightsError
+from specdec_cli.lm.llama import native
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileRows:
+    """A weight [out, in] in blocks; nothing of it is read before it is packed.
+
+    Args:
+        name: in the file.
+        type: ggml's number of its type.
+        num_inputs: in.
+        data: the tensor's bytes [rows, bytes of a row] uint8, mapped from the file.
+        order: [out] int64, the file's row of each output.
+    """
+
+    name: str
+    type: int
+    num_inputs: int
+    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+    order: Tensor
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for the outputs, as the file and the decoder hold them."""
+        return len(self.order) * self.data.shape[1]
+
+    def __getitem__(self, place: slice | Tensor) -> FileRows:
+        """Some of the outputs, in another order."""
+        return replace(self, order=self.order[place])
+
+    def fill(self, panels: Tensor) -> None:
+        """Write the outputs into panels, [as many bytes or more] uint8 of zeros.
+
+        Raises:
+            WeightsError: a scale is no finite number.
+        """
+        order = self.order.contiguous()
+        num_broken = native.library().fill_panels(
+            self.type, self.data.ctypes.data, order.data_ptr(), len(order), self.num_inputs, panels.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+        if num_broken:
+            said = f"the weight `{self.name}` holds numbers that are not finite"
+            raise WeightsError(said, "copy or download the file again")
+
+    def reference(self) -> Tensor:
+        """The numbers [out, in] float32 as the gguf package reads them, which shares nothing with our decoder."""
+        from gguf import GGMLQuantizationType, quants
+
+        rows = np.ascontiguousarray(self.data[self.order.numpy()])
+        return torch.from_numpy(np.ascontiguousarray(quants.dequantize(rows, GGMLQuantizationType(self.type))))
+
+    def plain(self) -> Tensor:
+        """The numbers [out, in] float32 as our decoder reads them."""
+        numbers = torch.empty(len(self.order), self.num_inputs)
+        native.library().read_rows(
+            self.type, self.data.ctypes.data, self.order.contiguous().data_ptr(), len(self.order), self.num_inputs,
+            numbers.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return numbers
+
+
+def has_layout(type_: int) -> bool:
+    """Whether the compiled decoder multiplies with blocks of a type."""
+    return int(native.library().block_panel_bytes(ctypes.c_int64(type_), ctypes.c_int64(256))) > 0

@@ -1,0 +1,154 @@
+"""Products with weights in a GGUF file's blocks: right, a row's own in any company, the same on every processor."""
+
+import ctypes
+import itertools
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from shortened import mostly_slow
+from test_lm_llama_processors import PROCESSORS, has_avx2
+
+from specdec_cli.lm.cache.memory import Arena
+from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.caller import Caller
+from specdec_cli.lm.llama.file_rows import FileRows, has_layout
+from specdec_cli.lm.llama.library import load_library
+from specdec_cli.lm.llama.llama_weights import Matrix
+from specdec_cli.lm.llama.structures import ModelFields, matrix_fields
+
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"]
+_SCALES = {"Q6_K": (208,)} | dict.fromkeys(
+    ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)
+)  # bytes of a block's 16-bit numbers
+_INPUTS, _OUTPUTS = 512, 40
+pytestmark = pytest.mark.skipif(native.missing() is not None, reason="no compiler")
+
+
+def blocks(type_name, seed=0, fill=None):
+    """Random bytes as a weight's blocks, or the same everywhere, with scales of an ordinary size; and its numbers."""
+    kind = Type[type_name]
+    size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    whole = random.integers(0, 256, (_OUTPUTS, _INPUTS // size, num_bytes), dtype=np.uint8)
+    if fill is not None:
+        whole[:] = fill
+    for place in _SCALES.get(type_name, (0,)):
+        scales = random.standard_normal((*whole.shape[:2], 1)).astype(np.float16)
+        whole[:, :, place : place + 2] = scales.view(np.uint8)
+    data = np.ascontiguousarray(whole.reshape(_OUTPUTS, -1))
+    return FileRows(type_name, int(kind), _INPUTS, data, torch.arange(_OUTPUTS)), gguf.quants.dequantize(data, kind)
+
+
+def product(matrix, rows):
+    """Rows [n, in] times a matrix: [n, out]."""
+    caller = Caller()
+    caller.model = ModelFields(
+        head=matrix_fields(matrix), hidden=_INPUTS, kind=3, num_heads=1, num_key_heads=1, num_taken=1
+    )
+    logits = torch.empty(len(rows), matrix.num_outputs)
+    caller.size(len(rows), len(rows), 0, logits.data_ptr())
+    caller.run(caller.library.head, rows.data_ptr())
+    return logits
+
+
+def quantized(rows):
+    """Rows as the decoder multiplies them: whole numbers with a scale for each 32."""
+    parts = rows.view(len(rows), -1, 32)
+    scales = parts.abs().amax(-1, keepdim=True) / 127
+    return ((parts / scales + 128.5).floor() - 128).mul(scales).view(rows.shape)
+
+
+def some_rows(n):
+    return torch.randn(n, _INPUTS, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, n)[:, None]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_numbers_are_those_of_the_file(name):
+    part, numbers = blocks(name)
+    assert torch.equal(part.plain(), torch.from_numpy(numbers))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_product_is_that_of_the_numbers(name):
+    part, numbers = blocks(name)
+    rows = some_rows(5)
+    found = product(Matrix.of_rows([part], torch.ones(_OUTPUTS), Arena()), rows)
+    right = quantized(rows.double()) @ torch.from_numpy(numbers).double().t() + 1
+    assert torch.allclose(found.double(), right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_row_has_its_bits_in_any_company_and_order(name):
+    part, _ = blocks(name)
+    other, _ = blocks("Q8_0", seed=1)
+    order = torch.randperm(_OUTPUTS, generator=torch.Generator().manual_seed(2))[:32]
+    rows = some_rows(13)
+    whole = product(Matrix.of_rows([part], None, Arena()), rows)
+    for begin, end in ((0, 1), (3, 5), (2, 7), (1, 13)):
+        mixed = Matrix.of_rows([part[order], other], None, Arena())
+        assert torch.equal(product(mixed, rows[begin:end].contiguous())[:, :32], whole[begin:end, order])
+
+
+SOURCE = """
+#include "vectors.h"
+namespace {
+#include "block_products.h"
+}
+extern "C" void multiply(int64_t type, const uint8_t* rows, int64_t outputs, const float* inputs, int64_t n, int64_t in,
+                         float* to) {
+    const long num_blocks = in / BLOCK_INPUTS;
+    std::vector<InputBlock> x(n * num_blocks);
+    for (long r = 0; r < n; r++) quantize_inputs(inputs + r * in, in, &x[r * num_blocks]);
+    with_layout(type, [&](auto layout) {
+        using L = decltype(layout);
+        std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
+        for (long o = 0; o < outputs; o++, to += n) {
+            std::fill(panel.begin(), panel.end(), 0);
+            for (long b = 0; b < num_blocks; b++)
+                put_block<L>(file_block<L>(rows + o * row_bytes<L>(num_blocks), b), b, o % WIDTH, panel.data());
+            for (long r = 0; r + 3 <= n; r += 3) {
+                Floats sums[3];
+                multiply_panel<L, 3>(panel.data(), &x[r * num_blocks], num_blocks, sums);
+                for (long i = 0; i < 3; i++) to[r + i] = sums[i][o % WIDTH];
+            }
+        }
+    });
+}
+"""
+
+
+def multiply(library, part, rows):
+    """The product of some rows, a multiple of three of them, as a library of SOURCE computes it: [out, n]."""
+    found = torch.empty(len(part), len(rows))
+    addresses = (part.data.ctypes.data, len(part), rows.data_ptr(), len(rows), _INPUTS, found.data_ptr())
+    library.multiply(*(ctypes.c_int64(number) for number in (part.type, *addresses)))
+    return found
+
+
+@pytest.mark.skipif(not has_avx2(), reason="no AVX2 to emulate others with")
+@pytest.mark.parametrize("processor", mostly_slow(PROCESSORS, ["AVX2", "AVX-512 of a Zen 4"]))
+def test_every_processor_has_the_same_bits(processor, monkeypatch):
+    monkeypatch.setattr(native, "_FLAGS", [flag.replace("-O3", "-O1") for flag in native._FLAGS])
+    command = [*native.compiler(), *native._FLAGS, "-x", "c++"]
+    here, other = (
+        load_library(head + native.with_headers(SOURCE), command, may_lack_compiler=False, name="blocks").calls
+        for head in ("", PROCESSORS[processor])
+    )
+    rows = torch.cat((some_rows(7), torch.full((1, _INPUTS), 3.0), torch.full((1, _INPUTS), -3.0)))
+    rounds_once = "no vectors" != processor != "AVX2 without FMA"
+    for name, fill in itertools.product(TYPES, (None, 0, 127, 128, 255)):
+        part, _ = blocks(name, fill=fill)
+        right, found = multiply(here, part, rows), multiply(other, part, rows)
+        room = torch.zeros(()) if rounds_once else right.abs().amax(0) * 1e-5
+        assert ((found - right).abs() <= room).all(), (name, fill)
+    if processor == "AVX2":
+        part, _ = blocks("Q4_K")
+        assert torch.equal(multiply(here, part, rows).t(), product(Matrix.of_rows([part], None, Arena()), rows))
+
+
+def test_a_type_without_a_layout_is_told():
+    assert has_layout(int(Type.Q4_K))
+    assert not has_layout(int(Type.IQ1_S))

@@ -1,0 +1,168 @@
+"""A GGUF file's blocks computed as they are: their numbers, the same text with every draft, and planted faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planted import plant
+from tiny_models import make_tiny
+
+from specdec_cli.engine.engine import Engine
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.blocks_check import BlocksOracle
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.facts import describe
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.oracle import relative_error
+from specdec_cli.sampling.params import SamplingParams
+
+pytest.importorskip("gguf", reason="needs gguf")
+
+from tiny_gguf import SIZES, write_gguf
+
+TOKENS = [5, 17, 3, 40, 41, 9, 77, 60, 3, 8, 31, 90, 4, 11]
+FORMS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M"]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 4, "num_key_value_heads": 2},
+    "qwen2": {"num_hidden_layers": 2},
+    "gemma3_text": {"layer_types": None, "num_hidden_layers": 6, "tie_word_embeddings": True, "head_dim": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("blocks")
+
+    def file(family: str, form: str) -> Path:
+        path = folder / f"{family}-{form}.gguf"
+        if not path.exists():
+            source = folder / family
+            made = source if source.exists() else make_tiny(family, source, **SIZES | FAMILIES[family])
+            write_gguf(made, path, form)
+        return path
+
+    return file
+
+
+def score(lm: Any, row: int = 0) -> torch.Tensor:
+    found: torch.Tensor = lm.score([Row(row, TOKENS, len(TOKENS))])
+    lm.release(row)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "form"), [*(("llama", form) for form in FORMS), ("qwen2", "Q8_0"), ("gemma3_text", "Q4_K_M")]
+)
+def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, family: str, form: str) -> None:
+    path = str(files(family, form))
+    lm, plain = (load_lm(path, dtype="float32", compute=compute) for compute in ("native", "dequantized"))
+    assert (lm.decoder, plain.decoder, lm.kind) == ("own, native", "own", "blocks")
+    assert 0 < relative_error(score(lm), score(plain)) < 0.15
+    assert lm.weight_bytes < plain.weight_bytes / 2.9
+    facts = describe(path)
+    assert (facts.decoder, facts.weights_bytes) == ("own, native", lm.weight_bytes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_has_its_bits_alone_and_in_company(files: Any, dtype: str) -> None:
+    lm = load_lm(str(files("llama", "Q4_K_M")), dtype=dtype)
+    whole = score(lm)
+    for num in (1, 2, 5, 9):
+        lm.score([Row(0, TOKENS[:-num], 0)])
+        found = lm.score([Row(0, TOKENS, num), Row(1, [*TOKENS[:3], num], 4)])
+        assert torch.equal(found[:num], whole[-num:])
+        lm.release(0)
+        lm.release(1)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "self-exit:1", "file"])
+@pytest.mark.parametrize("tree", [None, "2,2"])
+def test_text_with_a_draft_is_the_plain_one(files: Any, draft: str, tree: str | None) -> None:
+    if tree is not None and draft == "self-exit:1":
+        pytest.skip("a chain says enough of a self-draft")
+    target = str(files("llama", "Q8_0"))
+    spec = str(files("llama", "Q4_0")) if draft == "file" else draft
+    sampling = SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)
+    prompts = ["the rabbit and the hare", "the the the"]
+    outputs = [
+        [
+            list(output.token_ids)
+            for output in Engine.load(
+                target, one, num_speculative_tokens=4, tree=None if one == "none" else tree
+            ).generate(prompts, sampling)
+        ]
+        for one in ("none", spec)
+    ]
+    assert outputs[0] == outputs[1]
+
+
+FAULTS = {
+    "another scale": "block.scales[0] = packed[b] & 63;",
+    "another minimum": "block.least = packed[b + 4] & 63;",
+    "nibbles in another order": "block.codes[i] = b % 2 ? codes[i] >> 4 : codes[i] & 15;",
+    "rows that moved": "rows + order[o] * row_bytes<L>(num_blocks), b);",
+}
+WRONG = {
+    "another scale": "block.scales[0] = (packed[b] & 63) ^ 1;",
+    "another minimum": "block.least = packed[b + 5] & 63;",
+    "nibbles in another order": "block.codes[i] = b % 2 ? codes[i] & 15 : codes[i] >> 4;",
+    "rows that moved": "rows + order[o ? o - 1 : 0] * row_bytes<L>(num_blocks), b);",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(files("llama", "Q4_K_M"))
+    plant(monkeypatch, (FAULTS[fault], WRONG[fault]))
+    with pytest.raises(RunError, match="other numbers in our decoder than in its file"):
+        load_lm(path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("-L::OFFSET * (L::HALVES", "-(L::OFFSET + 1) * (L::HALVES"),
+        ("scales[h] * spread(row.scale), sums[r]", "scales[h] * spread(x->scale * 1.5f), sums[r]"),
+        ("multiply_add(least, spread(row.sum), sums[r])", "multiply_add(least, spread(-row.sum), sums[r])"),
+    ],
+)
+def test_a_planted_fault_in_products_is_caught(
+    files: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(files("llama", "Q4_K_M"))
+    plant(monkeypatch, (right, wrong))
+    with pytest.raises(RunError, match="gives other logits with its weights in blocks than dequantized"):
+        load_lm(path)
+
+
+def test_layers_that_are_exchanged_are_caught(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load_lm(str(files("llama", "Q8_0")), check=False)
+    right = BlocksOracle(lm.model)
+    assert right.error(lm) < 0.1
+    decoder = lm._forward.decoder  # type: ignore[attr-defined]
+    decoder._layers[0], decoder._layers[1] = decoder._layers[1], decoder._layers[0]
+    assert right.error(lm) > 0.3
+
+
+def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
+    path = str(files("llama", "F32"))
+    assert load_lm(path).decoder == "own"
+    cases: tuple[tuple[str, dict[str, Any], str], ...] = (
+        (path, {}, "is in `F32`"),
+        (str(files("llama", "Q8_0")), {"quantize": "int8"}, "they are to be quantized again, to int8"),
+        (str(files("llama", "Q8_0")), {"decoder": "transformers"}, "it is disabled"),
+        ("builtin:draft", {}, "its weights are not those of a GGUF file"),
+    )
+    for name, options, reason in cases:
+        with pytest.raises(UsageError, match=reason):
+            load_lm(name, compute="native", **options)
+    with pytest.raises(UsageError, match="unknown computation `fast`"):
+        load_lm(path, compute="fast")
+
+
+def test_a_copy_of_blocks_in_int8_is_refused(files: Any) -> None:
+    with pytest.raises(UsageError, match="which are quantized already"):
+        Engine.load(str(files("llama", "Q8_0")), "self-int8")
