@@ -25,7 +25,7 @@ FAULTS = {
     ),
     "a window begins with its company": (
         "const long begin = begin_of((first + q) / groups)",
-        "const long begin = begin_of(0)",
+        "const long begin = std::max(from, begin_of(0))",
     ),
 }
 
