@@ -55,9 +55,9 @@ batches, beyond windows, with prompts in chunks and with prefix caching. A type 
 
 FORMS_HEAD = """## Forms of files
 
-{summary} Weights of every form become plain numbers when they are loaded; no kernel multiplies with the packed ones.
-`--quantize int8` packs the plain numbers for the int8 kernel. Bits include a layer's scales. [Model files](formats.md)
-says what each form needs.
+{summary} Weights become plain numbers when they are loaded, as in the table,
+except that our own decoder keeps most blocks of [GGUF files](formats.md#gguf) as they are. `--quantize int8` packs the
+plain numbers for the int8 kernel. Bits include a layer's scales. [Model files](formats.md) says what each form needs.
 
 `benchmarks/file_forms.py` tried each form on a tiny checkpoint on a CPU ({measured}, commit {commit}). A form runs if
 its logits and tokens in float32 are those of transformers on the numbers that the form means, without a draft and with

@@ -188,48 +188,40 @@ def _starts(number: int) -> str:
 def trees(document: dict[str, Any]) -> str:
     """Chains and trees beside plain decoding, greedy and at temperature 1."""
     results = document["results"]
+    modes = ("greedy", "temperature 1")
     rows = []
     for name, both in results["greedy"].items():
         row = [name, str(both["nodes"])]
-        for facts in (both, results["temperature 1"][name]):
+        for facts in (results[mode][name] for mode in modes):
             speed_up = facts["speed-up"]
-            row += [
-                f"{facts['acceptance length']:.2f}",
-                f"{facts['tokens/s']:.0f}",
-                _interval(speed_up["median"], speed_up["ci95"]) if both["nodes"] else "",
-            ]
+            row += [f"{facts['acceptance length']:.2f}"]
+            row += [_interval(speed_up["median"], speed_up["ci95"]) if both["nodes"] else ""]
         rows.append(row)
-    each = ["length", "tokens/s", "speed-up"]
-    head = ["drafted", "nodes", *(f"{one}, greedy" for one in each), *(f"{one}, T = 1" for one in each)]
+    head = ["drafted", "nodes", *(f"{figure}, {mode}" for mode in modes for figure in ("length", "speed-up"))]
     precision = "its own precision" if results["quantize"] == "none" else results["quantize"]
     pair = f"`{results['target']}` with `{results['draft']}` in {precision}"
     said = f"{pair}: {results['prompts']} prompts, {results['tokens']} tokens each. {measured_on(document)}"
     return f"{said}.\n\n" + markdown(head, rows)
 
 
-_KINDS = ("prose", "prose, adaptive", "edits", "asked again")
+_KINDS = ("prose", "edits", "asked again")
 
 
 def drafts(document: dict[str, Any]) -> str:
-    """Speed-ups of the built-in target's drafts by kind of text and temperature, beside the predicted ones."""
-    group = "built-in"
-    parts = {name: part for name, part in document["results"]["parts"].items() if name.startswith(f"{group}, ")}
-    said = _of_parts(document["results"], parts)
-    predicted = parts[f"{group}, greedy, prose, predicted"]["arms"]
+    """Speed-ups of the built-in target's drafts by kind of text and temperature."""
+    parts = {name: part for name, part in document["results"]["parts"].items() if name.startswith("built-in, ")}
     tables = []
     for words in ("greedy", "temperature 1"):
-        of_prose = parts[f"{group}, {words}, prose"]["arms"]
         rows = []
-        for arm, facts in of_prose.items():
+        for arm, facts in parts[f"built-in, {words}, prose"]["arms"].items():
             if arm.startswith("untrained"):  # shows what a head costs, not what it gains
                 continue
             length = facts["acceptance length"]
-            row = [arm, "" if length is None else f"{length:.2f}"]
-            row += [f"{predicted[arm]:.2f}" if arm in predicted else ""] * (words == "greedy")
-            rows.append(row + [_draft_cell(parts[f"{group}, {words}, {kind}"]["arms"].get(arm)) for kind in _KINDS])
-        head = [f"{words}: speed-up [95 % interval]", "acceptance length", *["prose, predicted"] * (words == "greedy")]
-        tables.append(markdown([*head, *_KINDS], rows))
-    return said + "\n".join(tables)
+            cells = [_draft_cell(parts[f"built-in, {words}, {kind}"]["arms"].get(arm)) for kind in _KINDS]
+            rows.append([arm, "" if length is None else f"{length:.2f}", *cells])
+        head = [f"{words}: speed-up [95 % interval]", "acceptance length", *_KINDS]
+        tables.append(markdown(head, rows))
+    return _of_parts(document["results"], parts) + "\n".join(tables)
 
 
 def _of_parts(results: dict[str, Any], parts: dict[str, Any]) -> str:
