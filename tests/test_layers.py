@@ -16,7 +16,18 @@ from specdec_cli import drafters as registry
 
 PACKAGE = Path(__file__).parents[1] / "specdec_cli"
 LAYERS = [
-    {"recipe", "call_checks", "drafted", "tree_shape", "events", "errors", "files", "libraries", "proxy"},
+    {
+        "recipe",
+        "call_checks",
+        "drafted",
+        "tree_shape",
+        "events",
+        "errors",
+        "files",
+        "libraries",
+        "proxy",
+        "template_limits",
+    },
     {"lm", "sampling", "text"},
     {"drafters"},
     {"engine"},
@@ -34,6 +45,7 @@ NOUNS = {
     "files",
     "libraries",
     "proxy",
+    "template_limits",
     "tree_shape",
 }  # layer 0's shared words, which recipe may use too
 NEIGHBOURS = {("cli", "serve")}  # the one command that is a room of its own

@@ -11,9 +11,9 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.decoders import own_obstacle
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import adapter_of
-from specdec_cli.lm.files.gguf_blocks import blocks_obstacle
 from specdec_cli.lm.files.gguf_folder import gguf_of
 from specdec_cli.lm.files.gguf_header import read_gguf_header
+from specdec_cli.lm.gguf_blocks import blocks_obstacle
 
 NATIVE, DEQUANTIZED = "native", "dequantized"
 

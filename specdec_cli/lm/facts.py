@@ -18,7 +18,6 @@ from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
 from specdec_cli.lm.files.generation import NONE, read_generation
-from specdec_cli.lm.files.gguf_blocks import block_bytes
 from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
@@ -37,6 +36,7 @@ from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.from_files import model_on_paper
+from specdec_cli.lm.gguf_blocks import block_bytes
 from specdec_cli.lm.heads.mtp_files import MtpModules, find_mtp
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of

@@ -22,7 +22,6 @@ from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
-from specdec_cli.lm.files.gguf_blocks import model_in_blocks
 from specdec_cli.lm.files.gguf_folder import gguf_of, read_gguf_tokenizer
 from specdec_cli.lm.files.gguf_weights import Progress, check_gguf_tensors
 from specdec_cli.lm.files.headers import first_dtype
@@ -41,6 +40,7 @@ from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.from_files import Form, model_from_files
+from specdec_cli.lm.gguf_blocks import model_in_blocks
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle, RoundingError

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.utils import chat_template_utils
 
-from specdec_cli.text.template_limits import limited
+from specdec_cli.template_limits import limited
 
 _compile = chat_template_utils._compile_jinja_template
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from jinja2 import ext, nodes, parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specdec_cli.text.template_limits import limited, parsed, undeclared_variables
+from specdec_cli.template_limits import limited, parsed, undeclared_variables
 
 _GIVEN = ("raise_exception", "strftime_now")
 """Functions that transformers gives to every template."""

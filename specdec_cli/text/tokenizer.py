@@ -159,7 +159,7 @@ class Tokenizer:
         """Text of a conversation by the chat template; arguments and errors as `chat`."""
         import jinja2
 
-        from specdec_cli.text.template_limits import TemplateLimitError
+        from specdec_cli.template_limits import TemplateLimitError
 
         if not self.has_chat_template:
             raise UsageError(

@@ -6,9 +6,9 @@ import jinja2
 import pytest
 from tiny_engine import letter_tokenizer
 
+from specdec_cli import template_limits
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.template_limits import limit_templates
-from specdec_cli.text import template_limits
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.template import read_template
 from specdec_cli.text.tokenizer import Tokenizer
