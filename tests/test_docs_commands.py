@@ -27,7 +27,7 @@ FILES = {
     "tuned.yaml": "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n",
     "gated.yaml": "draft: {model: builtin:draft}\ngates: {fail_if: ['lossless.mismatches > 0']}\n",
     "ngram.yaml": "target: {model: builtin:target}\ndraft: {method: ngram}\n",
-    "main.json": '{"schema": "specdec.bench/1", "speedup": {"decode": {"median": 1.5, "ci95": [1.4, 1.6], "pairs": 9}}}',
+    "main.json": '{"schema": "specdec.bench/1", "speedup": {"decode": {"median": 1.5, "ci95": [1.4, 1.6]}}}',
     "mine.yaml": "target: {model: builtin:target}\n",
     "models.yaml": "small: builtin\nlarge: ./tuned.yaml\n",
     "requests.jsonl": '{"prompt": "Once upon a time", "answer": " there was a cat and a cat and a cat."}\n' * 4,
