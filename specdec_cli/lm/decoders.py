@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,15 +14,9 @@ from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
 from specdec_cli.lm.door import Recording
 from specdec_cli.lm.files.architecture import carries_state
 from specdec_cli.lm.files.lengths import follows_length
-from specdec_cli.lm.forward.attention import NAME
-from specdec_cli.lm.forward.compiled import CompiledForward
-from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import Forward
-from specdec_cli.lm.forward.joined import attention_of
+from specdec_cli.lm.forward.implementations import NAME, attention_of
 from specdec_cli.lm.forward.own import OwnForward
-from specdec_cli.lm.forward.packed import PackedForward
-from specdec_cli.lm.forward.recorded import RecordedForward
-from specdec_cli.lm.invariance import rows_together, same_bits_on_one_thread
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.own_products import keep_bits
 from specdec_cli.lm.kernels.packing import leave_files, pack_model
@@ -30,6 +24,10 @@ from specdec_cli.lm.llama.families import obstacle
 from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
 from specdec_cli.lm.self_draft import SelfDraft
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.forward.eager import EagerForward
+    from specdec_cli.lm.forward.packed import PackedForward
 
 DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS, COMPILED_AUTO) = (
     "auto", "transformers", "compiled", "graphs", "compiled graphs", "compiled auto",
@@ -64,7 +62,7 @@ def recording_of(forward: Forward, decoder: str) -> Recording:
         forward: of the model.
         decoder: its entry of DECODERS.
     """
-    if not isinstance(forward, RecordedForward):
+    if not forward.name.endswith("graphs"):
         return "none"
     return "required" if decoder in _RECORDED else "tried"
 
@@ -167,6 +165,8 @@ def self_draft_forward(
 
 def _packed_forward(model: Any) -> PackedForward:
     """Rows of several sequences in one forward, the same bits in any company where that is promised."""
+    from specdec_cli.lm.forward.packed import PackedForward  # transformers' models behind it take seconds to import
+
     return PackedForward(model, is_bitwise=model.device.type == "cpu" and model.dtype != torch.float32)
 
 
@@ -174,6 +174,11 @@ def _transformers_forward(
     packed: PackedForward, name: str, decoder: str, kind: Kind, weight_bytes: int, block_size: int, max_context: int
 ) -> Forward:
     """transformers' forward of a model whose linear layers are packed, and what it runs in."""
+    from specdec_cli.lm.forward.compiled import CompiledForward
+    from specdec_cli.lm.forward.eager import EagerForward
+    from specdec_cli.lm.forward.recorded import RecordedForward
+    from specdec_cli.lm.invariance import rows_together
+
     model, is_bitwise = packed.model, packed.is_bitwise
     threads = _threads(model, decoder, kind, weight_bytes, is_bitwise)
     layouts = Layouts(
@@ -193,6 +198,8 @@ def _transformers_forward(
 
 def _recorded_if_possible(forward: EagerForward, name: str, max_context: int) -> Forward:
     """A forward in graphs, or as it is, with the reason in `graphs_obstacle`."""
+    from specdec_cli.lm.forward.recorded import RecordedForward
+
     forward.graphs_obstacle = graphs_obstacle(name, forward.model.config, forward.layouts.device)
     if forward.graphs_obstacle is not None:
         return forward
@@ -212,6 +219,8 @@ def _threads(
 
     torch compiles a forward for a number of threads, and bits that depend on it must not depend on the neighbours.
     """
+    from specdec_cli.lm.invariance import same_bits_on_one_thread
+
     if model.device.type != "cpu":
         return nullcontext
     is_fixed = decoder in COMPILING or (is_bitwise and not same_bits_on_one_thread(model.dtype, kind))

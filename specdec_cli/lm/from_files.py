@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,18 +20,27 @@ from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.gguf_folder import gguf_of
-from specdec_cli.lm.files.gguf_weights import Progress, load_gguf
 from specdec_cli.lm.files.headers import differing, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.merging import merged
 from specdec_cli.lm.files.quantization import check_finite, give_dtype, is_dequantized, settings_of
 from specdec_cli.lm.files.weights_files import weights_files
-from specdec_cli.lm.forward.joined import attention_of
+from specdec_cli.lm.forward.implementations import attention_of
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.files.gguf_weights import Progress
 
 ON_PAPER = "batched_mm"  # experts in one product each, with no branch on what a router chose
 Form = dict[str, Any] | None
 """The `quantization_config` of weights that `files.dequantize` undoes; None for others."""
 _NO_ADAPTER = {"subfolder": "none"}
 """Where transformers looks for an adapter beside a whole model, which it would apply: nowhere."""
+
+
+def registered_attention(config: Any) -> str:
+    """The attention that a family takes (`attention_of`), known to transformers from now on."""
+    import specdec_cli.lm.forward.apart  # noqa: F401  # it and the two that it imports register themselves
+
+    return attention_of(config)
 
 
 def model_on_paper(
@@ -56,7 +65,7 @@ def model_on_paper(
         model = auto_class_of(config).from_config(
             copy.deepcopy(config),
             dtype=dtype,
-            attn_implementation=attention_of(config),
+            attn_implementation=registered_attention(config),
             experts_implementation=ON_PAPER,
             trust_remote_code=trust_remote_code,
         )
@@ -95,12 +104,14 @@ def model_from_files(
     settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
     how: dict[str, Any] = {
         "dtype": dtype,
-        **({"attn_implementation": attention_of(config)} if has_our_attention else {}),
+        **({"attn_implementation": registered_attention(config)} if has_our_attention else {}),
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are refused below, by name
         "adapter_kwargs": _NO_ADAPTER,
     }
     if gguf_of(folder) is not None:
+        from specdec_cli.lm.files.gguf_weights import load_gguf
+
         model, report = load_gguf(name, folder, config, how, progress)
     elif is_on_paper or form is not None:
         outline, files = (

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig
 
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Span
@@ -128,12 +128,12 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
     if native.missing() is not None or dtype == torch.float16:
         return
     tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]
-    configs = {"": LlamaConfig(**DECODER), " and experts": GptOssConfig(**DECODER, **EXPERTS)}
+    configs = {"": transformers.LlamaConfig(**DECODER), " and experts": transformers.GptOssConfig(**DECODER, **EXPERTS)}
     kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
     for (more, config), (words, kind) in itertools.product(configs.items(), kinds.items()):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
         decoder = LlamaDecoder(model, kind)
         decoder.allocate(len(tokens), len(tokens))
 

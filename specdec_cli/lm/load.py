@@ -6,15 +6,14 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer
+import transformers
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.blocks_check import BlocksOracle
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
-from specdec_cli.lm.compute import NATIVE, is_native
+from specdec_cli.lm.decoders import AUTO as AUTO_DECODER
 from specdec_cli.lm.decoders import COMPILING, check_decoder
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
@@ -23,9 +22,9 @@ from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import gguf_of, read_gguf_tokenizer
-from specdec_cli.lm.files.gguf_weights import Progress, check_gguf_tensors
 from specdec_cli.lm.files.headers import first_dtype
 from specdec_cli.lm.files.lengths import max_context, own_context
+from specdec_cli.lm.files.names import BUILTIN
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
     check_quantization,
@@ -37,18 +36,24 @@ from specdec_cli.lm.files.quantization import (
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, check_tokenizer, tokenizer_error
 from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_bytes, weights_files
-from specdec_cli.lm.forward.joined import attention_of
+from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.lm.from_files import Form, model_from_files
-from specdec_cli.lm.gguf_blocks import model_in_blocks
+from specdec_cli.lm.from_files import Form, model_from_files, registered_attention
 from specdec_cli.lm.kernels.kinds import kind_when
+from specdec_cli.lm.llama.builtin_pair import read_builtin_config, read_builtin_model
+from specdec_cli.lm.llama.native import missing
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle, RoundingError
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.template_limits import limit_templates
 from specdec_cli.lm.transformers_lm import TransformersLM
 
+if TYPE_CHECKING:
+    from specdec_cli.lm.blocks_check import BlocksOracle
+    from specdec_cli.lm.files.gguf_weights import Progress
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NATIVE = "native"  # of `lm.compute`, which is imported for GGUF files alone
 _log = logging.getLogger(__name__)
 
 
@@ -107,31 +112,37 @@ def load_lm(
     target_device, wanted_dtype = device_named(device), dtype_named(dtype)
     folder = model_folder(name, revision, trust_remote_code, has_weights)
     with quiet(), clear_errors(name):
-        config = read_config(name, folder, trust_remote_code)
-        check_architecture(name, config, trust_remote_code)
-        if has_weights:
+        native = False
+        if has_weights and compute != _NATIVE and _is_of_pair(name, decoder, wanted_dtype, target_device):
             check_weights(name, folder)
-            check_quantization(name, config, folder, quantize)
-            check_gguf_tensors(name, folder, config)
-            form = take_form(config)
-            check_adapter(name, folder, stays_quantized(config))
-            native = is_native(name, folder, config, compute, quantize=quantize, decoder=decoder, device=target_device)
-            _check_room(name, folder, config, form, dtype, NATIVE if native else quantize, target_device)
+            generation, config = read_generation(folder, generation_config), read_builtin_config(folder)
+            config._attn_implementation = NAME
+            model: Any = read_builtin_model(folder, config, resolve_dtype(name, dtype, config, folder))
         else:
-            native = False
-            forget_quantization(config)
-        check_decoder(name, decoder, config, target_device, quantize)
-        generation = read_generation(folder, generation_config) if has_weights else Generation()
-        if native:
-            model = model_in_blocks(name, folder, config, resolve_dtype(name, dtype, config, folder))
-        elif has_weights:
-            resolved = resolve_dtype(name, dtype, config, folder)
-            model = model_from_files(name, folder, config, resolved, trust_remote_code, form, progress=progress)
-        else:
-            attention = attention_of(config)
-            model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
-        model = model.to(target_device).eval()
-        oracle = (BlocksOracle if native else Oracle)(model) if check else None
+            config = read_config(name, folder, trust_remote_code)
+            check_architecture(name, config, trust_remote_code)
+            if has_weights:
+                check_weights(name, folder)
+                check_quantization(name, config, folder, quantize)
+                _check_gguf(name, folder, config)
+                form = take_form(config)
+                check_adapter(name, folder, stays_quantized(config))
+                native = _is_native(name, folder, config, compute, quantize, decoder, target_device)
+                _check_room(name, folder, config, form, dtype, _NATIVE if native else quantize, target_device)
+            else:
+                forget_quantization(config)
+            check_decoder(name, decoder, config, target_device, quantize)
+            generation = read_generation(folder, generation_config) if has_weights else Generation()
+            if native:
+                model = _model_in_blocks(name, folder, config, resolve_dtype(name, dtype, config, folder))
+            elif has_weights:
+                resolved = resolve_dtype(name, dtype, config, folder)
+                model = model_from_files(name, folder, config, resolved, trust_remote_code, form, progress=progress)
+            else:
+                attention = registered_attention(config)
+                model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
+            model = model.to(target_device).eval()
+        oracle = _oracle(model, native) if check else None
         if isinstance(wanted_dtype, torch.dtype) and model.dtype != wanted_dtype and stays_quantized(config):
             runs_in = str(model.dtype).removeprefix("torch.")
             said = f"`{name}` is quantized by `{stays_quantized(config)}` and runs in `{runs_in}`, not in `{dtype}`"
@@ -159,6 +170,50 @@ def load_lm(
         return lm
     del model, lm  # float32 takes their memory
     return _load_in_float32(doubt, options)
+
+
+def _check_gguf(name: str, folder: Path, config: Any) -> None:
+    """Refuse a GGUF file whose tensors are not those of its configuration; errors as in `check_gguf_tensors`."""
+    if gguf_of(folder) is not None:
+        from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
+
+        check_gguf_tensors(name, folder, config)
+
+
+def _is_native(
+    name: str, folder: Path, config: Any, compute: str, quantize: str, decoder: str, device: torch.device
+) -> bool:
+    """Whether a model's products take its GGUF file's blocks; errors as in `is_native`."""
+    if compute == AUTO and gguf_of(folder) is None:
+        return False
+    from specdec_cli.lm.compute import is_native
+
+    return is_native(name, folder, config, compute, quantize=quantize, decoder=decoder, device=device)
+
+
+def _model_in_blocks(name: str, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    from specdec_cli.lm.gguf_blocks import model_in_blocks
+
+    return model_in_blocks(name, folder, config, dtype)
+
+
+def _is_of_pair(name: str, decoder: str, dtype: torch.dtype | str, device: torch.device) -> bool:
+    """Whether a model is one of the built-in pair that our own decoder runs, so that transformers' is not needed."""
+    is_plain = name in BUILTIN and decoder == AUTO_DECODER and device.type == "cpu" and dtype != torch.float16
+    return is_plain and missing() is None
+
+
+def _config_of(name: str, folder: Path, trust_remote_code: bool) -> Any:
+    """A model's configuration, for its numbers alone."""
+    return read_builtin_config(folder) if name in BUILTIN else read_config(name, folder, trust_remote_code)
+
+
+def _oracle(model: Any, native: bool) -> Oracle | BlocksOracle:
+    if not native:
+        return Oracle(model)
+    from specdec_cli.lm.blocks_check import BlocksOracle
+
+    return BlocksOracle(model)
 
 
 def _doubt(oracle: Oracle | BlocksOracle, lm: TransformersLM) -> RoundingError | None:
@@ -193,7 +248,7 @@ def _check_room(
         RunError: they cannot.
     """
     num_bytes = stored_bytes(name, folder)
-    if quantize == NATIVE:
+    if quantize == _NATIVE:
         check_room(name, num_bytes, "its file's blocks", device, "choose a smaller model")
         return
     if gguf_of(folder) is not None or form is not None or is_dequantized(config):
@@ -237,7 +292,7 @@ def check_target(
         return
     folder = model_folder(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
     with quiet(), clear_errors(name):
-        config = read_config(name, folder, trust_remote_code).get_text_config()
+        config = _config_of(name, folder, trust_remote_code).get_text_config()
     own = own_context(config)
     if own is not None and max_model_len is not None and max_model_len > own:
         raise UsageError(
@@ -258,7 +313,7 @@ def num_layers(name: str, revision: str | None = None, trust_remote_code: bool =
     """
     folder = model_folder(name, revision, trust_remote_code, has_weights=False)
     with quiet(), clear_errors(name):
-        return int(read_config(name, folder, trust_remote_code).get_text_config().num_hidden_layers)
+        return int(_config_of(name, folder, trust_remote_code).get_text_config().num_hidden_layers)
 
 
 def load_tokenizer(
@@ -298,7 +353,9 @@ def tokenizer_in(name: str, folder: Path, trust_remote_code: bool, has_weights: 
         try:
             if gguf_of(folder) is not None:
                 return read_gguf_tokenizer(folder)
-            tokenizer = AutoTokenizer.from_pretrained(
+            if name in BUILTIN:  # its class is known, which transformers would search for among all of its models
+                return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=trust_remote_code, local_files_only=True
             )
         except Exception as error:

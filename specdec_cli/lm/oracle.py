@@ -25,7 +25,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.forward import attention, joined
+from specdec_cli.lm.forward.implementations import APART, JOINED, NAME
 from specdec_cli.lm.reference import reference_logits
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Oracle:
         error, allowed = self.error(lm), self.allowed(lm)
         if error <= allowed:
             return
-        if lm.config.get_text_config()._attn_implementation != attention.NAME:
+        if lm.config.get_text_config()._attn_implementation != NAME:
             raise UsageError(
                 f"architecture `{lm.config.model_type}` of `{lm.name}` is not supported: it cannot decode several rows "
                 "in one forward",
@@ -174,7 +174,7 @@ def relative_error(found: Tensor, right: Tensor) -> float:
 def _own_attention(config: Any) -> Iterator[None]:
     """transformers' eager attention in the place of ours."""
     given = config._attn_implementation
-    if given in (attention.NAME, joined.JOINED, joined.APART):
+    if given in (NAME, JOINED, APART):
         config._attn_implementation = "eager"
     try:
         yield

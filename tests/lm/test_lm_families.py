@@ -10,7 +10,7 @@ from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 from transformers.models.gptj import modeling_gptj
 
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.forward.attention import NAME
+from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.load import load_lm
 
 NUM_NEW = 30

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import (
-    MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-)
+import transformers
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.checkpoint import FAMILIES
@@ -152,11 +149,14 @@ def _not_causal(name: str, config: Any) -> UsageError:
     """The error for a configuration that transformers does not list among the causal LMs."""
     kind = config.model_type
     hint = f"choose a causal LM ({FAMILIES})"
-    if getattr(config, "is_encoder_decoder", False) or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        or type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    ):
         what = "is an encoder-decoder, which is not supported"
     elif config.get_text_config() is not config:
         what = "is a multimodal model that does not continue text"
-    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+    elif type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
         what = "is an encoder: it reads text in both directions and cannot continue it"
     else:
         what = "is not a causal LM"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+import transformers
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
@@ -99,7 +99,7 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
         raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
     check_counts(path, content)
     try:
-        config = AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes
         )
         return _with_own_quantization(folder, config)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForMultimodalLM,
-)
+import transformers
 
 
 def model_class_of(config: Any) -> Any:
     """The class that transformers lists for a configuration: a causal LM's, else a multimodal one's; None without."""
     listed = (
-        mapping.get(type(config), None) for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+        mapping.get(type(config), None)
+        for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING)
     )
     return next((found for found in listed if found is not None), None)
 
@@ -25,5 +21,9 @@ def auto_class_of(config: Any) -> Any:
 
     A multimodal model is loaded whole and decodes text alone: images and sounds are for its other parts.
     """
-    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    return AutoModelForMultimodalLM if not is_causal and model_class_of(config) else AutoModelForCausalLM
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return (
+        transformers.AutoModelForMultimodalLM
+        if not is_causal and model_class_of(config)
+        else transformers.AutoModelForCausalLM
+    )

@@ -17,13 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
-from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config
-from transformers.modeling_gguf_pytorch_utils import (
-    GGUF_SUPPORTED_ARCHITECTURES,
-    GGUF_TO_TRANSFORMERS_MAPPING,
-    load_gguf_checkpoint,
-)
+import transformers.integrations.gguf
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.gguf_header import GgufHeader, PassedList, read_gguf_header, read_lists
@@ -88,14 +82,16 @@ def gguf_of(folder: Path) -> Path | None:
 
 def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     """The model's configuration, every entry of the architecture's in it."""
+    from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
+
     try:
-        if header.architecture in GGUF_CONFIG_ARCHS:
+        if header.architecture in transformers.integrations.gguf.GGUF_CONFIG_ARCHS:
             entries = {key: getattr(value, "length", value) for key, value in header.metadata.items()}
-            given = get_gguf_config(entries, tuple(header.tensors))
+            given = transformers.integrations.gguf.get_gguf_config(entries, tuple(header.tensors))
         else:
             with patch("gguf.GGUFReader", lambda _: _Fields(header)):
-                given = load_gguf_checkpoint(path)["config"]
-        config = CONFIG_MAPPING[given["model_type"]].from_dict(given)
+                given = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)["config"]
+        config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
     except Exception as error:
         if "is not supported" in str(error):
             said = f"transformers does not read architecture `{header.architecture}` of `{name}` from GGUF files"
@@ -116,8 +112,13 @@ def _add(name: str, config: Any, header: GgufHeader) -> None:
     Raises:
         RunError: the file says something that is not read.
     """
-    own, mapping = header.own, GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    if header.architecture not in GGUF_SUPPORTED_ARCHITECTURES and config.model_type not in mapping:
+    from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
+
+    own, mapping = header.own, modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    if (
+        header.architecture not in modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
+        and config.model_type not in mapping
+    ):
         return  # transformers' newer reader, which takes every entry that it knows to matter
     known = mapping.get(header.architecture) or mapping.get(config.model_type) or {}
     read = {key for key, value in known.items() if value is not None} | _UNIMPORTANT
@@ -198,7 +199,9 @@ def read_gguf_tokenizer(folder: Path) -> Any:
     transformers' own search for it would read the file five times.
     """
     settings = read_object(folder / _SETTINGS)
-    return PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER), name_or_path=str(folder), **settings)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / TOKENIZER), name_or_path=str(folder), **settings
+    )
 
 
 class _Fields:

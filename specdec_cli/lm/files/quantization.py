@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
+import transformers
 
 from specdec_cli.errors import RunError, UsageError, WeightsError
 from specdec_cli.lm.files.dequantize import is_known, obstacle
@@ -74,7 +74,7 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
         raise UsageError(
             f"`{name}` is already quantized (`{method}`) and cannot be quantized to `{quantize}`", "set it to none"
         )
-    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise RunError(f"`{name}` is quantized by `{method}`, which transformers does not load", _HINT)
     _quantizer(name, given, method)
     shared = _shared_scale(given, method)
@@ -99,7 +99,7 @@ def method_of(config: Any) -> str | None:
 def stays_quantized(config: Any) -> str | None:
     """The form of weights that are still quantized once transformers has loaded them; None for plain ones."""
     given, method = settings_of(config), method_of(config)
-    if given is None or method is None or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if given is None or method is None or method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
         return method
     return None if is_dequantized(config) else method
 
@@ -107,7 +107,7 @@ def stays_quantized(config: Any) -> str | None:
 def is_dequantized(config: Any) -> bool:
     """Whether transformers turns a checkpoint's quantized weights into plain ones on this machine as it loads them."""
     given, method = settings_of(config), method_of(config)
-    if given is None or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if given is None or method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
         return False
     try:
         quantizer = _quantizer("", given, method)
@@ -181,7 +181,7 @@ def _quantizer(name: str, given: dict[str, Any], method: str | None) -> Any:
     """
     try:
         with quiet():
-            quantizer = AutoHfQuantizer.from_config(copy.deepcopy(given), pre_quantized=True)
+            quantizer = transformers.quantizers.AutoHfQuantizer.from_config(copy.deepcopy(given), pre_quantized=True)
             quantizer.validate_environment(device_map=None, weights_only=True)
     except Exception as error:
         said = f"`{name}` is quantized by `{method}`, which transformers does not load here: {first_line(error)}"

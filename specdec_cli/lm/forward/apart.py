@@ -21,7 +21,8 @@ from specdec_cli.lm.cache.cache import BlockCache, cache_parameter, running_cach
 from specdec_cli.lm.cache.layout import MOST_ROWS, JoinedKeys, Layout, Span
 from specdec_cli.lm.cache.span_cache import SpanCache
 from specdec_cli.lm.forward.attention import MIN_ROWS, MaskFunction, RowMasks
-from specdec_cli.lm.forward.joined import APART, attend_joined
+from specdec_cli.lm.forward.implementations import APART
+from specdec_cli.lm.forward.joined import attend_joined
 
 
 def take_apart(model: Any) -> bool:

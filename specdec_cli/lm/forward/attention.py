@@ -21,8 +21,8 @@ from transformers.masking_utils import causal_mask_function
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.latents import ExpandedStore
 from specdec_cli.lm.cache.layout import Layout, Span
+from specdec_cli.lm.forward.implementations import NAME
 
-NAME = "specdec"
 MIN_ROWS = 4
 PROMPT_QUERIES = 128
 """From so many queries of a sequence on a mask costs more than the kernel that needs none."""

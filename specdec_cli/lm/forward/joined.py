@@ -19,31 +19,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.cache import running_layout
 from specdec_cli.lm.cache.layout import JoinedKeys
-from specdec_cli.lm.files.architecture import setting
-from specdec_cli.lm.files.classes import model_class_of
-from specdec_cli.lm.forward.attention import MIN_ROWS, NAME, MaskFunction, RowMasks, attend_by_hand
+from specdec_cli.lm.forward.attention import MIN_ROWS, MaskFunction, RowMasks, attend_by_hand
+from specdec_cli.lm.forward.implementations import JOINED
 from specdec_cli.lm.kernels.replaced import calls, replace_in
-
-JOINED = "specdec_joined"
-APART = "specdec_apart"  # `lm.forward.apart`
-
-# Families whose attention computes with keys, values or masks before it calls the attention function.
-_READS_KEYS = {"diffllama", "doge", "inkling2_text", "inkling_text", "jetmoe"}
-# Layers, and a family, whose attention is computed for each span.
-_APART = {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "qwen4_exp_text"}
-# Families with an attention of their own, in a module where another part's can be replaced.
-_FIXED = {"git"}
-
-
-def attention_of(config: Any) -> str:
-    """The attention that a family takes: ours where it can be replaced, over joined keys where it reads them."""
-    model_class = model_class_of(config)
-    if model_class is not None and (config.model_type in _FIXED or not model_class._can_set_attn_implementation()):
-        return "sdpa" if model_class._supports_sdpa else "eager"
-    text = config.get_text_config()
-    if not _APART.isdisjoint({text.model_type, *(getattr(text, "layer_types", None) or ())}):
-        return APART
-    return JOINED if setting(text, "index_topk") or text.model_type in _READS_KEYS else NAME
 
 
 def attend_joined(

@@ -21,9 +21,10 @@ from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.apart import take_apart
-from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
+from specdec_cli.lm.forward.attention import RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
-from specdec_cli.lm.forward.joined import APART, JOINED, attend_apart
+from specdec_cli.lm.forward.implementations import APART, JOINED, NAME
+from specdec_cli.lm.forward.joined import attend_apart
 from specdec_cli.lm.forward.positions import place_tokens, takes_position_ids
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.hidden_states import HiddenStates

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import transformers
 from torch import Tensor
-from transformers import Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind
@@ -266,7 +266,7 @@ def _layer_config(name: str, own: dict[str, Any]) -> Any:
     if own.get("model_type", "qwen3") != "qwen3":
         said = f"the draft `{name}` is built of `{own['model_type']}` layers, which are not supported"
         raise UsageError(said, _HINT)
-    return read_layer_config(name, Qwen3Config, own)
+    return read_layer_config(name, transformers.Qwen3Config, own)
 
 
 def _layers(name: str, keys: Mapping[str, Any], is_speculators: bool) -> tuple[int, ...] | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import transformers
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind, tensor_names
@@ -25,7 +25,7 @@ from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
 _FEWEST_LAYERS = 4
 """Of a target, so that the state entering its layer L-3 is one of a layer's outputs."""
-_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}
 _HINT = "choose a draft that was made for this target, or `--draft ngram`"
 _MASKS = ("mask_token_id", "ptd_token_id")
 
@@ -213,7 +213,7 @@ def _layer_config(name: str, content: Any) -> Any:
     kind = "llama" if kind == "eagle" else kind
     if str(kind) not in _CONFIGS:
         raise UsageError(f"the draft head `{name}` is built of `{kind}` layers, which are not supported", _HINT)
-    return read_layer_config(name, _CONFIGS[str(kind)], {**content, "num_hidden_layers": 1})
+    return read_layer_config(name, getattr(transformers, _CONFIGS[str(kind)]), {**content, "num_hidden_layers": 1})
 
 
 def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:

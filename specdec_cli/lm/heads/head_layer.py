@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.reading import first_line, quiet
@@ -90,11 +89,11 @@ class HeadLayer:
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
         self.epsilon = float(config.rms_norm_eps)
-        self._activation = ACT2FN[config.hidden_act]
+        self._activation = transformers.activations.ACT2FN[config.hidden_act]
         self.num_kv_heads = int(config.num_key_value_heads)
         self.head_size = head_size(config)
         device = next(iter(weights.values())).device
-        self._rotary = LlamaRotaryEmbedding(config).to(device)
+        self._rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).to(device)
 
     def norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, computed in float32."""
@@ -119,7 +118,10 @@ class HeadLayer:
     def rotate(self, positions: Tensor, *heads: Tensor) -> list[Tensor]:
         """Queries or keys, each [heads, n, head size], with the rotary embedding of positions [n] int64."""
         cos, sin = self._rotary(heads[0][:1], positions[None])
-        return [apply_rotary_pos_emb(one[None], one[None, :0], cos, sin)[0][0] for one in heads]
+        return [
+            transformers.models.llama.modeling_llama.apply_rotary_pos_emb(one[None], one[None, :0], cos, sin)[0][0]
+            for one in heads
+        ]
 
     def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
         """File the keys and values of new slots that give no output; arguments as for `run`."""
@@ -170,11 +172,11 @@ def read_layer_config(name: str, kind: Any, content: Mapping[str, Any]) -> Any:
     try:
         with quiet():
             config = kind.from_dict(dict(content))
-            LlamaRotaryEmbedding(config)
+            transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     except Exception as error:
         said = f"the configuration of `{name}` is not valid: {first_line(error)}"
         raise RunError(said, "copy or download the draft again") from error
-    if config.hidden_act not in ACT2FN:
+    if config.hidden_act not in transformers.activations.ACT2FN:
         said = f"the layers of `{name}` have the activation `{config.hidden_act}`, which is not supported"
         raise UsageError(said, "choose another draft, or `--draft ngram`")
     return config

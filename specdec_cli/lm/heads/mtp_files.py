@@ -21,7 +21,6 @@ from specdec_cli.lm.files.checkpoint import model_folder, read_config
 from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.headers import read_headers, read_tensors
-from specdec_cli.lm.files.paper import on_paper
 from specdec_cli.lm.files.quantization import is_dequantized, method_of, stays_quantized, take_form
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.weights_files import weights_files
@@ -129,6 +128,8 @@ class MtpModules:
 
     def num_bytes(self, itemsize: int) -> int:
         """Memory of all modules' weights once they are loaded, in numbers of `itemsize` bytes."""
+        from specdec_cli.lm.files.paper import on_paper  # torch's fake tensors take a second to import
+
         with on_paper():
             modules = self.headers(torch.float32)
             numbers = {

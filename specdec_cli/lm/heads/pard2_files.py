@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig, Qwen3Config
+import transformers
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.head_layer import head_size, layer_shapes, read_layer_config
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
-_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}
 _AGAIN = "copy or download the draft again"
 
 
@@ -129,7 +129,7 @@ def read_pard2_config(name: str, folder: Path, content: dict[str, Any]) -> Pard2
         raise UsageError(said, "choose another draft, or `--draft ngram`")
     if not isinstance(places, list) or not places or not all(type(one) is int for one in places):
         raise UsageError(f"`pard2_target_layers` of `{name}` is no list of layers: `{places}`", _AGAIN)
-    layer = read_layer_config(name, _CONFIGS[str(kind)], content)
+    layer = read_layer_config(name, getattr(transformers, _CONFIGS[str(kind)]), content)
     try:
         target_size = int(content.get("pard2_target_dim") or content.get("pard_target_dim") or 4096)
         scale = content.get("pard2_scale", content.get("pard_scale", content.get("feat_scale", 0.02)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import specdec_cli.lm.forward.apart  # noqa: F401  # attention functions register themselves
 from specdec_cli.errors import UsageError
 from specdec_cli.libraries import blamed
 from specdec_cli.lm.cache.cache import BlockCache, LayerStore, cache_parameter
@@ -21,8 +22,7 @@ from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.forward.attention import NAME
-from specdec_cli.lm.forward.joined import attention_of
+from specdec_cli.lm.forward.implementations import NAME, attention_of
 from specdec_cli.lm.from_files import ON_PAPER
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.recorded_feed import RecordedFeed

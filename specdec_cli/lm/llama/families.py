@@ -17,6 +17,7 @@ from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import has_plain_weight, is_linear, is_untouched
 from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.builtin_pair import LlamaForCausalLM
 
 _COMMON = (nn.SiLU.__module__, nn.ModuleList.__module__, nn.Dropout.__module__, "transformers.activations")
 # Rotary types that the tables of `rotations` hold: their frequencies do not follow the length, but for long rope's two.
@@ -177,7 +178,7 @@ def unknown_module(model: nn.Module, dtype: torch.dtype) -> str | None:
 
 
 def _is_transformers(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("transformers.models.")
+    return type(module).__module__.startswith("transformers.models.") or isinstance(module, LlamaForCausalLM)
 
 
 def _is_known(module: nn.Module, family: str) -> bool:

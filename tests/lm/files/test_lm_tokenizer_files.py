@@ -120,7 +120,7 @@ def test_39_the_missing_package_of_a_sentencepiece_file_is_named(
     (folder / "tokenizer.model").write_bytes(pieces)
     monkeypatch.setattr(f"{FILES}.is_sentencepiece_available", lambda: absent != "sentencepiece")
     monkeypatch.setattr(f"{FILES}.is_protobuf_available", lambda: absent != "protobuf")
-    monkeypatch.setattr(f"{FILES.replace('files.tokenizer_files', 'load')}.AutoTokenizer.from_pretrained", fail)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     said = refusal(folder, *WAYS)
     assert "is the sentencepiece file `tokenizer.model`" in said.message
     assert f"`{absent}` is not installed" in said.message
@@ -131,7 +131,7 @@ def test_39_the_missing_package_of_a_sentencepiece_file_is_named(
 def test_39_the_missing_package_of_a_tiktoken_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ranks(folder)
     monkeypatch.setattr(f"{FILES}.is_tiktoken_available", lambda: False)
-    monkeypatch.setattr("specdec_cli.lm.load.AutoTokenizer.from_pretrained", fail)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     said = refusal(folder, *WAYS)
     assert "is the tiktoken file `tokenizer.model`, which takes `tiktoken`: `tiktoken` is not installed" in said.message
     assert "pip install 'specdec-cli[tokenizers]'" in not_none(said.hint)
