@@ -6,6 +6,7 @@ A document's schema says which panels it has; each panel is one set of axes. mat
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ def check_available(flag: str) -> None:
         raise UsageError(
             f"`{flag}` draws with matplotlib, which is not installed", "`pip install 'specdec-cli[plots]'`"
         )
+    # Where the home is read-only it says in two paragraphs that it keeps its settings elsewhere.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def check_plot(path: Path) -> None:

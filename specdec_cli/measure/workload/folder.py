@@ -6,6 +6,7 @@ The `datasets` library finds which files are which config and split, or loads th
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
@@ -22,6 +24,7 @@ from specdec_cli.proxy import exempt_this_machine
 _SPLITS = ("test", "validation", "train")
 _SAVED_TABLE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 _DEFAULT = "default"
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _CONFIGS = re.compile(r"(?:BuilderConfig '([^']*)' not found\.|Config name is missing)[^\[]*\[([^\]]*)\]")
 _NAMES_FILES = re.compile(r"^\s*-?\s*(configs|data_files|data_dir)\s*:", re.MULTILINE)
 
@@ -115,7 +118,8 @@ def _files(path: Path, name: str, config: str | None, usual: str | None) -> tupl
         wanted = names[0]
     if wanted not in names:
         raise _several(name, "config", names, wanted)
-    builder = datasets.load_dataset_builder(str(path), None if wanted == _DEFAULT else wanted)
+    with TemporaryDirectory(prefix="specdec-") as cache:  # the home may be read-only, and nothing has to be kept
+        builder = datasets.load_dataset_builder(str(path), None if wanted == _DEFAULT else wanted, cache_dir=cache)
     return path, {str(split): list(files) for split, files in (builder.config.data_files or {}).items()}
 
 
@@ -177,6 +181,8 @@ def _clear_errors(name: str, is_here: bool) -> Iterator[None]:
     except Exception as error:
         if found := _CONFIGS.search(str(error)):
             raise _several(name, "config", re.findall(r"'([^']*)'", found[2]), found[1]) from error
+        if not is_here and isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            hint = "name a folder that can be written: HF_HOME=DIR"
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")
         raise RunError(
             f"the data set `{name}` could not be read: {said}",

@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -471,3 +472,20 @@ def test_a_hub_with_several_configs_says_what_to_type(monkeypatch: pytest.Monkey
     with pytest.raises(SpecdecError, match="has several configs") as caught:
         read_dataset("openai/gsm8k")
     assert caught.value.hint == "choose one of main, socratic: --dataset 'openai/gsm8k?config=main'"
+
+
+def test_c22_a_folder_is_read_where_nothing_can_be_written_at_home(tmp_path: Path) -> None:
+    """No folder can be made below a device, not even by root: the stand-in for a read-only home."""
+    put(tmp_path, "train.jsonl", JSONL)
+    program = (
+        "import sys; from specdec_cli.measure.workload.dataset import read_dataset\n"
+        "from specdec_cli.report.plot import check_available\n"
+        "check_available('--plot'); import matplotlib.pyplot\n"
+        "print(len(read_dataset(sys.argv[1]).rows))"
+    )
+    home = {"HOME": "/dev/null/home", "XDG_CACHE_HOME": "/dev/null/home/.cache", "XDG_CONFIG_HOME": "/dev/null/config"}
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "MPL"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=known | home, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
