@@ -59,8 +59,8 @@ class Oracle:
         config = model.config.get_text_config()
         self.is_quantized = stays_quantized(model.config) is not None
         num_tokens = max(2, min(_NUM_TOKENS, getattr(config, "max_position_embeddings", None) or _NUM_TOKENS))
-        others = max(int(config.vocab_size) - 1, 1)
-        tokens = [1 + i * _STRIDE % others for i in range(2 * num_tokens)]
+        num_ids = int(config.vocab_size)
+        tokens = [(1 + i * _STRIDE % max(num_ids - 1, 1)) % num_ids for i in range(2 * num_tokens)]
         self.texts = tokens[0::2], tokens[1::2]
         self._failure: Exception | None = None
         self._rounded: Tensor | None = None

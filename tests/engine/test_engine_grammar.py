@@ -64,10 +64,11 @@ def matches(kind: str, text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory):
-    """The target, a stranger and the target again; vocabularies padded beyond the tokenizer's."""
+    """The target, a stranger and the target again; vocabularies padded beyond the tokenizer's, the stranger's more."""
     shape: dict[str, Any] = {"vocab_size": TOKENIZER.num_tokens + 6, "max_position_embeddings": 256}
+    wider = shape | {"vocab_size": TOKENIZER.num_tokens + 21}
     folder = tmp_path_factory.mktemp("grammar")
-    made = {"stranger": tiny_lm(folder, "llama", 2, **shape), "itself": tiny_lm(folder, "llama", 1, **shape)}
+    made = {"stranger": tiny_lm(folder, "llama", 2, **wider), "itself": tiny_lm(folder, "llama", 1, **shape)}
     return {"target": tiny_lm(folder, "llama", 1, **shape), **made}
 
 
