@@ -1,4 +1,4 @@
-"""What rendering a chat template may cost: a template comes with a model, so it is a stranger's program.
+"""Limits of time and size for rendering chat templates: a template comes with a model, so it is a stranger's program.
 
 jinja2's sandbox keeps a template from Python, not from `'a' * 10**9`. Here every operation that makes a value is
 checked before or after it: operators, filters, calls, loops, list displays and `~`. So every value stays small, the
@@ -43,7 +43,7 @@ class TemplateLimitError(jinja2.TemplateRuntimeError):
 
 
 class _Budget(threading.local):
-    """What the rendering of this thread may still use."""
+    """The budget that the rendering of this thread has left."""
 
     def __init__(self) -> None:
         self.begin()
@@ -165,7 +165,7 @@ def _iterated(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _iteration(values: Any) -> Any:
-    """What a loop goes through: as it is where its length is known, else counted as it comes."""
+    """The items that a loop goes through: as they are where its length is known, else counted as it comes."""
     return _Counted(values) if hasattr(values, "__len__") else _iterated(values)
 
 
@@ -318,7 +318,7 @@ def limited(environment: Any) -> LimitedEnvironment:
     """A sandbox of jinja2 with limits, in place of what it was.
 
     Args:
-        environment: nobody else's; its filters, globals and extensions stay.
+        environment: shared with no other; its filters, globals and extensions stay.
     """
     environment.__class__ = LimitedEnvironment
     environment.optimized = False

@@ -17,7 +17,7 @@ PROMPT_FILE = "--prompt-file"
 
 
 def name_problems(resolved: Resolved, *, is_here: bool) -> list[Problem]:
-    """What is wrong with a recipe's names.
+    """Faults of a recipe's names.
 
     Args:
         resolved: the recipe.

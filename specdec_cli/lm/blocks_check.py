@@ -32,7 +32,7 @@ _ALLOWED = 0.15
 
 
 class BlocksOracle:
-    """What the first layers of a model in blocks must give, computed before the decoder takes the weights.
+    """The logits that the first layers of a model in blocks must give, computed before the decoder takes the weights.
 
     Args:
         model: made by `model_in_blocks`.

@@ -93,6 +93,6 @@ def _order(processor: Any, key: str, tensor: GgufTensor, names: dict[str, str]) 
 
 
 def _processed(processor: Any, key: str, numbers: Any, names: dict[str, str]) -> Any:
-    """What transformers makes of a tensor of the file."""
+    """A tensor of the file as transformers reads it."""
     result = processor.process(numbers, key, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
     return np.ascontiguousarray(result.weights)

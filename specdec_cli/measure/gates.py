@@ -133,7 +133,7 @@ def check_paths(gates: Sequence[GateExpression], schema: Mapping[str, Any], name
 def path_problem(
     gate: GateExpression, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None
 ) -> str | None:
-    """What is wrong with a gate's path, as `check_paths` takes it; names of None let any name pass."""
+    """The fault of a gate's path, as `check_paths` takes it; names of None let any name pass."""
     node, problem = _walked(gate.path, schema, names)
     return problem or (_unlike(gate, node) if node else None)
 

@@ -40,7 +40,7 @@ class Resolved:
     tree: Tree = field(default_factory=Tree, repr=False, compare=False)
 
     def problem(self, path: Path, error: UsageError) -> Problem:
-        """What is wrong with a value, which stands where it was given."""
+        """The fault of a value, which stands where it was given."""
         return problem_at(self.tree.origin(path), error.message, error.hint)
 
 

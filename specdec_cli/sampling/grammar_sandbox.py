@@ -49,7 +49,7 @@ _START = (
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What a grammar may cost.
+    """Limits of time and memory for a grammar.
 
     Args:
         compile_seconds: processor time to compile it and to compute its first mask.
@@ -272,7 +272,7 @@ def serve_trials(descriptor: int) -> None:
 
 @dataclass(eq=False)
 class _TrialTokenizer:
-    """What a trial needs of a tokenizer."""
+    """The parts of a tokenizer that a trial needs."""
 
     num_tokens: int
     name: str

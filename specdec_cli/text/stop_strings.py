@@ -24,7 +24,7 @@ class StopStrings:
     """Finds stop strings in a text that grows, and holds back what may be the beginning of one.
 
     A special token that the text leaves out is matched by its name, as if it stood there: `</s>` stops where that token
-    comes. A stop string matches such a name whole or not at all: `>` must not stop at a token that nobody sees.
+    comes. A stop string matches such a name whole or not at all: `>` must not stop at a hidden token.
 
     Args:
         stop: strings that end the text.

@@ -82,7 +82,7 @@ def tensor_processor(header: GgufHeader, outline: Any) -> Any:
 def hf_names(outline: Any, processor: Any) -> dict[str, str]:
     """The names of a file's tensors in transformers.
 
-    transformers makes the table of names anew for each module, which takes longer than to read the weights.
+    transformers makes the table of names again for each module, which takes longer than to read the weights.
     """
     import gguf
 

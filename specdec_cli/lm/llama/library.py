@@ -4,8 +4,9 @@ The name of a file says what is in it: `NAME-PROCESSOR-COMPILER-BYTES.so` holds 
 it is for, of the compiler, and of the file itself. So a file that is damaged, or another one under this name,
 is noticed before it is loaded, and processes that build at the same time cannot spoil each other's.
 
-Whoever can write into the cache could have this process run code of theirs: a digest keeps nobody from making a file
-that has it. So nothing is read or kept where others can write, and the library is built for one run alone.
+Another user who can write into the cache could have this process run their code, because a digest does not stop them
+from making a file that has it. So nothing is read or kept where others can write, and the library is built for one run
+alone.
 """
 
 from __future__ import annotations
@@ -226,10 +227,10 @@ def _cannot_run(compiler: str, error: OSError) -> BuildError:
 
 
 def _made(folder: Path) -> Path:
-    """A folder that nobody else can write into or replace.
+    """A folder that no other user can write into or replace.
 
     Raises:
-        OSError: there is none, or somebody else can.
+        OSError: there is none, or another user can.
     """
     for place in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
         place.mkdir(mode=0o700, exist_ok=True)
@@ -253,7 +254,7 @@ def _made(folder: Path) -> Path:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether a file is no link, ours, and writable by nobody else."""
+    """Whether a file is no link, ours, and not writable by others."""
     if not hasattr(os, "geteuid"):
         return True
     status = path.lstat()

@@ -96,7 +96,7 @@ _SGLANG = _LineFormat(
 
 @dataclass(slots=True)
 class LogReading:
-    """What a log says about speculation.
+    """The figures of speculation in a log.
 
     Args:
         runs: the counts of each tool whose lines it holds.

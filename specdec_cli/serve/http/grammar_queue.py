@@ -77,7 +77,7 @@ class GrammarQueue:
 
 
 def _take_error(work: asyncio.Future[Grammar]) -> None:
-    """Nobody waits for the error of a cancelled compilation."""
+    """No request waits for the error of a cancelled compilation."""
     if not work.cancelled():
         work.exception()
 
