@@ -223,7 +223,7 @@ def test_bad_drafts_are_named(pair, draft: str, words: str) -> None:
 
 def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair) -> None:
     assert Engine.load(*pair, max_model_len=32, num_speculative_tokens=2).target.max_context == 32
-    with pytest.raises(UsageError, match="`dtyp` is not a setting"):
+    with pytest.raises(UsageError, match="has no parameter `dtyp`"):
         stand_in(Engine).load(*pair, dtyp="float32")
 
 
