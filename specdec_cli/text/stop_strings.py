@@ -78,8 +78,10 @@ class StopStrings:
         for spelling in self._spellings(self.held, within):
             first = spelling.first_beginning(self._stop)
             num_free = min(num_free, spelling.shown_place(first))
-        # The last spelling has the names; of these, only the ones behind the first beginning can belong to a match.
-        num_past = sum(begin < first for begin, _ in spelling.names)
+        # In the last spelling, which has the names, one before the first beginning belongs to no match. It goes only
+        # with the text before it: texts on both sides of a forgotten name would look like neighbours.
+        starts = [begin for begin, _ in spelling.names]
+        num_past = sum(begin < first and place <= num_free for begin, (place, _) in zip(starts, within, strict=False))
         if passed is not None:
             num_free = max(num_free, min(passed.end, len(self.held)))
         free, self.held = self.held[:num_free], self.held[num_free:]

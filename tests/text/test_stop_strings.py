@@ -87,6 +87,10 @@ def test_text_around_an_unseen_token_still_stops() -> None:
     assert run(ids_of("ab", "</s>", "ba"), ["bb"]) == ("a", 4, "bb"), "as the text shows it"
 
 
+def test_what_stands_around_a_name_is_not_joined_by_forgetting_it() -> None:
+    assert run(ids_of("a", "</s>", "<<"), ["a<<"]) == ("a", 3, None)
+
+
 def test_what_ends_the_output_may_complete_a_stop_string() -> None:
     (end,) = Tokenizer(Letters()).eos_token_ids
     for skip in (True, False):

@@ -235,7 +235,7 @@ def test_how_long_threads_spin_is_asked_of_nobody_else(monkeypatch: pytest.Monke
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     if native.missing() is not None:
         pytest.skip("no compiled decoder")
-    native.load(native.SOURCE.read_text(encoding="utf-8"))
+    native.load(native.source())
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
