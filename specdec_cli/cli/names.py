@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.files.names import BUILTIN, check_name, check_own_name, check_word
+from specdec_cli.files import given_path, read_text
+from specdec_cli.lm.files.names import BUILTIN, check_generation_config, check_name, check_own_name, check_word
 from specdec_cli.recipe.problems import Path, Problem
 
 if TYPE_CHECKING:
-    from specdec_cli.recipe import Resolved
+    from specdec_cli.recipe import Recipe, Resolved
 
 PROMPT_FILE = "--prompt-file"
 
@@ -43,11 +44,30 @@ def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[
     ):
         if name is not None:
             yield path, lambda name=name, words=words: _check_model(name, words, is_here)  # type: ignore[misc]
+    if is_here:
+        yield from _checks_of_files(recipe)
     for path, name in ((("workload", "dataset"), recipe.workload.dataset), (("train", "data"), recipe.train.data)):
         if name is not None:
             is_file = resolved.origins.get(".".join(path)) == f"flag {PROMPT_FILE}"
             check = check_prompt_file if is_file else check_dataset_name
             yield path, lambda name=name, check=check: check(name)  # type: ignore[misc]
+
+
+def _checks_of_files(recipe: Recipe) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Files that the target is loaded with; for another engine they lie where that engine runs."""
+    from specdec_cli.text.chat_template import check_template
+
+    target, schema = recipe.target, recipe.structured.json_schema
+    yield ("target", "generation_config"), lambda: check_generation_config(target.generation_config)
+    if target.chat_template is not None:
+        template = target.chat_template
+        yield ("target", "chat_template"), lambda: check_template(template)
+    if isinstance(schema, str):
+        yield ("structured", "json_schema"), lambda: _check_file(schema, f"the JSON Schema `{schema}`")
+
+
+def _check_file(name: str, what: str) -> None:
+    read_text(given_path(name), what)
 
 
 def _check_model(name: str, words: Sequence[str], is_here: bool) -> None:

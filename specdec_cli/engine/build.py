@@ -20,7 +20,7 @@ from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.files.dummy import is_dummy
-from specdec_cli.lm.files.generation import NONE
+from specdec_cli.lm.files.names import NONE
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
 from specdec_cli.lm.transformers_lm import TransformersLM

@@ -11,7 +11,7 @@ from specdec_cli.call_checks import check_kind, checked_call, checked_fields
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
-from specdec_cli.lm.files.generation import AUTO
+from specdec_cli.lm.files.names import AUTO
 from specdec_cli.recipe.schema import Compute, Decoder, LoadFormat, Quantize
 
 LoadProgress = Callable[[str], None]

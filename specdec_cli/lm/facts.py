@@ -17,9 +17,10 @@ from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
-from specdec_cli.lm.files.generation import NONE, read_generation
+from specdec_cli.lm.files.generation import read_generation
 from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
 from specdec_cli.lm.files.lengths import max_context
+from specdec_cli.lm.files.names import NONE
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
 from specdec_cli.lm.files.quantization import (
     check_quantization,

@@ -20,11 +20,11 @@ from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
-from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
+from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import gguf_of, read_gguf_tokenizer
 from specdec_cli.lm.files.headers import first_dtype
 from specdec_cli.lm.files.lengths import max_context, own_context
-from specdec_cli.lm.files.names import BUILTIN
+from specdec_cli.lm.files.names import AUTO, BUILTIN
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
     check_quantization,

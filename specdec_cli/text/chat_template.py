@@ -56,6 +56,24 @@ def _check_variable(tokenizer: Tokenizer, name: str) -> None:
         raise UsageError(f"{said}, which the chat template of `{tokenizer.name}` does not read", hint)
 
 
+def check_template(given: str) -> None:
+    """Refuse a chat template that cannot be read or parsed, before a tokenizer is loaded.
+
+    Raises:
+        UsageError: why not.
+    """
+    text = named_template(given)
+    import jinja2
+
+    from specdec_cli.text.template import read_template
+
+    try:
+        read_template(text)
+    except jinja2.TemplateSyntaxError as error:
+        said = f"the chat template of `--chat-template` is broken: {error.message}, in line {error.lineno}"
+        raise UsageError(said, "correct it") from error
+
+
 def named_template(given: str) -> str:
     """The text of a chat template.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec_cli.cli.main import run
+from specdec_cli.recipe.schema import section_class
 
 COMMANDS = {
     "generate": ["generate"],
@@ -72,3 +73,76 @@ def test_b12_dry_runs_of_measurements_refuse_what_the_runs_do(
     flag = "--batch-sizes" if command == "sweep-k" and words[0] == "--batch-size" else words[0]
     assert run([*COMMANDS[command], "--dataset", "rows.jsonl", flag, *words[1:], *dry]) == 2
     assert said in capsys.readouterr().err
+
+
+FILES = [
+    (["--chat-template", "none.jinja"], "chat template `none.jinja` cannot be read: No such file or directory"),
+    (["--chat-template", "{% if"], "the chat template of `--chat-template` is broken: "),
+    (["--set", "target.generation_config=./none"], "is not a folder with a `generation_config.json`"),
+]
+EVERY = {**{name: COMMANDS[name] for name in COMMANDS if name != "audit"}, "serve": ["serve"]}
+EVERY["generate"] = ["generate", "Hi"]
+EVERY["train-draft"] = ["train-draft", "--data", "builtin:stories"]
+
+
+@pytest.mark.parametrize(("words", "said"), FILES)
+@pytest.mark.parametrize("command", EVERY)
+def test_b12_a_dry_run_looks_for_the_files_of_the_run(
+    command: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = [] if command == "serve" or "--chat-template" not in words else ["--chat"]
+    assert run([*EVERY[command], *words, *chat, "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_b12_a_dry_run_looks_for_the_schema_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "Hi", "--json-schema", "none.json", "--dry-run"]) == 2
+    assert "the JSON Schema `none.json` cannot be read" in capsys.readouterr().err
+
+
+VALUES: dict[str, object] = {
+    "target.model": "builtin:draft",
+    "target.generation_config": "none",
+    "target.chat_template": "{{ messages }}",
+    "target.default_chat_template_kwargs": {},
+    "speculation.tree": "2,2",
+    "speculation.k_by_batch": "1:5,8:3",
+    "sampling.stop": ["."],
+    "sampling.stop_token_ids": [3],
+    "target.revision": None,
+    "draft.model": "builtin:draft",
+}
+"""Values for keys whose default says nothing; every other key is given its default."""
+REFUSED = {
+    ("bench", "target.model"): "there is no draft",
+    ("sweep-k", "target.model"): "there is no draft",
+    ("sweep-k", "speculation.k_by_batch"): "every k is measured",
+    ("compare-drafts", "speculation.k_by_batch"): "every k is measured",
+    ("compare-drafts", "draft.model"): "cannot go with",
+}
+"""Keys that contradict what a command does, with a sentence that says so."""
+
+
+def keys() -> list[tuple[str, object]]:
+    """Each key of the sections that say what is decoded and how, with a value that changes nothing else."""
+    found = []
+    for section in ("target", "draft", "speculation", "sampling", "engine"):
+        owner = section_class(section)
+        assert owner is not None
+        for key, field in owner.model_fields.items():
+            path = f"{section}.{key}"
+            found.append((path, VALUES.get(path, field.get_default(call_default_factory=True))))
+    left_out = ("draft.method", "speculation.p_min")
+    return [(path, value) for path, value in found if path not in left_out]
+
+
+@pytest.mark.parametrize("command", [*EVERY, "export"])
+def test_b12_every_command_takes_every_key(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A method and a draft model exclude each other, and p_min needs a policy of its own: they are tested elsewhere."""
+    words = ["export", "vllm"] if command == "export" else [*EVERY[command], "--dry-run", "--json"]
+    for path, value in keys():
+        code = run([*words, "--set", f"{path}={json.dumps(value)}"])
+        err = capsys.readouterr().err
+        said = REFUSED.get((command, path))
+        assert code == (0 if said is None else 2), (path, err)
+        assert said is None or said in err

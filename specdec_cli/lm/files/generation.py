@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError
 from specdec_cli.files import given_path
+from specdec_cli.lm.files.names import AUTO, NONE, check_generation_config
+from specdec_cli.lm.files.names import GENERATION_FILE as FILE
 from specdec_cli.lm.files.reading import read_object
 
-FILE = "generation_config.json"
-AUTO, NONE = "auto", "none"
 _FIELDS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -85,12 +85,10 @@ def read_generation(folder: Path, wanted: str = AUTO) -> Generation:
         RunError: a file that is broken, or a value in it that is wrong.
     """
     own = folder / FILE
+    check_generation_config(wanted)
     if wanted in (AUTO, NONE):
         return _read(own, wanted == AUTO) if own.is_file() else Generation()
     other = given_path(wanted) / FILE
-    if not other.is_file():
-        said = f"`--generation-config {wanted}` is not a folder with a `{FILE}`"
-        raise UsageError(said, f"give {AUTO}, {NONE} or a folder that holds a `{FILE}`")
     found = _read(other, True)
     if found.eos_token_ids or not own.is_file():
         return found

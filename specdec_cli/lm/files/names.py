@@ -10,6 +10,9 @@ from pathlib import Path
 from specdec_cli.errors import UsageError, closest, did_you_mean
 from specdec_cli.files import given_path
 
+GENERATION_FILE = "generation_config.json"
+AUTO, NONE = "auto", "none"
+
 BUILTIN = ("builtin:target", "builtin:draft")
 SHAPE = "shape:"
 SHAPES = Path(__file__).parent / "shapes"
@@ -41,6 +44,17 @@ def check_own_name(name: str) -> None:
     if name.startswith(SHAPE) and shape not in shape_names():
         known = [SHAPE + one for one in shape_names()]
         raise UsageError(f"unknown shape `{name}`{did_you_mean(SHAPE + shape, known)}", f"one of {', '.join(known)}")
+
+
+def check_generation_config(wanted: str) -> None:
+    """Refuse a folder without a generation configuration.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if wanted not in (AUTO, NONE) and not (given_path(wanted) / GENERATION_FILE).is_file():
+        said = f"`--generation-config {wanted}` is not a folder with a `{GENERATION_FILE}`"
+        raise UsageError(said, f"give {AUTO}, {NONE} or a folder that holds a `{GENERATION_FILE}`")
 
 
 def check_name(name: str) -> None:

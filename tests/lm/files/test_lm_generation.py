@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.files.generation import FILE, Generation, read_generation
+from specdec_cli.lm.files.generation import Generation, read_generation
+from specdec_cli.lm.files.names import GENERATION_FILE as FILE
 
 LLAMA2 = {"do_sample": True, "eos_token_id": 2, "pad_token_id": 0, "temperature": 0.6, "max_length": 4096, "top_p": 0.9}
 QWEN3 = {"do_sample": True, "eos_token_id": [5, 3], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
