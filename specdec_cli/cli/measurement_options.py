@@ -14,9 +14,9 @@ import typer
 
 from specdec_cli.cli.output import check_destination, deliver, envelope
 from specdec_cli.cli.screen import open_screen
+from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.prompts import PromptSet
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.evidence import MOST_CONSIDERED
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows, task_of
 from specdec_cli.report.plot import check_available, check_plot
@@ -38,7 +38,7 @@ def k_max_option(said: str, shown: str | bool = True) -> Any:
         said: its help.
         shown: the default in words where it depends on what is found.
     """
-    return typer.Option("--k-max", min=1, max=MOST_CONSIDERED, help=said, show_default=shown, rich_help_panel=HOW)
+    return typer.Option("--k-max", min=1, max=MOST_DEPTH, help=said, show_default=shown, rich_help_panel=HOW)
 
 
 KMax = Annotated[int, k_max_option("Largest k to consider.")]

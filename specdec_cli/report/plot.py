@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.report.compare_drafts import draft_words
 from specdec_cli.report.endpoint_pages import acceptance_by_position
 from specdec_cli.report.endpoint_words import FIGURE_NAMES
 from specdec_cli.report.train_pages import SCHEMA as TRAIN
@@ -171,7 +170,7 @@ def heading(document: Document) -> str:
     if document["schema"] == TRAIN:
         return training_heading(document)
     drafts = recipe["draft"] if isinstance(recipe["draft"], list) else [recipe["draft"]]
-    named = ", ".join(draft_words(str(draft.get("model") or draft.get("method"))) for draft in drafts)
+    named = ", ".join(_draft_words(str(draft.get("model") or draft.get("method"))) for draft in drafts)
     is_synthetic = recipe["speculation"]["verify"] == "synthetic"
     return f"specdec {name}: {recipe['target']['model']} with {named}{', synthetic acceptance' * is_synthetic}"
 
@@ -344,6 +343,13 @@ def _sweep_split(axes: Axes, document: Document) -> None:
     _time_split(axes, [f"k = {row['k']}" for row in rows], shares, f"predicted share of a step{at}, %")
 
 
+def _draft_words(name: str) -> str:
+    """A draft's name, from a module whose statistics completion must not wait for."""
+    from specdec_cli.report.compare_drafts import draft_words
+
+    return draft_words(name)
+
+
 def _pareto(axes: Axes, document: Document) -> None:
     for place, row in enumerate(document["rows"]):
         if row["cost_ratio"] is None or row["acceptance_rate"] is None:
@@ -352,7 +358,7 @@ def _pareto(axes: Axes, document: Document) -> None:
         said = "" if speedup is None else f" {speedup:.2f}× (k = {row['best_k']})"
         axes.scatter([row["cost_ratio"]], [row["acceptance_rate"]], s=60 * (speedup or 0.5), color=colour, alpha=0.85)
         axes.annotate(
-            _safe(draft_words(row["draft"])) + said,
+            _safe(_draft_words(row["draft"])) + said,
             (row["cost_ratio"], row["acceptance_rate"]),
             xytext=(6, 6),
             textcoords="offset points",
@@ -369,7 +375,7 @@ def _compare_speedup(axes: Axes, document: Document) -> None:
         known = [(one["k"], one["speedup"]["median"]) for one in row["predicted"] or () if one["speedup"]["median"]]
         if known:
             axes.plot(*zip(*known, strict=True), "-", color=colour, linewidth=1.2)
-        label = _safe(draft_words(row["draft"]))
+        label = _safe(_draft_words(row["draft"]))
         for one in row["measured"]:
             if one["speedup"]["median"] is not None:
                 _point(axes, one["k"], one["speedup"]["median"], one["speedup"]["ci95"], colour, label=label)

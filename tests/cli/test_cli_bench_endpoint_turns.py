@@ -104,7 +104,7 @@ def test_15_turns_are_in_every_file(capsys: pytest.CaptureFixture[str], tmp_path
     rows = {"turns": ["one", "two"]}, {"turns": ["three", "four"]}
     with serving(Fake(script=reply, metrics=None)) as fake:
         files = ("--markdown", str(names[0]), "--csv", str(names[1]))
-        assert bench(fake, *conversations(tmp_path, *rows)[:-1], *files) == 0
+        assert bench(fake, *conversations(tmp_path, *rows)[:-1], "--details", *files) == 0
     assert " turn   prompts " in capsys.readouterr().out
     assert "### Turns" in names[0].read_text()
     found = list(csv.DictReader(names[1].read_text().splitlines()))

@@ -140,7 +140,8 @@ def test_an_incompatibility_comes_before_what_cannot_run(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(REFORMER))
-    doctor(capsys, "-t", models / "nowhere", "-d", tmp_path, code=2)
+    (tmp_path / "empty").mkdir()
+    doctor(capsys, "-t", tmp_path / "empty", "-d", tmp_path, code=2)
 
 
 def test_too_little_memory_cannot_run(

@@ -258,7 +258,9 @@ def test_the_report_says_who_verifies_so_and_what_it_took(
     servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--target-endpoint", url(servers[0]), "--draft-endpoint", url(servers[1]), "--temperature", "1"]
-    assert run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "8", "--k-max", "2", "--quiet", *words]) == 0
+    assert (
+        run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "8", "--k-max", "2", "--quiet", "--details", *words]) == 0
+    )
     shown = capsys.readouterr().out
     assert "exact-match: a sampled token of the draft, where the target draws the same one (mlx 0.32.2)" in shown
     assert "vllm 0.33.0 with draft_sample_method probabilistic" in shown

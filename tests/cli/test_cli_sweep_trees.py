@@ -147,7 +147,8 @@ def test_the_report_and_the_files_show_trees(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "html", "output")}
-    assert run([*WORDS, "--tree", "auto", *(f"--{name}={path}" for name, path in names.items())]) == 0
+    files = [f"--{name}={path}" for name, path in names.items()]
+    assert run([*WORDS, "--tree", "auto", "--details", *files]) == 0
     out = capsys.readouterr().out
     document = json.loads(names["output"].read_text())
     trees = {row["tree"]: row for row in document["trees"]}

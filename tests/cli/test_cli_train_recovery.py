@@ -41,7 +41,8 @@ def test_a_drawn_seed_is_that_of_the_whole_run(
     assert train(target, prompts, folder, *random, "--resume") == 0
     assert train(target, prompts, folder, "--seed", str(seed), "--temperature", "1", "--resume") == 0
     assert (folder / "training" / "answers.jsonl").read_bytes() == answers
-    assert train(target, prompts, folder, *random[2:], "--resume") == 2
+    assert train(target, prompts, folder, *random[2:], "--resume") == 0  # with the run's own
+    assert train(target, prompts, folder, "--seed", str(seed + 1), *random[2:], "--resume") == 2
     assert f"another `sampling.seed`: `{seed}`" in " ".join(capsys.readouterr().err.split())
 
 

@@ -102,7 +102,7 @@ def test_bench_counts_trees_in_its_document_table_and_files(
 ) -> None:
     given = [*SHORT, "--dataset", str(folder / "rows.jsonl"), "--repeats", "1"]
     files = ["--markdown", str(tmp_path / "b.md"), "--json"]
-    assert command("bench", *given, "--tree", "3,2,1", *files) == 0
+    assert command("bench", *given, "--tree", "3,2,1", "--details", *files) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     jsonschema.validate(found, bench.json_schema(), format_checker=jsonschema.FormatChecker())
@@ -120,7 +120,7 @@ def test_compare_drafts_counts_trees_of_each_draft(
     command: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [*SHORT, "--dataset", str(folder / "rows.jsonl"), "--repeats", "1"]
-    assert command("compare-drafts", *given, "-d", "ngram:min=1", "--tree", "3,2,1", "--json") == 0
+    assert command("compare-drafts", *given, "-d", "ngram:min=1", "--tree", "3,2,1", "--details", "--json") == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     jsonschema.validate(found, compare_drafts.json_schema(), format_checker=jsonschema.FormatChecker())

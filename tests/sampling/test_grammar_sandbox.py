@@ -18,7 +18,7 @@ from specdec_cli.sampling.grammar_sandbox import (
 
 TOKENIZER = byte_tokenizer()
 MANY_PROPERTIES = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}})
-COMPILER = GrammarCompiler(GrammarLimits(0.3, 64 * 2**20))
+COMPILER = GrammarCompiler(GrammarLimits(0.3, 2**30))
 PATIENT = GrammarCompiler(GrammarLimits(60.0, 24 * 2**20))
 ROOMY = GrammarCompiler(GrammarLimits(60.0, 2**29))
 

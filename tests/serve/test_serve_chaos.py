@@ -187,9 +187,13 @@ def test_a_tokenizer_that_fails_ends_its_own_request(texts, stream: bool) -> Non
     with live(engine) as server:
         tokenizer = engine.tokenizer
         encode, made = not_none(tokenizer).encode, not_none(tokenizer).stream
-        not_none(tokenizer).encode = stand_in(lambda text, *rest: 1 / 0 if text == VICTIM else encode(text, *rest))
+        not_none(tokenizer).encode = stand_in(
+            lambda text, *rest, **more: 1 / 0 if text == VICTIM else encode(text, *rest, **more)
+        )
         not_none(tokenizer).stream = stand_in(
-            lambda stop=(), **rest: SimpleNamespace(feed=None) if stop == ("\n\n",) else made(stop, **rest)
+            lambda stop=(), *rest, **more: (
+                SimpleNamespace(feed=None) if stop == ("\n\n",) else made(stop, *rest, **more)
+            )
         )
         for victim in ({"prompt": VICTIM}, {"stop": ["\n\n"]}):
             (status, answer), others = in_company(server, victim | {"stream": stream})

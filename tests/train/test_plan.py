@@ -97,10 +97,10 @@ def test_a_dry_run_shows_the_plan(target: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_target_that_is_not_here_leaves_the_rest_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    text = dry("./nowhere", capsys)
+    text = dry("nobody/nowhere", capsys)
     assert "# would train eagle3: 20 answers with at most 640 tokens, 9 steps, 16 prompts held out" in text
-    assert "not known: parameters, memory and time, because the target ./nowhere is not here" in text
-    assert json.loads(dry("./nowhere", capsys, "--json"))["plan"] is None
+    assert "not known: parameters, memory and time, because the target nobody/nowhere is not here" in text
+    assert json.loads(dry("nobody/nowhere", capsys, "--json"))["plan"] is None
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from typing import Literal
 
 import numpy as np
 
+from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.measure.stats import ENOUGH_PAIRS, Interval
 from specdec_cli.tree_shape import TreeShape
 
 Verdict = Literal["speculate", "do-not-speculate", "inconclusive"]
 
-MOST_CONSIDERED = 64
-"""The largest k that `--k-max` takes."""
 INDIFFERENT = 0.02
 """Speeds within two per cent are as good as each other: a draft that gains less does not pay."""
 TRUSTED = 1.1
@@ -146,6 +145,6 @@ def largest_words(k_max: int, most_depth: int | None = None) -> str:
         k_max: the largest k.
         most_depth: the largest k that the draft can reach; None without a limit.
     """
-    if k_max >= (MOST_CONSIDERED if most_depth is None else most_depth):
+    if k_max >= (MOST_DEPTH if most_depth is None else most_depth):
         return "it is the largest k possible here"
-    return f"it is the largest k considered: `--k-max {min(2 * k_max, MOST_CONSIDERED)}` looks further"
+    return f"it is the largest k considered: `--k-max {min(2 * k_max, MOST_DEPTH)}` looks further"

@@ -13,7 +13,7 @@ from typed import not_none, stand_in
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.judging import Judge
 from specdec_cli.engine.loading import LoadSettings
-from specdec_cli.lm import decoders, invariance
+from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.load import load_lm
@@ -293,7 +293,7 @@ def test_one_number_of_threads_where_code_or_bits_depend_on_it(
     torch_threads, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr(threads, "SMALL_WEIGHTS_BYTES", 0)
-    monkeypatch.setattr(decoders, "same_bits_on_one_thread", lambda *_: reason != "bits")
+    monkeypatch.setattr(invariance, "same_bits_on_one_thread", lambda *_: reason != "bits")
     monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=9), num_cores=3))
     decoder = "compiled" if reason == "compiled" else "transformers"
     lm = load_lm("builtin:draft", dtype="bfloat16", decoder=decoder)
