@@ -271,7 +271,8 @@ def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, mon
     seen = threads_of(stand_in(engine.target).model)
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {3}
-    monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=1), num_cores=3))
+    stopped = Crew(lambda: 0.0, Cores(others=1), num_cores=3)  # by whose clock no rest from a core ends
+    monkeypatch.setattr(threads, "CREW", stopped)
     seen.clear()
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {2}
