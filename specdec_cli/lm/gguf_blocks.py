@@ -30,6 +30,8 @@ def blocks_obstacle(header: GgufHeader) -> str | None:
     for name, tensor in header.tensors.items():
         if len(tensor.shape) == 2 and not has_layout(ggml_type(tensor)):
             return f"`{name}` is in `{tensor.kind}`"
+        if len(tensor.shape) == 1 and tensor.kind not in ("F32", "F16"):  # norms and biases are read as such
+            return f"`{name}` is in `{tensor.kind}`"
         if len(tensor.shape) > 2:
             return "it is a mixture of experts"
     return None
