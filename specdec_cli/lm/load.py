@@ -164,7 +164,8 @@ def load_lm(
         )
         weights = fingerprint(folder, all_files(name, folder)) if has_weights else None
         lm.generation = generation
-        lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
+        kept_as = _NATIVE if native else quantize
+        lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), kept_as, weights)
         doubt = None if oracle is None else _doubt(oracle, lm)
     if doubt is None:
         return lm

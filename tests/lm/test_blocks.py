@@ -60,6 +60,7 @@ def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, fami
     path = str(files(family, form))
     lm, plain = (load_lm(path, dtype="float32", compute=compute) for compute in ("native", "dequantized"))
     assert (lm.decoder, plain.decoder, lm.kind) == ("own, native", "own", "blocks")
+    assert (lm.origin.quantize, plain.origin.quantize) == ("native", "none")  # by which traces are told apart
     assert 0 < relative_error(score(lm), score(plain)) < 0.15
     assert lm.weight_bytes < plain.weight_bytes / 2.9
     facts = describe(path)
