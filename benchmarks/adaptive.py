@@ -1,17 +1,17 @@
 """The adaptive depth against none and a fixed k: is speculation ever slower than none, and how near is it to the best?
 
-    python benchmarks/adaptive.py --draft builtin:draft --batch 1
-    python benchmarks/adaptive.py --draft builtin:draft --random-weights --batch 8     # a draft that is never right
-    python benchmarks/adaptive.py --draft ngram --batch 1
+    python benchmarks/adaptive.py                            # all rows: 7 minutes on two cores
+    python benchmarks/adaptive.py --only cold --only ngram   # the rows whose names contain a word
+    python benchmarks/adaptive.py --list
 
-Story prompts are decoded greedily, `--batch` together, by four engines around the same target and draft (where weights
+Story prompts are decoded greedily, `batch` together, by four engines around the same target and draft (where weights
 lie in memory makes some per cent), one after the other in an order drawn by chance for each group of prompts. All have
-run before; the adaptive one knows nothing before the first group, with `--cold` before any, where all are recreated:
+run before; the adaptive one knows nothing before the first group, in `cold` rows before any, where all are recreated:
 each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's,
 prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is what the same
 measurement says of plain decoding against itself: how much of a difference is the machine's noise.
-Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch, kind and length; each row
-names its own commit and load.
+A draft with random weights is never right. Rows add to `results/adaptive.json`, each replacing an earlier one of the
+same draft, batch, kind and length; each names its own commit and load.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import record
@@ -36,11 +37,46 @@ from specdec_cli.measure.stats import ratio_of_totals
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 ARMS = ("none", "fixed", "adaptive", "plain_again")
+FIXED_K = 3
+COLD = ((1, 150, 32), (1, 42, 128), (16, 10, 128))
+"""Batch, groups and tokens of the rows in which every group meets a new engine."""
 
 
-def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, Engine]:
+@dataclass(frozen=True)
+class Case:
+    """A row of the table; groups of prompts are as many as take about eight seconds without a draft."""
+
+    draft: str
+    batch: int
+    groups: int
+    tokens: int = 96
+    is_cold: bool = False
+    has_random_weights: bool = False
+
+    @property
+    def draft_name(self) -> str:
+        """The draft, and that it learned nothing."""
+        return self.draft + (" with random weights" if self.has_random_weights else "")
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+        return f"{self.draft_name}, batch {self.batch}, {self.tokens} tokens{', cold' if self.is_cold else ''}"
+
+
+CASES = [
+    *(Case("builtin:draft", batch, groups) for batch, groups in ((1, 60), (4, 36), (8, 26), (16, 14))),
+    *(Case("builtin:draft", batch, groups, tokens, True) for batch, groups, tokens in COLD),
+    *(Case("builtin:draft", batch, groups, has_random_weights=True) for batch, groups in ((1, 60), (4, 36), (16, 14))),
+    *(Case("builtin:draft", batch, groups, tokens, True, True) for batch, groups, tokens in COLD),
+    *(Case("ngram", batch, groups) for batch, groups in ((1, 60), (16, 14))),
+]
+
+
+def engines(case: Case) -> dict[str, Engine]:
     """The arms, around the same models: never two of them have work at one time."""
-    settings = LoadSettings(draft=ModelSettings(load_format="dummy" if random_weights else "auto"))
+    settings = LoadSettings(draft=ModelSettings(load_format="dummy" if case.has_random_weights else "auto"))
+    batch, k = case.batch, FIXED_K
     # The adaptive one may draft deeper than the fixed one: to choose is its work.
     options = {
         "none": EngineOptions(max_num_seqs=batch, num_speculative_tokens=0),
@@ -49,7 +85,9 @@ def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, E
         "plain_again": EngineOptions(max_num_seqs=batch, num_speculative_tokens=0),
     }
     # Blocks for the deepest of them.
-    loaded = Engine.load("builtin:target", draft, options=options["adaptive"], settings=settings, max_model_len=512)
+    loaded = Engine.load(
+        "builtin:target", case.draft, options=options["adaptive"], settings=settings, max_model_len=512
+    )
     return {name: as_new(loaded, own) for name, own in options.items()}
 
 
@@ -92,31 +130,21 @@ def in_turn(
     return runs
 
 
-def main() -> None:
-    """Measure one draft at one batch size and keep the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", default="builtin:draft")
-    parser.add_argument("--random-weights", action="store_true", help="the draft's shape without what it learned")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--k", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--groups", type=int, default=36, help="of prompts; there are 36 prompts, then the first again")
-    parser.add_argument("--cold", action="store_true", help="learn again for each group")
-    options = parser.parse_args()
-    before = record.machine()
-    arms = engines(options.draft, options.random_weights, options.k, options.batch)
+def measure(case: Case, before: dict[str, Any]) -> dict[str, object]:
+    """Measure a row on a machine that was like that before."""
+    arms = engines(case)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    params = SamplingParams(max_new_tokens=options.tokens)
+    params = SamplingParams(max_new_tokens=case.tokens)
     for arm in arms.values():
-        arm.generate(prompts[: options.batch], params)
+        arm.generate(prompts[: case.batch], params)
     arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
     leave_alone()
     runs: list[dict[str, Run]] = []
     policies: list[Adaptive] = []
     chance = random.Random(0)
-    for group in range(options.groups):
-        own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
-        if options.cold:
+    for group in range(case.groups):
+        own = [prompts[(group * case.batch + i) % len(prompts)] for i in range(case.batch)]
+        if case.is_cold:
             arms = {name: as_new(arm, arm.options) for name, arm in arms.items()}
         policy = arms["adaptive"].policy
         assert isinstance(policy, Adaptive), "the arm is adaptive"
@@ -126,13 +154,13 @@ def main() -> None:
     accounts = [policy.account for policy in policies]
     share = sum(account.exploring_seconds for account in accounts) / sum(account.seconds for account in accounts)
     plain = np.array([run["none"].seconds for run in runs])
-    row = {
-        "draft": options.draft + (" with random weights" if options.random_weights else ""),
-        "batch": options.batch,
-        "cold": options.cold,
-        "fixed_k": options.k,
-        "groups": options.groups,
-        "tokens": options.tokens,
+    row: dict[str, object] = {
+        "draft": case.draft_name,
+        "batch": case.batch,
+        "cold": case.is_cold,
+        "fixed_k": FIXED_K,
+        "groups": case.groups,
+        "tokens": case.tokens,
         "plain_seconds": round(float(plain.sum()), 3),
         "mismatches": sum(
             list(run[name].texts.values()) != list(run["none"].texts.values()) for run in runs for name in ARMS
@@ -149,6 +177,27 @@ def main() -> None:
                 sum(run[name].num_drafted for run in runs) / sum(run[name].num_steps for run in runs), 2
             ),
         }
+    return row
+
+
+def main() -> None:
+    """Measure the rows that are asked for and keep each as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="WORD", help="rows whose names contain it")
+    parser.add_argument("--list", action="store_true", help="print the rows' names and end")
+    options = parser.parse_args()
+    cases = [case for case in CASES if options.only is None or any(word in case.name for word in options.only)]
+    if not cases:
+        parser.error("no row's name contains that; see --list")
+    for case in cases:
+        print(case.name)
+        if not options.list:
+            before = record.machine()
+            keep(measure(case, before), before)
+
+
+def keep(row: dict[str, object], before: dict[str, Any]) -> None:
+    """Print a row and replace the earlier one of its kind in the results."""
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []

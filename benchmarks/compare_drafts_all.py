@@ -38,11 +38,11 @@ import record
 from draft_groups import PLAIN, Group, at, groups, loaded
 
 import specdec_cli
-from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
+from specdec_cli.drafters.suffix_index import GuessLimits, SuffixIndex
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.outputs import Output, Outputs
-from specdec_cli.measure.notebook import TracingEngine
+from specdec_cli.measure.notebook import trace
 from specdec_cli.measure.stats import bootstrap_median
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
@@ -146,8 +146,7 @@ def figures(plain: list[float], seconds: list[float], counts: list[Any]) -> dict
 
 def predicted(engine: Engine, tasks: list[Task], params: SamplingParams, k: int) -> float | None:
     """The speed-up that a trace predicts for a draft."""
-    assert isinstance(engine, TracingEngine), "the engines are loaded as such"
-    row = engine.trace([task.prompt for task in tasks], params).predict(k=[k])[0]
+    row = trace(engine, [task.prompt for task in tasks], params).predict(k=[k])[0]
     return None if row["speedup"] is None else round(float(row["speedup"]), 3)
 
 
@@ -160,7 +159,7 @@ def suffix_lookup(num_cached: int, num_looked_up: int = 2_000) -> dict[str, floa
     begin = thread_time()
     others.extend(cached)
     took = {"cached tokens": len(cached), "µs a token": round((thread_time() - begin) / len(cached) * 1e6, 3)}
-    wish, times = Wish(8, 8, None, 50_000, 0.1, 1.0), []
+    wish, times = GuessLimits(8, 8, None, 50_000, 0.1, 1.0), []
     for _ in range(num_looked_up):
         own, place = SuffixIndex(), chance.randrange(len(cached) - 40)
         own.extend(cached[place : place + 20])

@@ -14,8 +14,7 @@ from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.measure.notebook import TracingEngine
-from specdec_cli.recipe.schema import Quantize
+from specdec_cli.recipe.values import Quantize
 
 CHECKPOINTS = Path(__file__).parents[2] / "shared" / "data" / "checkpoints"
 PLAIN = "none"
@@ -107,7 +106,7 @@ def loaded(group: Group, names: list[str], **wishes: Any) -> dict[str, Engine]:
     arms = [group.arms[name] for name in names]
     most = max(arm.k for arm in arms)
     found = load_engines(
-        TracingEngine, group.target, [None, *(arm.spec for arm in arms)], settings=LoadSettings(draft=ModelSettings()),
+        Engine, group.target, [None, *(arm.spec for arm in arms)], settings=LoadSettings(draft=ModelSettings()),
         options=EngineOptions(max_num_seqs=1, num_speculative_tokens=most, **wishes),
         draft_models=[ModelSettings(), *(ModelSettings(quantize=arm.quantize) for arm in arms)],
     )  # fmt: skip
@@ -120,5 +119,5 @@ def at(group: Group, engines: Mapping[str, Engine], **wishes: Any) -> dict[str, 
     for name, one in engines.items():
         k = 0 if name == PLAIN else group.arms[name].k
         options = EngineOptions(max_num_seqs=1, num_speculative_tokens=k, **wishes)
-        found[name] = TracingEngine(one.target, one.drafter, one.tokenizer, options, one.eos_token_ids)
+        found[name] = Engine(one.target, one.drafter, one.tokenizer, options, one.eos_token_ids)
     return found

@@ -27,7 +27,7 @@ from trace_over_http import BUILT_IN, Serve, counted, own, traced, vllm
 
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.load import load_lm
-from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
+from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.tracing import trace_draft
@@ -75,19 +75,17 @@ def read(trace: Trace) -> str:
 
 def greedy(sweep: EngineSweep) -> dict[str, Any]:
     """Speed-ups and acceptance lengths at temperature 0."""
-    found = sweep.sizes[1]
-    assert found.costs is not None, "fitted"
-    assert found.prediction is not None, "predicted"
+    found = sweep.by_size[0]
     rows = []
     for row in found.prediction.rows:
         run = found.runs.get(row.k)
         if run is None:
             continue
         measured = run.speedup_over(found.runs[0])
-        one: dict[str, Any] = {"k": row.k, "fitted": row.k in found.fitted, "load": round(run.load, 2)}
+        one: dict[str, Any] = {"k": row.k, "fitted": row.k in found.fitted.fitted_on, "load": round(run.load, 2)}
         one["speedup"] = {"predicted": row.speedup.median, "measured": measured.median, "ci95": measured.ci95}
-        one["step_seconds"] = {"predicted": found.costs.step_seconds(row.k), "measured": run.step_seconds}
-        one["acceptance_length"] = {"predicted": row.acceptance_length.median, "counted": run.acceptance_length}
+        one["step_seconds"] = {"predicted": found.fitted.step_seconds(row.k), "measured": run.step_seconds}
+        one["acceptance_length"] = {"predicted": row.acceptance_length.median, "counted": run.counts.acceptance_length}
         one["error"] = row.speedup.median / measured.median - 1
         rows.append(one)
     best = max(rows, key=lambda one: one["speedup"]["measured"])
@@ -134,8 +132,16 @@ def main() -> None:
         there = None if options.vllm is None else vllm(options.vllm, Path(folder), is_repaired=True)
         rule = "block" if there is None else "one-hot"
         starts = Starts(there or own, rows, sampling, options.k_max)
-        plan = EngineSweepPlan(rows, sampling, False, options.k_max, (1,), options.num_measured, rule)
-        sweep = EngineSweep(starts.start, plan, read, lambda said: print(said, file=sys.stderr, flush=True))
+        sweep = EngineSweep(
+            start=starts.start,
+            rows=rows,
+            sampling=sampling,
+            k_max=options.k_max,
+            num_measured=options.num_measured,
+            rule=rule,
+            trace_draft=read,
+            tell=lambda words: print(words, file=sys.stderr, flush=True),
+        )
         sweep.run()
     name = "specdec" if options.vllm is None else "vllm"
     results = {"options": asked, "version": sweep.version, "greedy": greedy(sweep), "sampled": sampled(starts, rule)}

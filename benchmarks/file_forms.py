@@ -3,9 +3,9 @@
     python benchmarks/file_forms.py              # all forms: about two minutes
     python benchmarks/file_forms.py gptq awq     # some forms; prints, keeps nothing
 
-For each form: logits in float32 and bfloat16, tokens without a draft and with the model as its own draft, bits of a
-weight in the file and in memory, and whether `--quantize int8` keeps its whole numbers. `scripts/docs_models.py` writes
-docs/models.md from the result.
+For each form: logits in float32 and bfloat16, tokens without a draft and with the model as its own draft (all of them
+dequantized), bits of a weight in the file and in memory, and whether `--quantize int8` keeps its whole numbers.
+`scripts/docs_models.py` writes docs/models.md from the result.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ FORMS: dict[str, Callable[[Path], Made]] = {
 def check(path: Path, reference: Path | None) -> dict[str, Any]:
     """The outcome of a checkpoint beside its reference."""
     try:
-        lm = load_lm(str(path), dtype="float32")
+        lm = load_lm(str(path), dtype="float32", compute="dequantized")
     except SpecdecError as error:
         return {"outcome": "refused", "reason": error.message.replace(str(path), path.name)}
     if reference is None:
         return {"outcome": "wrong", "reason": "nothing is known of the numbers that it means"}
     right = logits(reference)
-    rounded = load_lm(str(path), dtype="bfloat16")
+    rounded, as_kept = load_lm(str(path), dtype="bfloat16", compute="dequantized"), load_lm(str(path), dtype="bfloat16")
     off = relative_error(scores(lm), right)
     plain, own = (tiny_engine.tokens(tiny_engine.decode(lm, draft)) for draft in (None, lm))
     greedy = tiny_engine.transformers_greedy(reference, tiny_engine.PROMPTS)
@@ -113,11 +113,11 @@ def check(path: Path, reference: Path | None) -> dict[str, Any]:
     correlation = float(torch.corrcoef(torch.stack([scores(rounded).float().flatten(), right.flatten()]))[0, 1])
     found = {
         "outcome": "equal" if off < 1e-5 and is_equal and correlation > 0.99 else "wrong",
-        "decoder": lm.decoder,
+        "decoder": as_kept.decoder,
         "error": off,
         "correlation": correlation,
         "bits_in_file": bits_in_file(path, reference),
-        "bits_in_memory": bits_in_memory(rounded),
+        "bits_in_memory": bits_in_memory(as_kept),
     }
     try:
         int8 = load_lm(str(path), quantize="int8")

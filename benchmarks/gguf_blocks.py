@@ -5,7 +5,8 @@
 Arms: native, dequantized in the file's dtype (bfloat16), and dequantized and quantized to int8, all in our own decoder.
 Each round asks every arm for 1, 2, 4, 6 and 8 rows behind the same context, forwards and backwards in turn. Loading is
 timed and its memory counted in a process of its own for each arm. With --text, native is compared with the dequantized
-float32 model over a text: KL divergence and equal first choices, as in llama.cpp's perplexity tool.
+float32 model over a text: KL divergence and equal first choices, as in llama.cpp's perplexity tool; with --rounds 0, it
+is compared and nothing is timed.
 """
 
 from __future__ import annotations
@@ -114,8 +115,10 @@ def main() -> None:
     given = parser.parse_args()
     before = record.machine()
     results: dict[str, Any] = {"file": Path(given.path).name, "file_bytes": Path(given.path).stat().st_size}
-    results |= {"loading": loading(given.path), "steps": steps(given.path, given.rounds, given.context)}
+    if given.rounds:
+        results |= {"loading": loading(given.path), "steps": steps(given.path, given.rounds, given.context)}
     if given.text is not None:
+        results["text"] = given.text.name
         results["agreement"] = agreement(given.path, given.text.read_text(encoding="utf-8"), given.tokens)
     print(json.dumps(results, indent=1))
     if given.save:

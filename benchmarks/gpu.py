@@ -29,8 +29,8 @@ import torch
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
 from specdec_cli.engine.build import load_engines
-from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
+from specdec_cli.engine.stepper import Clock
 from specdec_cli.events import Event, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward import graphs
@@ -192,7 +192,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--decoder", default="graphs")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="the layers, by torch")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantize", default="none", help="the targets' linear layers: none or int8")
     parser.add_argument("--targets", nargs="+", default=["shape:llama-3-8b", "shape:llama-2-13b"])
@@ -216,7 +215,6 @@ def main() -> None:
     model = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
     settings = LoadSettings(
         target=replace(model, quantize=options.quantize), draft=model, decoder=options.decoder, max_model_len=room,
-        compile=options.compile,
     )  # fmt: skip
     for target in options.targets:
         lm = Engine.load(target, None, options=EngineOptions(max_num_seqs=1), settings=settings).target
@@ -227,7 +225,6 @@ def main() -> None:
         read += options.context * lm.kv_bytes_per_token
         found["forwards"][target] = {
             "decoder": lm.decoder,
-            "compile_seconds": lm.compile_seconds and round(lm.compile_seconds, 1),
             "read_gb": round(read / 1e9, 2),
             "ms_by_rows": {num: round(value * 1e3, 3) for num, value in seconds.items()},
             "over_one_row": {num: round(value / one, 3) for num, value in seconds.items()},

@@ -127,7 +127,7 @@ STEPS = (
     ),
     DayStep(
         "speeds",
-        "benchmarks/gpu.py --decoder auto --no-compile --acceptance 0.8 --output {document}",
+        "benchmarks/gpu.py --decoder auto --acceptance 0.8 --output {document}",
         "--targets shape:llama-2-7b --rows 1 4 8 16 64 --tokens 128 --repeats 8",
         "--device cpu --dtype float32 --targets builtin:target --draft builtin:draft --rows 1 4 --context 32 "
         "--tokens 64 --repeats 2 --max-model-len 256",

@@ -7,7 +7,7 @@ The target has the shape of Llama 3 8B, the draft that of Llama 3.2 1B, the head
 32,000 drafted tokens. All weights are random, and chance decides which tokens stand: each with the probability
 `--acceptance` when those before it do; of trees the first child of each depth. So what differs is time alone. Every arm
 decodes the same number of tokens of one sequence, in the order A B C … C B A, `--repeats` times; a speed-up is over
-plain decoding at the same temperature. Kept as results/gpu_heads.json, or gpu_heads_compiled.json; without a GPU the
+plain decoding at the same temperature. Kept as results/gpu_heads.json; without a GPU the
 script can be tried, and nothing is kept except in `--output`.
 """
 
@@ -34,7 +34,7 @@ from specdec_cli.errors import SpecdecError
 from specdec_cli.lm.files.dummy import shape_folder
 
 DRAFTED = 32000
-ABOUT = ("target", "draft", "dtype", "decoder", "compile", "acceptance", "context")
+ABOUT = ("target", "draft", "dtype", "decoder", "acceptance", "context")
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ def loaded(options: argparse.Namespace, folder: Path) -> dict[str, Engine]:
     """The target, loaded once, with each draft."""
     head = eagle3(folder / "head", shape_of(options.target), options.layers_read)
     dummy = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
-    settings = LoadSettings(
-        target=dummy, decoder=options.decoder, max_model_len=options.max_model_len, compile=options.compile
-    )
+    settings = LoadSettings(target=dummy, decoder=options.decoder, max_model_len=options.max_model_len)
     drafts: dict[str, Any] = {"none": None, "head": head.options, "model": options.draft}
     made = load_engines(
         Engine, options.target, list(drafts.values()), options=EngineOptions(max_num_seqs=1), settings=settings,
@@ -147,7 +145,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--decoder", default="graphs")
-    parser.add_argument("--compile", action="store_true", help="the models' layers, by torch")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--target", default="shape:llama-3-8b")
     parser.add_argument("--draft", default="shape:llama-3.2-1b")
@@ -169,8 +166,7 @@ def main() -> None:
     if options.device != "cpu":
         found["gpu"] = torch.cuda.get_device_name(torch.device(options.device))
     if options.device != "cpu" or options.output:
-        name = "gpu_heads_compiled" if options.compile else "gpu_heads"
-        print(record.save(name, before, found, path=options.output))
+        print(record.save("gpu_heads", before, found, path=options.output))
     else:
         print("this is no GPU: nothing is kept")
     if any("error" in arm for arm in found["arms"].values()):

@@ -30,7 +30,7 @@ from torch import Tensor
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
 from specdec_cli.lm.cache.memory import Arena
 from specdec_cli.lm.heads import stacks
-from specdec_cli.lm.load import DTYPES
+from specdec_cli.lm.plan import DTYPES
 from specdec_cli.sampling.params import SamplingParams
 
 ARMS = ("compiled", "torch", "torch", "compiled")
@@ -53,7 +53,7 @@ class Arm:
     context: list[int] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Feed the text."""
+        """ForwardInput the text."""
         self.drafter.release(0)
         self.context = [3 + i % 1000 for i in range(len(self.states) + 1)]
         self._propose(self.states, 1, 0.0)
@@ -94,7 +94,7 @@ def bytes_per_second(buffer: Tensor) -> float:
 def measure(arms: dict[str, Arm], published: Published, options: argparse.Namespace) -> dict[str, Any]:
     """Every k and temperature, the arms in turn, with the bandwidth before each."""
     itemsize = DTYPES[options.dtype].itemsize
-    buffer = Arena().keep(torch.ones(READ_BYTES // 8, dtype=torch.int64))
+    buffer = Arena().zeros(READ_BYTES).view(torch.int64).fill_(1)
     found = {}
     for arm in arms.values():
         arm.begin()

@@ -216,7 +216,7 @@ def measured(folder: str, num_prompts: int, k: int) -> dict[str, Any]:
     for arm in arms:
         print(json.dumps(arm), flush=True)
     overhead = translation_overhead(Translator(target, draft, shared), engine.tokenizer.decode(plain[0]))  # type: ignore[union-attr]
-    return {"k": k, "overlap": shared.as_dict(), "arms": arms, "translation": overhead}
+    return {"k": k, "overlap": shared.result().as_json(), "arms": arms, "translation": overhead}
 
 
 if __name__ == "__main__":

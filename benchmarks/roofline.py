@@ -24,9 +24,14 @@ import torch
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.recipe.values import Quantize
 
 # dtype, and how linear layers are quantized
-PRECISIONS = {"float32": ("float32", "none"), "bfloat16": ("bfloat16", "none"), "int8": ("bfloat16", "int8")}
+PRECISIONS: dict[str, tuple[str, Quantize]] = {
+    "float32": ("float32", "none"),
+    "bfloat16": ("bfloat16", "none"),
+    "int8": ("bfloat16", "int8"),
+}
 
 
 def forward_seconds(lm: TransformersLM, context: list[int], num_rows: int, repeats: int) -> float:

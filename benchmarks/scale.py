@@ -42,7 +42,7 @@ SHAPE: dict[str, Any] = {
 
 
 def fill(lm: TransformersLM, handle: int, length: int) -> list[int]:
-    """Feed a sequence in chunks, as prompts are; its tokens."""
+    """ForwardInput a sequence in chunks, as prompts are; its tokens."""
     tokens = [5 + (i * 7 + handle) % 97 for i in range(length)]
     for stop in range(CHUNK, length + CHUNK, CHUNK):
         lm.score([Row(handle, tokens[:stop], 0)])

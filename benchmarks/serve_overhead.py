@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     before = record.machine()
     settings = Settings(Serve(port=0))
-    models = Models([Model("builtin", Engine.load, settings)])
+    models = Models([Model("builtin", Engine.load, settings.serve)])
     models.all[0].load()
     served, params = models.all[0].bridge.engine, SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True)
     engine = Engine(served.target, served.drafter, served.tokenizer, served.options, served.eos_token_ids)

@@ -20,7 +20,7 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.heads.compiled_stack import CompiledProduct
-from specdec_cli.lm.table import LMWithoutWeights
+from specdec_cli.measure.audit.table import LMWithoutWeights
 
 TAPS, BLOCK_SIZE = 3, 16
 Shapes = dict[str, tuple[int, ...]]

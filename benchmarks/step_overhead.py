@@ -20,7 +20,7 @@ from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import LMWithoutWeights
+from specdec_cli.measure.audit.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
 
 V, K, STEPS, ROUNDS = 32_000, 4, 150, 5

@@ -22,7 +22,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.lm.peers import load_peer
-from specdec_cli.recipe.schema import Decoder
+from specdec_cli.recipe.values import Decoder
 from specdec_cli.sampling.params import SamplingParams
 
 DECODERS: tuple[Decoder, ...] = ("transformers", "auto")

@@ -29,7 +29,7 @@ import specdec_cli
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.passes import against
-from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn, profile_workload
+from specdec_cli.measure.bench.sweep import Sweep, profile_workload
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Prediction
@@ -86,7 +86,7 @@ def errors(sweep: Sweep, prediction: Prediction) -> list[dict[str, Any]]:
                 "measured": round(measured.speedup.median, 4),
                 "measured_ci95": [round(x, 4) for x in measured.speedup.ci95 or ()],
                 "error": round(predicted.speedup.median / measured.speedup.median - 1, 4),
-                "acceptance_length": round(measured.track.counts().acceptance_length or 1.0, 3),
+                "acceptance_length": round(measured.counts.acceptance_length or 1.0, 3),
                 "iid": None if predicted.iid_speedup is None else round(predicted.iid_speedup, 4),
             }
         )
@@ -124,18 +124,19 @@ def main() -> None:
     costs = profile_workload(engine, workload, options.k_max, 1)
     profiled = perf_counter()
     prediction = text.predict(options.k_max, costs)
-    few = Sweep(arms_of(engine), workload, costs, prediction, options.k_max, repeats=options.repeats)
-    few.in_turn = profile_in_turn(engine, workload, text, options.k_max, 1)
+    given = {"engine": engine, "workload": workload, "costs": costs, "prediction": prediction, "k_max": options.k_max}
+    few = Sweep(**given, repeats=options.repeats)
+    few.profile_in_turn(text)
     list(few.run())
     swept = perf_counter()
-    every = Sweep(arms_of(engine), workload, costs, prediction, options.k_max, True, repeats=options.all_repeats)
+    every = Sweep(**given, is_exhaustive=True, repeats=options.all_repeats)
     profiles: list[Costs] = []
     measuring = measure_every(every, profiles, engine, options.exhaustive_repeats)
     in_turn = text.predict(options.k_max, middle(profiles))
     rows, own = errors(every, in_turn), errors(every, prediction)
     found, measured = few.recommended(), every.measured()
     best = max(measured.values(), key=lambda one: one.speedup.median)
-    pair = against(measured[DraftShape(found.k)].track, best.track) if found.k else None
+    pair = against(every.track(DraftShape(found.k)), every.track(best.shape)) if found.k else None
     sweep_seconds, exhaustive_seconds = swept - begin, (profiled - begin) + measuring
     results = {
         **{

@@ -32,6 +32,7 @@ from engine_served import vllm_serving
 from served import serving
 
 import specdec_cli
+from specdec_cli.document import as_json
 from specdec_cli.engine.driver import never
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.endpoint import Endpoint
@@ -141,13 +142,13 @@ class Comparison:
     def _judge(self, cell: dict[str, Any]) -> None:
         """Predicted beside counted, each with its interval, and the error of the prediction with its own."""
         accepted, steps = (np.array(cell["by_prompt"][one], dtype=np.float64) for one in ("accepted", "steps"))
-        cell["counted"] = ratio_of_totals(accepted + steps, steps).as_dict()
+        cell["counted"] = as_json(ratio_of_totals(accepted + steps, steps))
         if cell["rule"] is None:
             return
         found = self.kept["traces"][cell["temperature"]]["rules"][cell["rule"]][str(cell["k"])]
         predicted = [np.array(found[one], dtype=np.float64) for one in ("accepted", "steps")]
-        cell["predicted"] = ratio_of_totals(predicted[0] + predicted[1], predicted[1]).as_dict()
-        cell["error"] = bootstrap_totals(error, np.stack((*predicted, accepted, steps), axis=1)).as_dict()
+        cell["predicted"] = as_json(ratio_of_totals(predicted[0] + predicted[1], predicted[1]))
+        cell["error"] = as_json(bootstrap_totals(error, np.stack((*predicted, accepted, steps), axis=1)))
 
 
 def error(totals: FloatArray) -> FloatArray:

@@ -23,9 +23,9 @@ from typing import Any
 import record
 from engine_front import front
 
-from specdec_cli.cli.options import Shared
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.shared import Shared
 from specdec_cli.engine.driver import never
 from specdec_cli.measure.elsewhere.requests import requests_of
 from specdec_cli.measure.elsewhere.server_arm import ServerArm
@@ -51,8 +51,7 @@ def counted(given: argparse.Namespace, *more: str) -> dict[str, Any]:
     sets = ("engine.name=vllm", "target.dtype=float32", "sampling.max_new_tokens=48", *more)
     command = f"env VLLM_LOG_STATS_INTERVAL={_LOGGED_SECONDS} {given.engine_command}"
     shared = Shared(sets=sets, takes_engine=True, engine_command=command, engine_args=given.engine_args)
-    engine = OtherEngine.asked(shared.resolve(), shared)
-    assert engine is not None, "the recipe names vLLM"
+    engine = OtherEngine.of(shared.resolve(), shared)
     process = engine.process(open_screen(is_quiet=True, streams_text=False))
     arm = ServerArm("vLLM", process, engine.resolved.recipe.sampling, drafts=True)
     counts = ServerCounts()

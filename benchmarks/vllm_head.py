@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import record
 
+from specdec_cli.document import as_json
 from specdec_cli.engine.engine import Engine
 from specdec_cli.measure.stats import ratio_of_totals
 from specdec_cli.measure.workload.workload import read_rows
@@ -42,7 +43,7 @@ def own(given: argparse.Namespace, head: Path, k: int) -> dict[str, Any]:
     counts = [one.speculative for one in engine.generate([str(row.prompt) for row in rows], params)]
     drafts, kept = (np.array([getattr(one, name) for one in counts]) for name in ("num_drafts", "num_accepted_tokens"))
     found = ratio_of_totals(drafts + kept, drafts)
-    return {"drafts": int(drafts.sum()), "accepted": int(kept.sum()), "acceptance_length": found.as_dict()}
+    return {"drafts": int(drafts.sum()), "accepted": int(kept.sum()), "acceptance_length": as_json(found)}
 
 
 def main() -> None:

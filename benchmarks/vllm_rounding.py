@@ -23,6 +23,7 @@ import numpy.typing as npt
 import record
 from engine_served import vllm_serving
 
+from specdec_cli.document import as_json
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.lm.load import load_lm
@@ -121,8 +122,8 @@ def against(texts: Texts, reading: list[Bools], k: int) -> dict[str, Any]:
     num, theirs, ours = counts.T
     return {
         "steps": int(num.sum()),
-        "counted": ratio_of_totals(num + theirs, num).as_dict(),
-        "read": ratio_of_totals(num + ours, num).as_dict(),
+        "counted": as_json(ratio_of_totals(num + theirs, num)),
+        "read": as_json(ratio_of_totals(num + ours, num)),
         "steps_in_which_vllm_accepted_more": int(more),
         "fewer": int(fewer),
     }
@@ -137,7 +138,8 @@ def walked(reading: list[Bools], k: int) -> dict[str, Any]:
             accepted = accepted_at(matches, start, k)
             counts[place] += (accepted + 1, 1)
             start += accepted + 1
-    return ratio_of_totals(*counts.T).as_dict()
+    found: dict[str, Any] = as_json(ratio_of_totals(*counts.T))
+    return found
 
 
 def compared(given: argparse.Namespace, dtype: str, log: Path) -> dict[str, Any]:

@@ -20,8 +20,7 @@ import typer
 
 import specdec_cli
 from specdec_cli.cli import help, main
-from specdec_cli.cli.guide import GUIDES
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.recipe.present import json_schema
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -46,7 +45,7 @@ def cli() -> str:
         "override `--set`, which overrides `SPECDEC_…` variables, which override the recipe, which overrides the "
         "defaults. Options of several commands are described once, under [Shared options](#shared-options).\n\n",
     ]
-    parts += _examples("specdec")
+    parts += _examples(program)
     commands = [found for name, child in program.commands.items() for found in _leaves(name, child, context)]  # type: ignore[attr-defined]
     shared = _shared([_panels(command, context) for _, command, context in commands])
     for name, command in program.commands.items():  # type: ignore[attr-defined]
@@ -97,13 +96,13 @@ def _usual(rows: list[Row]) -> tuple[Row, int]:
 
 def _command(path: str, name: str, command: Any, parent: Any, shared: Panels) -> Iterator[str]:
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-    yield f"## {path}\n\n{_sentence(command.help)}\n\n"
+    yield f"## {path}\n\n{_sentence(help.text_and_examples(command)[0])}\n\n"
     if hasattr(command, "commands"):
         for inner, child in command.commands.items():
             yield from _command(f"{path} {inner}", inner, child, context, shared)
         return
     yield f"```text\n{help.usage(command, context)}\n```\n\n"
-    yield from _examples(path)
+    yield from _examples(command)
     references = []
     for panel, rows in _panels(command, context).items():
         usual = {_main_name(row): row for row in shared.get(panel, ())}
@@ -154,9 +153,10 @@ def _is_help(parameter: Any) -> bool:
     return parameter.name in ("help", "help_all")
 
 
-def _examples(path: str) -> Iterator[str]:
+def _examples(command: Any) -> Iterator[str]:
     """A command's examples as one block."""
-    yield "```bash\n" + "".join(f"# {text}\n{line}\n" for text, line in GUIDES[path].examples) + "```\n\n"
+    examples = help.text_and_examples(command)[1]
+    yield "```bash\n" + "".join(f"# {meaning}\n{line}\n" for meaning, line in examples) + "```\n\n"
 
 
 def _option(parameter: Any) -> Row:
@@ -225,14 +225,14 @@ def _type(value: dict[str, Any], schema: dict[str, Any]) -> str:
 
 _OVERVIEW = """\
 ```python
-from specdec_cli import Engine, SamplingParams
+from specdec_cli import Engine, SamplingParams, trace
 
 engine = Engine.load()  # the built-in pair
 [output] = engine.generate("Once upon a time", SamplingParams(max_new_tokens=64))
 print(output.text, output.speculative.acceptance_rate)
 
-trace = engine.trace(["Once upon a time", "The dog"])
-trace.predict(k=range(1, 9))  # a table of predicted speed-ups; .to_pandas() gives a DataFrame
+traced = trace(engine, ["Once upon a time", "The dog"])
+traced.predict(k=range(1, 9))  # a table of predicted speed-ups; .to_pandas() gives a DataFrame
 ```
 
 With asyncio, concurrent requests are decoded together:
@@ -255,16 +255,18 @@ def python_api() -> str:
     parts = ["# Python API\n\n", MADE, _OVERVIEW]
     for name in specdec_cli.__all__:
         thing = getattr(specdec_cli, name)
-        if not inspect.isclass(thing):
+        if not callable(thing):
             continue
         parts.append(f"## {name}\n\n")
         parts.append(f"```python\n{name}{_signature(thing)}\n```\n\n{_prose(inspect.getdoc(thing))}\n\n")
-        for method, function in _methods(thing):
+        for method, function in _methods(thing) if inspect.isclass(thing) else ():
             owner = f"{name}.{method}"
             if isinstance(function, property):
                 parts.append(f"### {owner}\n\n{_prose(inspect.getdoc(function))}\n\n")
                 continue
-            parts.append(f"### {owner}()\n\n```python\n{owner}{_signature(function)}\n```\n\n")
+            plain = inspect.unwrap(function)
+            mark = "async " if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain) else ""
+            parts.append(f"### {owner}()\n\n```python\n{mark}{owner}{_signature(function)}\n```\n\n")
             parts.append(f"{_prose(inspect.getdoc(function))}\n\n")
     return "".join(parts)
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.jobs.async_engine import AsyncEngine
     from specdec_cli.engine.jobs.records import Delta
     from specdec_cli.engine.loading import LoadSettings, ModelSettings
     from specdec_cli.engine.options import EngineOptions
-    from specdec_cli.engine.outputs import Output
-    from specdec_cli.engine.run import Generated
+    from specdec_cli.engine.outputs import Generated, Output
     from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, SpeculativeCounts, Stepped, TokenLogprob
-    from specdec_cli.measure.notebook import ResultTable, WorkloadTrace
-    from specdec_cli.measure.notebook import TracingEngine as Engine
+    from specdec_cli.measure.notebook import ResultTable, WorkloadTrace, trace
     from specdec_cli.sampling.params import SamplingParams
 
 __version__ = "0.2.0"
@@ -43,18 +42,19 @@ __all__ = [
     "TokenLogprob",
     "WorkloadTrace",
     "__version__",
+    "trace",
 ]
 
 _WHERE = {
     "AsyncEngine": "specdec_cli.engine.jobs.async_engine",
     "Delta": "specdec_cli.engine.jobs.records",
     "Emitted": "specdec_cli.events",
-    "Engine": "specdec_cli.measure.notebook",
+    "Engine": "specdec_cli.engine.engine",
     "EngineOptions": "specdec_cli.engine.options",
     "Event": "specdec_cli.events",
     "Failed": "specdec_cli.events",
     "Finished": "specdec_cli.events",
-    "Generated": "specdec_cli.engine.run",
+    "Generated": "specdec_cli.engine.outputs",
     "LoadSettings": "specdec_cli.engine.loading",
     "ModelSettings": "specdec_cli.engine.loading",
     "Noticed": "specdec_cli.events",
@@ -65,9 +65,8 @@ _WHERE = {
     "Stepped": "specdec_cli.events",
     "TokenLogprob": "specdec_cli.events",
     "WorkloadTrace": "specdec_cli.measure.notebook",
+    "trace": "specdec_cli.measure.notebook",
 }
-
-_NAMES = {"Engine": "TracingEngine"}  # the class adds `trace`, which the room of the engine itself cannot reach
 
 
 def __getattr__(name: str) -> Any:
@@ -76,7 +75,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `specdec_cli` has no attribute `{name}`")
     from importlib import import_module
 
-    return getattr(import_module(_WHERE[name]), _NAMES.get(name, name))
+    from specdec_cli.engine.garbage import importing_torch
+
+    with importing_torch():
+        return getattr(import_module(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:

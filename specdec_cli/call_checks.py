@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -30,7 +30,11 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "stop": ("stop_strings", "stop_sequences"),
     "stop_token_ids": ("eos_token_id", "eos_token_ids"),
     "seed": ("random_seed",),
-    "grammar": ("guided_decoding", "structured_outputs", "response_format", "json_schema", "regex"),
+    "grammar": (
+        *("guided_decoding", "structured_outputs", "response_format", "json_schema", "regex"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    ),
+    "min_tokens": ("min_new_tokens", "min_length"),
     "params": ("sampling_params", "sampling", "generation_config"),
     "prompts": ("prompt", "prompt_token_ids", "token_ids", "input_ids", "messages", "inputs", "text"),
     "prompt": ("prompts", "prompt_token_ids", "token_ids", "input_ids", "messages", "inputs", "text"),
@@ -66,26 +70,57 @@ _ADVICE = {
         "specdec runs a model on one device; `specdec export vllm` writes the command for several",
     ),
     "prompt_logprobs": "`logprobs` reports the generated tokens'",
+    "num_beams": "there is no beam search; a temperature above 0 samples, and 0 is greedy",
+    **dict.fromkeys(("bad_words", "bad_words_ids"), "`logit_bias` with -100 bans a token"),
+    "detokenize": "an output has both its text and its token ids",
+    "include_stop_str_in_output": "`stop_reason` holds the stop string, which is never part of the text",
 }
 """Parameters elsewhere that have no counterpart, and what to do."""
+_IN_OWN_WORDS = ("prompt", "prompts", "params", "k", "drafts")
+"""Parameters of many forms, whose checks are those of their functions."""
 
 
-def checked_call(title: str | None = None) -> Callable[[Called], Called]:
-    """Make a function refuse keyword arguments that it does not have, naming the right one.
+def checked_call(title: str | None = None, makes: str = "") -> Callable[[Called], Called]:
+    """Make a function refuse arguments that it does not have, lacks, or of another type, each by its name.
 
     Args:
         title: how users call it; None takes its qualified name.
+        makes: of a constructor whose parts are objects of any kind, the function that makes them; their types are not
+            checked.
     """
 
     def decorate(function: Called) -> Called:
-        name, parameters = title or function.__qualname__, inspect.signature(function).parameters.values()
-        names = frozenset(one.name for one in parameters)
-        _PARAMETERS[name] = tuple(one.name for one in parameters if one.name not in ("self", "cls"))
+        name, parameters = title or function.__qualname__, [*inspect.signature(function).parameters.values()]
+        own = {"self", "cls"} & {parameters[0].name}
+        _PARAMETERS[name] = tuple(parameter.name for parameter in parameters if parameter.name not in own)
+        by_place = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        names = frozenset(parameter.name for parameter in parameters)
 
         @wraps(function)
         def called(*given: Any, **named: Any) -> Any:
             if not named.keys() <= names:
                 refuse_unknown(name, named)
+            if len(given) > len(by_place):
+                others = (
+                    f"name the others, such as `{_PARAMETERS[name][len(by_place) - len(own)]}=`"
+                    if names > {*by_place}
+                    else None
+                )
+                places, num = len(by_place) - len(own), len(given) - len(own)
+                raise UsageError(f"`{name}` takes {places} arguments without a name, not `{num}`", others)
+            arguments = {**dict(zip(by_place, given, strict=False)), **named}
+            missing = [parameter for parameter in needed if parameter not in arguments]
+            if missing:
+                raise UsageError(f"`{name}` needs {' and '.join(f'`{each}`' for each in missing)}", makes or None)
+            if len(arguments) < len(given) + len(named):
+                twice = next(parameter for parameter in by_place[: len(given)] if parameter in named)
+                raise UsageError(f"`{name}` is given `{twice}` twice, by its place and by its name")
+            if not makes:
+                kinds = _kinds(function)
+                for parameter, value in arguments.items():
+                    if parameter in kinds:
+                        check_kind(parameter, value, kinds[parameter])
             return function(*given, **named)
 
         return called  # type: ignore[return-value]
@@ -113,8 +148,9 @@ def checked_fields(made: Class) -> Class:
 
 
 @lru_cache
-def _kinds(made: type) -> dict[str, Any]:
-    return get_type_hints(made)
+def _kinds(made: Callable[..., Any]) -> dict[str, Any]:
+    """Types of a data class's fields, or of a function's parameters."""
+    return {name: kind for name, kind in get_type_hints(made).items() if name not in _IN_OWN_WORDS}
 
 
 def refuse_unknown(title: str, named: Iterable[str]) -> None:
@@ -138,9 +174,10 @@ def _suggestion(title: str, name: str) -> str:
         if ours in own:
             return f"use `{ours}`"
     for ours in meant:
-        for owner, parameters in _PARAMETERS.items():
-            if ours in parameters:
-                return f"it is `{ours}` of `{owner}`"
+        owners = [owner for owner, parameters in _PARAMETERS.items() if ours in parameters]
+        if owners:
+            alike = max(owners, key=lambda owner: len({*own} & {*_PARAMETERS[owner]}))
+            return f"it is `{ours}` of `{alike}`"
     close = closest(name, own)
     if close is not None:
         return f"did you mean `{close}`?"
@@ -163,10 +200,10 @@ def fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a type, as an annotation writes it; numbers of numpy count, and a bool is no number."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(fits(value, one) for one in arguments)
+        return any(fits(value, argument) for argument in arguments)
     if origin is Literal:
         return isinstance(value, str) and value in arguments
-    if origin is None or not issubclass(origin, tuple | Mapping):
+    if origin is None or not issubclass(origin, Sequence | Mapping):
         return callable(value) if origin is not None else _is_plain(value, kind)
     return _has_items(value, origin, arguments)
 
@@ -186,7 +223,8 @@ def _has_items(value: Any, origin: type, arguments: tuple[Any, ...]) -> bool:
         return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         return False
-    kinds = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+    is_any_length = arguments[-1] is ... or not issubclass(origin, tuple)
+    kinds = [arguments[0]] * len(value) if is_any_length else arguments
     return len(value) == len(kinds) and all(map(fits, value, kinds))
 
 
@@ -198,13 +236,17 @@ def kind_name(kind: Any) -> str:
     """A type in words."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(kind_name(one) for one in arguments)
+        return " or ".join(kind_name(argument) for argument in arguments)
     if origin is Literal:
-        return " or ".join(f"`{one}`" for one in arguments)
-    if origin is tuple:
+        return " or ".join(f"`{argument}`" for argument in arguments)
+    if origin is not None and issubclass(origin, Sequence):
         return f"a list of {_PLURALS.get(arguments[0]) or _many(arguments[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a mapping" if arguments[1] is Any else f"a mapping of {' to '.join(_PLURALS[one] for one in arguments)}"
+        return (
+            "a mapping"
+            if arguments[1] is Any
+            else f"a mapping of {' to '.join(_PLURALS[argument] for argument in arguments)}"
+        )
     return _NAMES.get(kind) or ("a function" if origin is not None else kind.__name__)
 
 

@@ -43,6 +43,14 @@ class WeightsError(RunError):
     """The weights of a model can be read, and are not those of its configuration, or no numbers."""
 
 
+class NotFiniteError(WeightsError):
+    """A tensor of a model's file holds infinities or NaN, or scales that give them."""
+
+    def __init__(self, weight: str, model: str) -> None:
+        message = f"the weight `{weight}` of `{model}` holds numbers that are not finite"
+        super().__init__(message, "copy or download the model again")
+
+
 class UsageError(SpecdecError):
     """A wrong option, recipe or input, or an incompatible pair."""
 

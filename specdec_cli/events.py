@@ -6,7 +6,7 @@ The engine yields events and prints nothing; commands, meters and the server con
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,7 +152,7 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 @dataclass(slots=True, repr=False)
 class SpeculativeCounts:
-    """Counts over decode steps, from which every acceptance statistic follows (INTERFACE, `stats`).
+    """Counts over decode steps, from which every acceptance statistic follows.
 
     Args:
         num_steps: steps that gave tokens.
@@ -185,20 +185,14 @@ class SpeculativeCounts:
 
     def add(self, emitted: Emitted) -> None:
         """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""
-        if not emitted.from_prefill:
-            num_tokens = len(emitted.tokens)
-            self.add_step(num_tokens, emitted.num_drafted, emitted.num_accepted, emitted.num_nodes, emitted.ranks)
-
-    def add_step(
-        self, num_tokens: int, num_drafted: int, num_accepted: int, num_nodes: int, ranks: Iterable[tuple[int, int]]
-    ) -> None:
-        """Count a step; the arguments are those of an `Emitted`."""
-        self.num_draft_nodes += num_nodes
-        self.ranks.update(ranks)
+        if emitted.from_prefill:
+            return
+        self.num_draft_nodes += emitted.num_nodes
+        self.ranks.update(emitted.ranks)
         self.num_steps += 1
-        self.num_emitted_tokens += num_tokens
-        if num_drafted:
-            self.outcomes[num_drafted, num_accepted] += 1
+        self.num_emitted_tokens += len(emitted.tokens)
+        if emitted.num_drafted:
+            self.outcomes[emitted.num_drafted, emitted.num_accepted] += 1
 
     def add_seconds(self, stepped: Stepped, share: float = 1.0) -> None:
         """Add a step's time, or a sequence's share of it."""
@@ -237,7 +231,7 @@ class SpeculativeCounts:
         return self._steps(lambda i, drafted, accepted: drafted >= i and accepted >= i - 1)
 
     @property
-    def histogram(self) -> list[int]:
+    def acceptance_histogram(self) -> list[int]:
         """Steps that accepted exactly 0..k of at least one drafted token."""
         most = max((drafted for drafted, _ in self.outcomes), default=-1)
         return [sum(n for (_, accepted), n in self.outcomes.items() if accepted == i) for i in range(most + 1)]
@@ -296,19 +290,7 @@ class SpeculativeCounts:
         return [sum(n for pair, n in self.outcomes.items() if holds(i, *pair)) for i in range(1, most + 1)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form of INTERFACE's `stats`."""
-        return {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "num_emitted_tokens": self.num_emitted_tokens,
-            "acceptance_rate": self.acceptance_rate,
-            "acceptance_length": self.acceptance_length,
-            "per_position_acceptance_rates": self.per_position_acceptance_rates,
-            "conditional_acceptance_rates": self.conditional_acceptance_rates,
-            **self.tree_figures(),
-            "acceptance_histogram": self.histogram,
-            "draft_seconds": self.draft_seconds,
-            "verify_seconds": self.verify_seconds,
-            "overhead_seconds": self.overhead_seconds,
-        }
+        """The JSON form: counts, rates and seconds; two keys more where trees were drafted."""
+        from specdec_cli.document import SpeculativeResult
+
+        return SpeculativeResult.of(self)

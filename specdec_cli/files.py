@@ -147,9 +147,9 @@ def unpacked(data: bytes, what: str, suffix: str = "") -> bytes:
     except UsageError:
         raise
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UsageError(
-            f"{what} cannot be unpacked: {said}", "it is damaged or incomplete: download it again"
+            f"{what} cannot be unpacked: {reason}", "it is damaged or incomplete: download it again"
         ) from None
     if plain is None:
         times = f", {limit // len(data)} times its size" if limit < MAX_BYTES else ""

@@ -70,10 +70,10 @@ def exempt_this_machine(url: str) -> Proxy | None:
         The proxy that is nevertheless used for the URL, or None.
     """
     host = urlsplit(url).hostname
-    given = getproxies()
-    is_proxied = any(name != "no" for name in given) and not _is_exempt(host or "", None, given.get("no", ""))
+    proxies = getproxies()
+    is_proxied = any(name != "no" for name in proxies) and not _is_exempt(host or "", None, proxies.get("no", ""))
     if host and is_proxied and is_this_machine(host):
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, (given.get("no"), host)))
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, (proxies.get("no"), host)))
     return proxy_of(url)
 
 
@@ -85,9 +85,9 @@ def _is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
 def _names(entry: str, host: str, port: int | None) -> bool:
     if entry == "*":
         return True
-    found = re.fullmatch(r"(\[.+\]|[^:]+)(?::(\d+))?", entry.rpartition("://")[2])
-    name, given = found.groups() if found else (entry, None)
-    if given and given != str(port):
+    match = re.fullmatch(r"(\[.+\]|[^:]+)(?::(\d+))?", entry.rpartition("://")[2])
+    name, named_port = match.groups() if match else (entry, None)
+    if named_port and named_port != str(port):
         return False
     name = name.strip("[].")
     try:
@@ -108,10 +108,10 @@ def is_this_machine(host: str) -> bool:
     if not (_is_address(host) or _may_be_own_name(host)):
         return False
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return False
-    return bool(found) and all(_is_own_address(family, place) for family, _, _, _, place in found)
+    return bool(addresses) and all(_is_own_address(family, place) for family, _, _, _, place in addresses)
 
 
 def _is_address(host: str) -> bool:

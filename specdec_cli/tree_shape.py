@@ -46,8 +46,8 @@ class TreeShape:
             UsageError: neither form, a number out of range, or a tree with more than MOST_NODES nodes.
         """
         if text.strip() == AUTO:
-            said = f"the tree `{AUTO}` is for `sweep-k`, which looks for the best shape"
-            raise UsageError(said, "give the shape that it finds, such as `4,2,1`")
+            message = f"the tree `{AUTO}` is for `sweep-k`, which looks for the best shape"
+            raise UsageError(message, "give the shape that it finds, such as `4,2,1`")
         kind, colon, number = text.strip().partition(":")
         levels = [[part.strip() for part in level.split("+")] for level in (number if colon else kind).split(",")]
         if (colon and (kind != _DYNAMIC or levels != [levels[0][:1]])) or not all(map(_are_counts, levels)):
@@ -135,8 +135,10 @@ def _num_nodes(text: str, levels: Sequence[Sequence[int]]) -> int:
     above, num = 1, 0
     for depth, level in enumerate(levels, 1):
         if len(level) > above:
-            said = f"the tree `{text}` has `{len(level)}` counts at depth {depth}, and `{above}` nodes stand above it"
-            raise UsageError(said, _HINT)
+            message = (
+                f"the tree `{text}` has `{len(level)}` counts at depth {depth}, and `{above}` nodes stand above it"
+            )
+            raise UsageError(message, _HINT)
         above = above * level[0] if len(level) == 1 else sum(level)
         num += above
     return num

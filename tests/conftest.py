@@ -5,6 +5,7 @@ A shell's background jobs ignore Ctrl-C; children of tests, which are interrupte
 Without a GPU Triton's kernels run in its interpreter, which has to be said before it is imported.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,15 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_logs() -> None:
+    """Logs as at a process's start: a command that serves configures them for its process, which is every test's."""
+    for name in ("specdec_cli", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

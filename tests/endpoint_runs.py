@@ -8,7 +8,7 @@ import pytest
 from fake_server import Fake
 
 from specdec_cli.cli.main import run
-from specdec_cli.report.bench_endpoint import json_schema
+from specdec_cli.measure.documents.endpoint import EndpointDocument
 
 
 def without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
 
 def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(found, EndpointDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return found
 
 

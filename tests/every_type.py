@@ -16,8 +16,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from specdec_cli.lm.files.architecture import ENCODERS
-
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 WRAPPERS = tuple(sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(TYPES)))
 MOST_PARAMETERS = 36_000_000
@@ -202,8 +200,6 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
         config = tiny_config(model_type, **changes)
     except Exception:
         config = CONFIG_MAPPING[model_type]()
-    if model_type in ENCODERS:
-        config.is_decoder = True
     config.save_pretrained(folder)
     auto = AutoModelForMultimodalLM if model_type in WRAPPERS else AutoModelForCausalLM
     try:

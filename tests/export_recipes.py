@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.export import ENGINES, export
 from specdec_cli.recipe import Resolved, resolve
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
-from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.growing_draft import GrowingDraft
 from specdec_cli.lm.door import LM, Row, Tap, Tapped
 
 TAPS: tuple[Tap, ...] = (0, "final")
@@ -103,7 +103,7 @@ def _drafted(row: DraftRow, probs: Tensor) -> Drafted:
     if row.tree is None:
         return Drafted.chain(probs.argmax(-1).tolist())
     if row.tree.is_dynamic:
-        growth = Growth(row, 0)
+        growth = GrowingDraft(row, 0)
         for its in probs:
             best = its.topk(min(row.most_nodes, len(its)))
             growth.grow_likely([list(zip(best.indices.tolist(), best.values.tolist(), strict=True))] * growth.num_ends)

@@ -8,17 +8,17 @@ import torch
 from tiny_engine import PROMPTS, decode
 from tiny_heads import HIDDEN, Reference
 from tiny_models import VOCAB
-from typed import not_none
+from typed import not_none, stand_in
 
-from specdec_cli import drafters
 from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.engine.decoding import Request
+from specdec_cli.engine.drafts import read_draft
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.heads import published_draft, published_fields
-from specdec_cli.engine.loading import ModelSettings
+from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.door import Row, Tapped
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.measure.predict.draft_trace import DepthTrace
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
@@ -31,10 +31,9 @@ GREEDY = SamplingParams(max_new_tokens=24)
 
 def loaded(lm, folder, **options):
     """A drafter of a head in a folder, as the engine loads it."""
-    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
-    assert config is not None
-    fields = published_fields(config) | options
-    made = drafters.from_fields(fields)
+    plan = read_draft({"model": str(folder)} | options, ModelPlan(lm.name), LoadSettings())
+    assert plan.published is not None
+    made = stand_in(plan.drafter())
     lm.tap(made.taps)
     made.load(Resources(lambda _: lm, None, VOCAB, lm))
     return made

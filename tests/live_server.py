@@ -20,7 +20,7 @@ from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.errors import ExitCode
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.http.bodies import Bodies
-from specdec_cli.serve.http.desk import Desk
+from specdec_cli.serve.http.request_handler import RequestHandler
 from specdec_cli.serve.http.server import Server, listen
 from specdec_cli.serve.settings import Settings
 
@@ -39,8 +39,8 @@ class LiveServer(Server):
 
     @property
     def bodies(self) -> Bodies:
-        desk: Desk = cast(FastAPI, self.config.app).state.desk
-        return desk.bodies
+        handler: RequestHandler = cast(FastAPI, self.config.app).state.handler
+        return handler.bodies
 
     def connect(self, timeout: float = SECONDS) -> http.client.HTTPConnection:
         host, port = self.listener.getsockname()[:2]

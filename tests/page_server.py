@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from specdec_cli.events import Emitted, Stepped
+from specdec_cli.serve.metrics import Metrics
 from specdec_cli.serve.page import read_page
-from specdec_cli.serve.watch.metrics import Metrics
 
 Steps = tuple[tuple[tuple[str, bool], ...], ...]
 """An answer: of each step its tokens, and whether each was drafted and accepted."""

@@ -1,6 +1,7 @@
 """Planted faults: in our own decoder's source, which is then compiled with them, in verification, and in drafts."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,12 +33,18 @@ FAULTS = {
 
 def plant(monkeypatch: pytest.MonkeyPatch, fault: str | tuple[str, str]) -> None:
     """Have every decoder that is made from now on run with a fault: one of FAULTS, or what is replaced and by what."""
-    source, (right, wrong) = native.source(), FAULTS[fault] if isinstance(fault, str) else fault
-    assert source.count(right) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(native, "_FLAGS", [flag.replace("-O3", "-O1") for flag in native._FLAGS])  # it compiles sooner
-        library = native.load(source.replace(right, wrong))
-    monkeypatch.setattr(native, "library", lambda: library)
+    right, wrong = FAULTS[fault] if isinstance(fault, str) else fault
+    sources = {name: native.source(name) for name in (native.STEP, native.LAYOUTS)}  # which share headers
+    assert max(source.count(right) for source in sources.values()) == 1
+    compile_otherwise(monkeypatch, {name: source.replace(right, wrong) for name, source in sources.items()})
+
+
+def compile_otherwise(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, str]) -> None:
+    """Have our own decoder compiled of other sources from now on, each library when it is first needed."""
+    source = native.source
+    monkeypatch.setattr(native, "source", lambda name: sources.get(name) or source(name))
+    monkeypatch.setattr(native, "_built", functools.cache(native._built.__wrapped__))
+    monkeypatch.setattr(native, "_FLAGS", ["-O1" if flag[:2] == "-O" else flag for flag in native._FLAGS])  # sooner
 
 
 def own_weights_of_p(residuals: Any, nodes: Sequence[int], _: Any) -> Any:
@@ -71,7 +78,7 @@ def drafted_nodes_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def keeping(self: HeadModule, news: Sequence[NewNodes], features: Any) -> None:
         run(self, news, features)
-        for held, path in [(new.held, path) for new in news for path in new.paths]:
+        for held, path in [(new.sequence, path) for new in news for path in new.paths]:
             _, held.outputs[path] = kept.setdefault((id(held), path), (held, held.outputs[path]))
 
     monkeypatch.setattr(HeadModule, "run", keeping)

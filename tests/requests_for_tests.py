@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.drafting import Drafters
 from specdec_cli.engine.drafting_plan import DraftingPlanner
+from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.lm.table import TableLM
+from specdec_cli.events import Emitted, TokenLogprob
+from specdec_cli.measure.audit.table import TableLM
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.grammar import Grammar, TokenizerLike, compile_grammar
 from specdec_cli.sampling.grammar_sandbox import Cancellation, GrammarCompiler
-from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest
-from specdec_cli.serve.request.prepare import Facts, Prepared, prepare_chat, prepare_completion
+from specdec_cli.serve.request.prepare import ModelInfo, Prepared, prepare_chat, prepare_completion
 from specdec_cli.serve.request.read import parse
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -52,7 +55,7 @@ def planner(scores_trees: bool = True, **options: Any) -> DraftingPlanner:
     return DraftingPlanner(EngineOptions(**({"num_speculative_tokens": 3} | options)), drafters, scores_trees)
 
 
-def facts(template: str | None = None, **given: Any) -> Facts:
+def facts(template: str | None = None, **given: Any) -> ModelInfo:
     text = tokenizer(template)
     known: dict[str, Any] = {
         "num_tokens": text.num_tokens,
@@ -61,9 +64,9 @@ def facts(template: str | None = None, **given: Any) -> Facts:
         "planner": planner(),
         "num_speculative_tokens": 3,
         "drafters": ("builtin:draft", "ngram", "prediction"),
-        "limits": RequestLimits(max_body_bytes=100_000, max_messages=200),
+        "serve": Serve(max_body_bytes=100_000, max_messages=200),
     }
-    return Facts(text, **(known | given))
+    return ModelInfo(text, **(known | given))
 
 
 class CompilerHere(GrammarCompiler):
@@ -76,7 +79,7 @@ class CompilerHere(GrammarCompiler):
         return compile_grammar(kind, source, tokenizer)
 
 
-def compiled(prepared: Prepared, known: Facts) -> Prepared:
+def compiled(prepared: Prepared, known: ModelInfo) -> Prepared:
     """With the grammar that the server would compile for it."""
     if prepared.constraint is None:
         return prepared
@@ -84,15 +87,29 @@ def compiled(prepared: Prepared, known: Facts) -> Prepared:
     return prepared.constrained(grammar)
 
 
-def completion(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
+def step_delta(
+    text: str,
+    token_ids: Sequence[int],
+    drafted: int = 0,
+    accepted: int = 0,
+    logprobs: Sequence[TokenLogprob] = (),
+    **last: Any,
+) -> Delta:
+    """A step's delta; one that drafted nothing gives the first tokens."""
+    is_first = not drafted
+    step = Emitted(0, tuple(token_ids), text, drafted, accepted, is_first, tuple(logprobs), num_nodes=drafted)
+    return Delta((step,), **last)
+
+
+def completion(given: Any = None, over: ModelInfo | None = None, **fields: Any) -> Prepared:
     known = over or facts()
     body = given if isinstance(given, bytes) else json.dumps({"prompt": "hello there", **fields}).encode()
-    request, _ = parse(CompletionRequest, body, known.limits)
+    request, _ = parse(CompletionRequest, body, known.serve)
     return compiled(prepare_completion(request, known, "r1"), known)
 
 
-def chat(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
+def chat(given: Any = None, over: ModelInfo | None = None, **fields: Any) -> Prepared:
     known = over or facts()
     body = given if isinstance(given, bytes) else json.dumps({"messages": USER, **fields}).encode()
-    request, _ = parse(ChatCompletionRequest, body, known.limits)
+    request, _ = parse(ChatCompletionRequest, body, known.serve)
     return compiled(prepare_chat(request, known, "r1"), known)

@@ -13,7 +13,7 @@ import torch
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.group import VerifyRow
+from specdec_cli.engine.verify import VerifyRow
 from specdec_cli.measure.audit.chisquare import ChiSquare, chi_square, enumerate_joint
 from specdec_cli.sampling import chain, draft
 from specdec_cli.sampling.chain import ChainRow
@@ -87,7 +87,7 @@ def exact_joint(table, params, length, prompt=PROMPT):
 class Loop:
     """The engine's step, for many draws at once. Planted faults override its parts."""
 
-    def __init__(self, table, params, mode, k, prompt=PROMPT, num_draws=20_000, without_chance=()) -> None:
+    def __init__(self, table, params, mode, k, prompt=PROMPT, num_draws=8_000, without_chance=()) -> None:
         self.table, self.mode, self.prompt, self.num_draws = table, mode, prompt, num_draws
         self.params = numbered(params, num_draws)
         self.k = k if callable(k) else lambda index: k

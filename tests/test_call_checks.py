@@ -1,7 +1,9 @@
 """Calls from Python: unknown parameters and values of another type are refused by the name of the right one."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +14,11 @@ import specdec_cli
 from specdec_cli import AsyncEngine, Engine, EngineOptions, LoadSettings, ModelSettings, SamplingParams
 from specdec_cli.call_checks import fits
 from specdec_cli.errors import UsageError
+from specdec_cli.events import Finished
 
 HI = {"role": "user", "content": "Hi"}
+ANY: Any = specdec_cli
+"""The package, whose wrong calls are no errors of the tests' types."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,7 @@ def test_d24_requests_name_the_right_parameter(engine: Engine, method: str, name
     ids=repr,
 )
 def test_d24_what_is_no_prompt_is_refused(engine: Engine, prompt: object) -> None:
-    for method in (engine.generate, lambda given: list(engine.stream(given)), engine.trace):
+    for method in (engine.generate, lambda given: list(engine.stream(given)), partial(specdec_cli.trace, engine)):
         with pytest.raises(UsageError) as caught:
             method(stand_in(prompt))
         assert "a prompt is text" in not_none(caught.value.hint)
@@ -103,7 +108,7 @@ def test_d24_what_are_no_sampling_parameters_is_refused(engine: Engine, params: 
     with pytest.raises(UsageError, match="params must be SamplingParams"):
         engine.generate("Hi", stand_in(params))
     with pytest.raises(UsageError, match="params must be SamplingParams"):
-        engine.trace("Hi", stand_in(params))
+        specdec_cli.trace(engine, "Hi", stand_in(params))
 
 
 @pytest.mark.parametrize("k", [100, 65, -1, 2.5, "4", True], ids=repr)
@@ -204,3 +209,98 @@ def test_d24_the_events_of_a_stream_are_exported_and_described(engine: Engine) -
     ):
         documented = not_none(described.__doc__)
         assert all(f"    {name}: " in documented for name in described.__slots__)
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "hint"),
+    [
+        (lambda engine: engine.add("Hi", grammar="x"), "grammar must be Grammar or none, not `'x'`", ""),
+        (lambda engine: engine.add("Hi", grammar={}), "grammar must be Grammar or none, not `{}`", ""),
+        (lambda engine: engine.add("Hi", tree=5), "tree must be a text or none, not `5`", ""),
+        (lambda engine: engine.add("Hi", draft=5), "draft must be a text or none, not `5`", ""),
+        (lambda engine: engine.add("Hi", cache_salt=5), "cache_salt must be a text or none, not `5`", ""),
+        (lambda engine: engine.add("Hi", turn=5), "turn must be a text or none, not `5`", ""),
+        (lambda engine: engine.add("Hi", prediction="x"), "prediction must be a list of whole numbers or none", ""),
+        (lambda engine: engine.generate("Hi", progress=5), "progress must be a function or none, not `5`", ""),
+        (lambda engine: engine.generate(), "`Engine.generate` needs `prompts`", ""),
+        (lambda engine: engine.generate("Hi", prompts="Hi"), "given `prompts` twice", ""),
+        (lambda engine: engine.generate("\ud800x"), "the prompt is not valid Unicode: character `0`", "UTF-8"),
+        (lambda engine: engine.encode("a\ud800"), "the prompt is not valid Unicode: character `1`", "UTF-8"),
+        (lambda engine: engine.encode([HI | {"content": "\ud800"}]), "a message is not valid Unicode", "UTF-8"),
+        (lambda engine: engine.encode([HI | {"content": None}]), "is no chat message", "a prompt is text"),
+        (lambda engine: engine.encode([HI | {"content": 5}]), "is no chat message", "a prompt is text"),
+        (lambda engine: engine.abort("x"), "sequence_id must be a whole number, not `'x'`", ""),
+        (lambda engine: engine.abort(float("nan")), "sequence_id must be a whole number, not `nan`", ""),
+        (lambda engine: engine.has_room(-1), "num_tokens is out of range: `-1`", "at least 0"),
+        (lambda engine: engine.has_room(None), "num_tokens must be a whole number, not `None`", ""),
+        (lambda engine: engine.stream("Hi", progress=print), "no parameter `progress`", "of `Engine.generate`"),
+        (
+            lambda engine: engine.stream("Hi", use_tqdm=True),
+            "no parameter `use_tqdm`",
+            "`progress` of `Engine.generate`",
+        ),
+        (lambda engine: ANY.trace(None, ["x"]), "engine must be Engine, not `None`", ""),
+        (lambda engine: ANY.AsyncEngine(5), "engine must be Engine, not `5`", ""),
+        (lambda engine: ANY.AsyncEngine(engine, max_waiting=-1), "max_waiting is out of range: `-1`", "at least 0"),
+        (lambda engine: ANY.AsyncEngine(engine, max_waiting="x"), "max_waiting must be a whole number or none", ""),
+        (lambda _: ANY.AsyncEngine.load(max_waiting=3), "no parameter `max_waiting`", "of `AsyncEngine`"),
+        (lambda _: ANY.Engine(), "`Engine` needs `target` and `drafter`", "`Engine.load`"),
+        (lambda _: ANY.Engine(5, 5), "target must be loaded, not `5`", "`Engine.load`"),
+        (lambda _: ANY.Engine.load("a", "b", 4), "takes 2 arguments without a name, not `3`", "`options=`"),
+        (lambda _: ANY.Engine.load(""), "the target is empty", "builtin:target"),
+        (lambda _: ANY.Engine.load(draft={"method": 5}), "the draft's method must be a text or none, not `5`", ""),
+        (lambda _: ANY.Engine.load(draft={"model": 5}), "the draft's model must be a text or none, not `5`", ""),
+        (lambda _: ANY.Engine.load(draft_dtype=5), "draft_dtype must be a text, not `5`", ""),
+        (lambda _: ANY.Engine.load(draft_quantize="x"), "draft_quantize must be", ""),
+        (lambda _: ANY.Engine.load(draft_revision="x"), "`x` has no meaning for `builtin:draft`", "leave it out"),
+        (lambda _: ANY.Engine.load(revision="x"), "`x` has no meaning for `builtin:target`", "leave it out"),
+        (lambda _: ANY.Engine.load(block_size=0), "block_size is out of range: `0`", "at least 1"),
+        (lambda _: ANY.Engine.load(prefill_chunk=0), "prefill_chunk is out of range: `0`", "at least 1"),
+        (lambda _: ANY.Engine.load(k_by_batch=((2, 3), (1, 2))), "k_by_batch is out of range", "ascending"),
+        (
+            lambda _: ANY.Engine.load(verify="synthetic"),
+            "verify `synthetic` needs synthetic_acceptance_rates",
+            "verify=",
+        ),
+        (
+            lambda _: ANY.Engine.load(synthetic_acceptance_rates=(0.5,)),
+            "verify `auto` takes no synthetic_acc",
+            "synthetic",
+        ),
+        (lambda _: ANY.Engine.from_recipe(""), "the recipe is empty", "builtin"),
+        (lambda _: ANY.SamplingParams(top_k=-1), "top_k is out of range: `-1`", "None keeps all tokens"),
+        (lambda _: ANY.SamplingParams(min_new_tokens=2), "no parameter `min_new_tokens`", "use `min_tokens`"),
+        (lambda _: ANY.SamplingParams(num_beams=4), "no parameter `num_beams`", "no beam search"),
+        (lambda _: ANY.SamplingParams(bad_words=["a"]), "no parameter `bad_words`", "logit_bias"),
+        (lambda _: ANY.SamplingParams(guided_json={}), "no parameter `guided_json`", "`grammar` of `Engine.add`"),
+        (lambda _: ANY.SamplingParams(detokenize=False), "no parameter `detokenize`", "its text and its token ids"),
+        (lambda _: ANY.SamplingParams(include_stop_str_in_output=True), "no parameter `include_", "stop_reason"),
+    ],
+)
+def test_what_a_call_cannot_take_is_one_sentence(
+    engine: Engine, call: Callable[[Any], Any], words: str, hint: str
+) -> None:
+    """Each of these was a bare Python error, a value accepted in silence, or a sentence about another parameter."""
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        call(engine)
+    assert hint in (caught.value.hint or "")
+    assert not engine.has_work
+
+
+def test_a_prediction_of_a_trace_refuses_what_it_does_not_have(engine: Engine) -> None:
+    traced = ANY.trace(engine, ["Hi"], SamplingParams(max_new_tokens=4))
+    with pytest.raises(UsageError, match=r"`WorkloadTrace\.predict` has no parameter `foo`"):
+        traced.predict(foo=1)
+
+
+def test_none_is_a_request_without_salt_and_turn(engine: Engine) -> None:
+    engine.abort(engine.add("Hi", cache_salt=None, turn=None))
+
+
+def test_an_engine_ends_its_requests_at_the_end_of_a_block(engine: Engine) -> None:
+    with engine as entered:
+        stream = entered.stream("Hi", SamplingParams(max_new_tokens=40))
+        next(stream)
+        entered.add("Hi")
+    assert not engine.has_work
+    assert [event.finish_reason for event in stream if isinstance(event, Finished)] == ["abort"]

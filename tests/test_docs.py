@@ -94,3 +94,9 @@ def test_a_command_line_parses(line) -> None:
 
 def test_every_command_is_used_on_some_page() -> None:
     assert {words_of(line)[0] for line in command_lines()} == set(program().commands)
+
+
+def test_the_python_api_marks_what_is_awaited() -> None:
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    marked = set(re.findall(r"^async (\w+\.\w+)\(", page, re.MULTILINE))
+    assert marked == {"AsyncEngine.close", "AsyncEngine.stream", "AsyncEngine.generate"}

@@ -15,7 +15,7 @@ from specdec_cli.errors import ExitCode
 
 DOCS = Path(__file__).parents[1] / "docs"
 HAS_PAIR = (Path(specdec_cli.__file__).parent / "builtin" / "target" / "model.safetensors").is_file()
-MODELS = re.compile(r"\./[\w.-]+|\b\w+/[\w.-]+(:[\w.-]+)?")
+MODELS = re.compile(r"\./[\w.-]+(:[\w.-]+)?|\b\w+/[\w.-]+(:[\w.-]+)?")
 """Folders, files and hub ids that only a reader has."""
 OF_TARGET = ("-t", "--target", "--model", "serve")
 OF_DRAFT = ("-d", "--draft", "--speculative-model", "--speculative-config")

@@ -9,11 +9,14 @@ import pytest
 import yaml
 
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.documents.bench import BenchDocument
+from specdec_cli.measure.documents.compare_drafts import CompareDocument
+from specdec_cli.measure.documents.endpoint import EndpointDocument
+from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.gates import check_paths, parse_all
 from specdec_cli.recipe.document import read_document
 from specdec_cli.recipe.resolve import resolve_document
 from specdec_cli.recipe.schema import Recipe, Serve
-from specdec_cli.report import bench, bench_endpoint, compare_drafts, sweep_k
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -64,10 +67,10 @@ def test_the_http_page_names_every_route() -> None:
 
 
 SCHEMAS = {
-    "bench": bench.json_schema,
-    "bench --endpoint": bench_endpoint.json_schema,
-    "sweep-k": sweep_k.json_schema,
-    "compare-drafts": compare_drafts.json_schema,
+    "bench": BenchDocument.json_schema,
+    "bench --endpoint": EndpointDocument.json_schema,
+    "sweep-k": SweepDocument.json_schema,
+    "compare-drafts": CompareDocument.json_schema,
 }
 NAMES = {"by_task": ["code"], "rows": ["builtin:draft"]}
 
@@ -82,7 +85,7 @@ def test_a_gate_is_on_a_figure_of_its_command(row) -> None:
 
 def test_a_gate_on_no_figure_is_found() -> None:
     with pytest.raises(UsageError, match="speed_up"):
-        check_paths(parse_all(["speed_up < 1"]), bench.json_schema(), NAMES)
+        check_paths(parse_all(["speed_up < 1"]), BenchDocument.json_schema(), NAMES)
 
 
 def test_the_limits_are_the_servers() -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from every_type import TYPES, WRAPPERS
 from tiny_quantized import DEQUANTIZED, FORMS, UNDONE
+
+from specdec_cli.lm.files.architecture import TYPES as REFUSED
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,10 +28,23 @@ def test_the_page_is_current(script: dict[str, Any]) -> None:
 
 
 def test_every_type_is_there_and_none_is_wrong(script: dict[str, Any]) -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "every_model.json").read_text(encoding="utf-8"))["results"]
-    assert (set(results["causal"]), set(results["wrappers"])) == (set(TYPES), set(WRAPPERS))
+    kept = json.loads((ROOT / "benchmarks" / "results" / "every_model.json").read_text(encoding="utf-8"))
+    results = kept["results"]
+    measured_with = kept["machine"]["transformers"]
+    assert f"transformers=={measured_with}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    if transformers.__version__ == measured_with:  # others know other types
+        assert (set(results["causal"]), set(results["wrappers"])) == (set(TYPES), set(WRAPPERS))
     kinds = {name: script["kind_of"](one) for part in results.values() for name, one in part.items()}
     assert "wrong" not in kinds.values()
+
+
+def test_refusals_of_the_result_are_those_of_today() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "every_model.json").read_text(encoding="utf-8"))["results"]
+    outcomes = {**results["causal"], **results["wrappers"]}
+    reasons = {name: outcomes[name]["reason"] for name in REFUSED if name in outcomes}
+    assert {
+        name for name, reason in reasons.items() if not reason.endswith(f"not supported: it {REFUSED[name]}")
+    } == set()
 
 
 def test_every_form_of_files_is_there_and_none_is_wrong(script: dict[str, Any]) -> None:

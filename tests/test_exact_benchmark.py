@@ -28,11 +28,17 @@ def is_row_invariant():
     return all(check.holds for check in row_invariance(torch.bfloat16) if check.needed)
 
 
-def test_the_short_form_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("precisions", "num_rows"),
+    [(["bfloat16"], 18), pytest.param(["float32", "bfloat16", "int8"], 54, marks=pytest.mark.slow)],
+)
+def test_the_short_form_holds(
+    precisions: list[str], num_rows: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if not is_row_invariant():
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
-    assert exit_status(monkeypatch) == 0
-    assert "0 of 54 rows break their promise" in capsys.readouterr().out
+    assert exit_status(monkeypatch, "--precision", *precisions) == 0
+    assert f"0 of {num_rows} rows break their promise" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
@@ -41,7 +47,7 @@ def test_a_row_that_follows_its_company_is_noticed(
 ) -> None:
     """The planted fault: rows that are computed together have other bits."""
     plant(monkeypatch, "a row is another one in company")
-    assert exit_status(monkeypatch, "--precision", "bfloat16") == 1
+    assert exit_status(monkeypatch, "--precision", "bfloat16", "--tokens", "600") == 1
     assert " 0 of 18 rows break their promise" not in capsys.readouterr().out
 
 

@@ -32,7 +32,7 @@ def test_every_part_of_it_runs_without_a_gpu_and_nothing_is_kept(
     target = str(make_tiny("llama", tmp_path / "target", max_position_embeddings=2048))
     draft = str(make_tiny("llama", tmp_path / "draft", max_position_embeddings=2048, num_hidden_layers=1))
     options = ["--device", "cpu", "--decoder", "auto", "--dtype", "float32", "--targets", target, "--draft", draft]
-    options += ["--quantize", "int8", "--no-compile"]
+    options += ["--quantize", "int8"]
     run(*options, "--rows", "1", "4", "--context", "40", "--tokens", "64", "--repeats", "2", "--acceptance", "0.8")
     said = capsys.readouterr().out
     for word in ("share_of_bandwidth", "over_one_row", "rows_with_other_bits", "host_waits_per_step", "speedup"):

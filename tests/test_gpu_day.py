@@ -109,7 +109,7 @@ def test_missing_packages_are_named(day, monkeypatch: pytest.MonkeyPatch, capsys
     assert day.missing_packages() == []
     monkeypatch.setattr(metadata, "version", version)
     assert ended(day, monkeypatch) == 2
-    assert capsys.readouterr().err.startswith("missing packages: rich<16,>=14, pydantic<3,>=2.11; collect wheels")
+    assert capsys.readouterr().err.startswith("missing packages: rich<16,>=14, pydantic<3,>=2.12; collect wheels")
 
 
 def test_the_steps_take_nine_minutes_at_most(day) -> None:

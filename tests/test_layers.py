@@ -19,6 +19,7 @@ LAYERS = [
     {
         "recipe",
         "call_checks",
+        "document",
         "drafted",
         "tree_shape",
         "events",
@@ -26,7 +27,10 @@ LAYERS = [
         "files",
         "libraries",
         "proxy",
+        "quantities",
         "template_limits",
+        "timing",
+        "verification",
     },
     {"lm", "sampling", "text"},
     {"drafters"},
@@ -39,14 +43,18 @@ LAYERS = [
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 NOUNS = {
     "call_checks",
+    "document",
     "drafted",
     "errors",
     "events",
     "files",
     "libraries",
     "proxy",
+    "quantities",
     "template_limits",
+    "timing",
     "tree_shape",
+    "verification",
 }  # layer 0's shared words, which recipe may use too
 NEIGHBOURS = {("cli", "serve")}  # the one command that is a room of its own
 
@@ -57,7 +65,7 @@ ONLY_IN = {
     "fastapi": {"serve"},
     "matplotlib": {"report"},
     "yaml": {"recipe", "export"},
-    "pydantic": {"recipe", "serve"},
+    "pydantic": {"document", "engine", "measure", "recipe", "serve", "train"},
 }
 HEAVY = {"torch", "transformers", "datasets", "fastapi", "matplotlib", "scipy"}
 QUICK_ROOMS = {
@@ -66,12 +74,14 @@ QUICK_ROOMS = {
     "export",
     "report",
     "recipe",
+    "document",
     "drafters",
     "drafted",
     "errors",
     "events",
     "libraries",
     "tree_shape",
+    "verification",
 }  # --help and a recipe's error import these
 
 
@@ -205,7 +215,6 @@ PROTOCOLS = {
     "decoder",
     "decoder_obstacle",
     "graphs_obstacle",
-    "compile_seconds",
     "origin",
     "max_context",
 }

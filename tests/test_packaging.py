@@ -36,7 +36,7 @@ def test_the_source_archive_brings_what_the_tests_need() -> None:
 def test_the_script_and_the_extras() -> None:
     project = PROJECT["project"]
     assert project["name"] == "specdec-cli"
-    assert project["scripts"] == {"specdec": "specdec_cli.cli.main:run"}
+    assert project["scripts"] == {"specdec": "specdec_cli.__main__:main"}
     assert {"serve", "plots", "structured", "all"} <= set(project["optional-dependencies"])
 
 

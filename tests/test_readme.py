@@ -25,13 +25,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 BUILTIN = ROOT / "specdec_cli" / "builtin" / "target"
 
-# The shared options of the interface contract that are built; `--tree` and `--compile` are not.
+# The shared options of the interface contract that are built; `--tree` is not.
 SHARED = shlex.split("""
 --recipe --set --json --output --quiet --target --draft --num-speculative-tokens --depth-policy --p-min --verify
 --dtype --quantize --device --draft-device --draft-dtype --draft-quantize --tensor-parallel-size
 --draft-tensor-parallel-size --seed --max-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty
 --presence-penalty --frequency-penalty --logit-bias --stop --stop-token-id --ignore-eos --min-tokens --logprobs
---disable-by-batch-size --compile --no-compile --trust-remote-code
+--disable-by-batch-size --trust-remote-code
 """)
 SHORT = {
     "-r": "--recipe",

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from specdec_cli.cli import main
-from specdec_cli.cli.options import Shared, draft_methods, with_shared_options
+from specdec_cli.cli.shared import Shared, draft_methods, with_shared_options
 from specdec_cli.recipe import resolve, shipped
 
 RECIPES = [recipe.name for recipe in shipped.list_recipes()]

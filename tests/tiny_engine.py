@@ -24,8 +24,10 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output, Outputs
 from specdec_cli.events import Event, Noticed, Stepped
+from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.params import SamplingParams
 
 # What an n-gram draft finds something in: the last tokens stood before.
@@ -38,7 +40,12 @@ PROMPTS = [
 
 
 def tiny_lm(
-    folder: str | Path, family: str = "llama", seed: int = 0, dtype: str = "auto", quantize: str = "none", **shape: int
+    folder: str | Path,
+    family: str = "llama",
+    seed: int = 0,
+    dtype: str = "auto",
+    quantize: Quantize = "none",
+    **shape: int,
 ) -> TransformersLM:
     """A tiny random checkpoint, saved and loaded."""
     name = Path(folder) / f"{family}-{seed}-{'-'.join(map(str, shape.values()))}"
@@ -87,8 +94,8 @@ def ngram() -> Drafter:
 class Checked(Engine):
     """An engine that looks at the books of both models after every step, and that all is given back when idle."""
 
-    def step(self) -> list[Event]:
-        events = super().step()
+    def _step(self) -> list[Event]:
+        events = super()._step()
         check_books(self)
         return events
 
@@ -158,9 +165,22 @@ def alone(params: SamplingParams, index: int) -> SamplingParams:
 def transformers_greedy(
     folder: str | Path, prompts: Sequence[Sequence[int]], max_new_tokens: int = 24, **options: Any
 ) -> list[list[int]]:
-    """What transformers' own `generate(do_sample=False)` gives each prompt alone, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(os.fspath(folder), dtype=torch.float32).eval()
-    settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": 0, **options}
+    """What transformers' own `generate(do_sample=False)` gives each prompt alone, in float32.
+
+    Before transformers 5.23 its kernel leaves out soft-capped scores (Gemma 2), so attention is named, and its cache
+    keeps short keys in a long text (Phi-3), so long rope goes without.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        os.fspath(folder), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    is_cached = long_rope_threshold(model.config) is None
+    settings = {
+        "do_sample": False,
+        "max_new_tokens": max_new_tokens,
+        "pad_token_id": 0,
+        "use_cache": is_cached,
+        **options,
+    }
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

@@ -83,6 +83,7 @@ def write_gguf(
     without: str = "",
     extra: str = "",
     nan_in: str = "",
+    norms: str = "F32",
     rope_factors: bool = False,
     pre: str = "qwen2",
     tokenizer: str = "gpt2",
@@ -97,7 +98,8 @@ def write_gguf(
         architecture: another name of it.
         without: a tensor that is left out.
         extra: a tensor that nothing reads.
-        nan_in: a tensor in blocks, the first of whose scales is no number.
+        nan_in: a tensor, the first of whose numbers or scales is none.
+        norms: the type of vectors: F32, F16 or BF16.
         rope_factors: write Llama 3's factors of rotary frequencies, or wrong ones where the model has none.
         pre: name of what cuts text before it is merged.
         tokenizer: name of the tokenizer's kind.
@@ -122,7 +124,9 @@ def write_gguf(
             continue
         if gguf_name == without or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        kept[name] = torch.from_numpy(_write_tensor(writer, gguf_name, tensor, form, config, gguf_name == nan_in))
+        kept[name] = torch.from_numpy(
+            _write_tensor(writer, gguf_name, tensor, form, config, gguf_name == nan_in, Type[norms])
+        )
     if extra:
         writer.add_tensor(extra, np.ones(config.hidden_size, np.float32))
     if rope_factors:
@@ -151,7 +155,13 @@ def _write_experts(writer: GGUFWriter, stem: str, names: Any, joined: torch.Tens
 
 
 def _write_tensor(
-    writer: GGUFWriter, name: str, tensor: torch.Tensor, form: str, config: Any, is_broken: bool = False
+    writer: GGUFWriter,
+    name: str,
+    tensor: torch.Tensor,
+    form: str,
+    config: Any,
+    is_broken: bool = False,
+    vectors: Type = Type.F32,
 ) -> Array:
     """Write one tensor, and return what a reader finds in it."""
     heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
@@ -159,8 +169,14 @@ def _write_tensor(
     values = tensor.numpy() if turned is None else _interleaved(tensor.numpy(), turned)
     values = np.ascontiguousarray(values + 1 if "norm" in name and config.model_type.startswith("gemma") else values)
     if values.ndim < 2:
-        writer.add_tensor(name, values)
-        return tensor.numpy()
+        if is_broken:
+            values[0] = np.nan
+        if vectors is Type.F32:
+            writer.add_tensor(name, values)
+            return tensor.numpy()
+        blocks = quantized(values, vectors)
+        writer.add_tensor(name, blocks, raw_dtype=vectors)
+        return quants.dequantize(blocks, vectors)
     kind = kind_of(name, form) if values.shape[-1] % 256 == 0 and "gate_inp" not in name else Type.F16
     blocks = values.astype(np.float16) if kind is Type.F16 else quantized(values, kind)
     if is_broken:  # the first block's scale is no number

@@ -12,7 +12,7 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import LMWithoutWeights
+from specdec_cli.measure.audit.table import LMWithoutWeights
 from specdec_cli.text.stream import TextStream
 
 LETTERS = "\0abcdefgh .\n"

@@ -44,9 +44,8 @@ def served_engine(engine: Engine) -> Engine:
 
 def toy_models(settings: Settings, engine: Engine | None = None, load: bool = True) -> Models:
     """One model, `toy`, loaded already."""
-    models = Models(
-        [Model("toy", lambda: served_engine(engine or toy_engine()), settings)], settings.serve.hang_timeout_seconds
-    )
+    model = Model("toy", lambda: served_engine(engine or toy_engine()), settings.serve)
+    models = Models([model], settings.serve.hang_timeout_seconds)
     if load:
         models.all[0].load()
         assert models.all[0].state == "ready", models.all[0].failure

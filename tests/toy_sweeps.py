@@ -11,8 +11,8 @@ from toy_engine import TableLM, toy_engine
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
 from specdec_cli.measure.bench import sweep
+from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.predict.evidence import Evidence
-from specdec_cli.report.sweep_k import json_schema
 
 
 def toy_engines(monkeypatch: pytest.MonkeyPatch):
@@ -38,7 +38,7 @@ def sweep_k(*arguments: str) -> int:
 
 def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return document
 
 
@@ -56,7 +56,7 @@ def slow_target(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.002) -> None
 def by_batch(monkeypatch: pytest.MonkeyPatch, best: dict[int, int], plain_seconds: float = 2.0) -> None:
     """Every k takes known seconds at every batch size: the best one's 1, another's 1.5; no trace foretells them."""
     from specdec_cli.engine.arms import ArmRun, EngineArm
-    from specdec_cli.engine.outputs import Timing
+    from specdec_cli.timing import Timing
 
     def run(arm, requests, stopped):
         k, num = arm.num_speculative_tokens, len(requests)
@@ -65,7 +65,7 @@ def by_batch(monkeypatch: pytest.MonkeyPatch, best: dict[int, int], plain_second
         return None if stopped() else ArmRun(tokens, Timing(0.1, seconds, seconds, None), num)
 
     monkeypatch.setattr(EngineArm, "run", run)
-    monkeypatch.setattr(sweep.Sweep, "_evidence", lambda _, one: Evidence(one.speedup))
+    monkeypatch.setattr(sweep.Sweep, "evidence", lambda _, measured: Evidence(measured.speedup))
 
 
 def count_profiles(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

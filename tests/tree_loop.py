@@ -18,13 +18,13 @@ from specdec_cli.drafters.contract import Drafter, Guesses
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.fit import fit
-from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.stepper import fit
+from specdec_cli.engine.verify import VerifyRow
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit.chisquare import ChiSquare, chi_square, enumerate_joint
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose

@@ -18,8 +18,8 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.events import Event
 from specdec_cli.lm.door import LM
-from specdec_cli.lm.table import TableLM
 from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.measure.audit.table import TableLM
 
 
 def vocabulary(kind: str) -> int:
@@ -75,8 +75,8 @@ def universal_drafter(
 class Audited(Engine):
     """An engine that looks at the books of both models after every step."""
 
-    def step(self) -> list[Event]:
-        events = super().step()
+    def _step(self) -> list[Event]:
+        events = super()._step()
         models = [self.target, getattr(self.drafter.lm, "own", None)]
         for lm in models:
             if isinstance(lm, TransformersLM):

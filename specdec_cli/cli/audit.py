@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_cli.cli.measurement_options import FILES, Markdown, whole_numbers
-from specdec_cli.cli.options import WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, deliver_with_report, envelope, machine_of
+from specdec_cli.cli.measurement_options import DryRun, check_files, whole_numbers
+from specdec_cli.cli.options import FILE_OPTIONS, PAIR, WORKLOAD_OPTIONS, Chat
+from specdec_cli.cli.output import deliver_with_report, envelope, machine_of, show_plan, write_results
 from specdec_cli.cli.prompts import rows_wanted
-from specdec_cli.cli.result_output import write_texts
-from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.cli.screen import open_screen, progress, say_notices, start_torch
+from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
-from specdec_cli.report.audit import SCHEMA, print_audit
+from specdec_cli.measure.documents.audit import AuditDocument, audit_body
+from specdec_cli.measure.workload.dataset import is_at_hand
+from specdec_cli.recipe.present import to_yaml
+from specdec_cli.report.audit import print_audit
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import AUTO, RULES, lossless_modes
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
@@ -31,15 +35,6 @@ if TYPE_CHECKING:
 
 _WHAT = "Checks"
 _MODES = ("greedy", "sampled", "gumbel")
-_MODES_OF_VERIFY = {
-    "auto": _MODES,
-    "greedy": ("greedy",),
-    "rejection": ("greedy", "sampled"),
-    "block": ("greedy", "sampled"),
-    "traversal": ("greedy", "sampled"),
-    "exact-match": ("greedy", "sampled"),
-    "gumbel": _MODES,
-}
 _DEFAULT_KS, _DEFAULT_BATCH_SIZES = (1, 2, 4, 8), (1, 2, 4)
 _DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
 _DEFAULT_DATASET = "builtin:stories"
@@ -52,9 +47,21 @@ _LEFT_OUT = [
 _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 
+def _modes_of(verify: str) -> tuple[str, ...]:
+    """The checks that a verification mode has a promise for; `gumbel` compares sampled tokens with plain ones."""
+    if verify == AUTO or (RULES[verify].samples and RULES[verify].keeps_tokens):
+        return _MODES
+    return _MODES[:2] if RULES[verify].samples else _MODES[:1]
+
+
+_FILES = [option for option in FILE_OPTIONS if option.path in ("files.markdown", "files.junit")]
+_FILES[1] = replace(_FILES[1], help="Write all checks as JUnit XML.")
+
+
 @with_shared_options(
+    common=f"{PAIR} mode prompt-file num-prompts k-values batch-sizes time-limit json output",
     without=_LEFT_OUT,
-    beside=WORKLOAD_OPTIONS,
+    beside=(*WORKLOAD_OPTIONS, *_FILES),
     defaults={
         "sampling.max_new_tokens": str(_DEFAULT_NUM_TOKENS),
         "workload.dataset": _DEFAULT_DATASET,
@@ -114,24 +121,34 @@ def audit(
             rich_help_panel=_WHAT,
         ),
     ] = False,
-    markdown: Markdown = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option("--junit", help="Write all checks as JUnit XML.", metavar="FILE", rich_help_panel=FILES),
-    ] = None,
+    chat: Chat = False,
+    dry_run: DryRun = False,
     *,
     shared: Shared,
 ) -> None:
-    """Check that the output is exactly what the target alone produces. Exits with 3 if it is not."""
+    """Check that the output is exactly what the target alone produces. Exits with 3 if it is not.
+
+    Examples:
+        # Audit the built-in pair for a minute.
+        specdec audit
+        # Audit greedy decoding of your models for ten minutes.
+        specdec audit -t MODEL -d DRAFT --mode greedy --time-limit 600
+        # Check the sampler's distribution without a model.
+        specdec audit --table --full
+    """
+    check_template(shared, chat)
     resolved = shared.resolve()
-    wish = _AuditOptions(mode, k_values, batch_sizes, time_limit, table, full)
-    files = {"markdown": markdown, "junit": junit}
-    _check(wish, resolved.recipe)
+    options = _AuditOptions(mode, k_values, batch_sizes, time_limit, table, full, chat)
+    _check(options, resolved.recipe)
     if table:
-        _check_table(wish, shared)
-    _check_files(files, shared)
-    prompts = PromptSet([]) if table else _prompts(resolved.recipe, shared)
-    _AuditRun(resolved, wish, files, prompts.rows, prompts.notices, shared).go()
+        _check_table(options, shared)
+    check_files(shared)
+    prompts = PromptSet([]) if table else _prompts(resolved.recipe, shared, chat, only_at_hand=dry_run)
+    run = _AuditRun(resolved, options, prompts.rows, prompts.notices, shared)
+    if dry_run:
+        run.rehearse()
+    else:
+        run.go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +161,7 @@ class _AuditOptions:
     time_limit: float
     table: bool
     full: bool
+    chat: bool
 
     def modes(self, verify: str) -> tuple[str, ...]:
         """The modes to check, in the order of MODES.
@@ -151,69 +169,63 @@ class _AuditOptions:
         Raises:
             UsageError: an unknown mode, or one that the verification mode leaves nothing to check in.
         """
-        allowed = _MODES_OF_VERIFY[verify]
+        allowed = _modes_of(verify)
         if self.mode is None:
             return ("sampled",) if self.table else allowed
-        given = [name.strip() for name in self.mode.split(",")]
-        wrong = next((name for name in given if name not in _MODES), None)
+        modes = [name.strip() for name in self.mode.split(",")]
+        wrong = next((name for name in modes if name not in _MODES), None)
         if wrong is not None:
             raise UsageError(f"`--mode {self.mode}` names `{wrong}`", f"some of {', '.join(_MODES)}, with commas")
-        unfit = next((name for name in given if name not in allowed), None)
+        unfit = next((name for name in modes if name not in allowed), None)
         if unfit is not None:
             raise UsageError(f"`--mode {unfit}` has nothing to check with `--verify {verify}`", "leave --verify out")
-        return tuple(name for name in _MODES if name in given)
+        return tuple(name for name in _MODES if name in modes)
 
 
-def _check(wish: _AuditOptions, recipe: Recipe) -> None:
+def _check(options: _AuditOptions, recipe: Recipe) -> None:
     """Refuse what contradicts itself before anything is loaded."""
     verify = recipe.speculation.verify
-    if verify not in _MODES_OF_VERIFY:
+    if verify not in lossless_modes():
         raise UsageError(
             f"`--verify {verify}` is lossy by design: there is no promise to audit",
-            "audit a lossless mode: auto, greedy, rejection, block, traversal, gumbel or exact-match",
+            f"audit a lossless mode: {', '.join(lossless_modes())}",
         )
-    modes = wish.modes(verify)
-    if wish.full and not wish.table:
+    modes = options.modes(verify)
+    if options.full and not options.table:
         raise UsageError("`--full` is for the table model", "add --table, or give the pair more time: --time-limit 600")
-    if wish.table and modes != ("sampled",):
+    if options.table and modes != ("sampled",):
         raise UsageError(
             "`--table` checks samplers, so it works only with `--mode sampled`", "leave --mode or --table out"
         )
-    if not wish.table and recipe.draft.method == "none":
+    if not options.table and recipe.draft.method == "none":
         raise UsageError("there is no draft to audit", "name one with --draft, for example `--draft ngram`")
 
 
-def _check_table(wish: _AuditOptions, shared: Shared) -> None:
+def _check_table(options: _AuditOptions, shared: Shared) -> None:
     """Refuse options of a pair where the table model alone is audited.
 
     Raises:
         UsageError: there is one.
     """
     own = {
-        "--k-values": wish.k_values,
-        "--batch-sizes": wish.batch_sizes,
+        "--k-values": options.k_values,
+        "--batch-sizes": options.batch_sizes,
+        "--chat": options.chat or None,
     }
-    given = [name for name, value in own.items() if value is not None]
+    options_of_pair = [name for name, value in own.items() if value is not None]
     fitting = ("speculation.verify", "speculation.tree")
-    given += [flag for path, (_, flag) in shared.flags.items() if path not in fitting]
-    if given:
-        raise UsageError(f"`{given[0]}` has no effect with `--table`", "leave one of them out")
+    options_of_pair += [flag for path, (_, flag) in shared.flags.items() if path not in fitting]
+    if options_of_pair:
+        raise UsageError(f"`{options_of_pair[0]}` has no effect with `--table`", "leave one of them out")
 
 
-def _check_files(files: Mapping[str, Path | None], shared: Shared) -> None:
-    """Refuse files that could not be written, and two of one name, before anything is loaded."""
-    named = [path.resolve() for path in (shared.output, *files.values()) if path is not None]
-    if len(set(named)) < len(named):
-        raise UsageError("two files have the same name", "give each its own")
-    for kind, path in files.items():
-        check_destination(path, shared.force, f"--{kind}")
-
-
-def _prompts(recipe: Recipe, shared: Shared) -> PromptSet:
-    """Prompts of the file or data set, or of the built-in stories."""
+def _prompts(recipe: Recipe, shared: Shared, chat: bool, *, only_at_hand: bool) -> PromptSet:
+    """Prompts of the file or data set, or of the built-in stories; none of a data set that would be fetched first."""
     path = "workload.dataset"
     flags = {path: (_DEFAULT_DATASET, "--dataset")} | shared.flags
-    return rows_wanted(recipe.workload, flags, chat=None, num_prompts=_DEFAULT_NUM_PROMPTS)
+    if only_at_hand and not is_at_hand(flags[path][0]):
+        return PromptSet([])
+    return rows_wanted(recipe.workload, flags, chat or None, num_prompts=_DEFAULT_NUM_PROMPTS)
 
 
 @dataclass(slots=True)
@@ -221,8 +233,7 @@ class _AuditRun:
     """One run of the command."""
 
     resolved: Resolved
-    wish: _AuditOptions
-    files: Mapping[str, Path | None]
+    options: _AuditOptions
     rows: Sequence[PromptRow]
     notices: Sequence[str]
     shared: Shared
@@ -231,21 +242,32 @@ class _AuditRun:
     def recipe(self) -> Recipe:
         return self.resolved.recipe
 
+    def rehearse(self) -> None:
+        """Show what would be checked; refuse what the run would refuse before it loads."""
+        say_notices(self.notices, self.shared.quiet)
+        ks, batch_sizes, modes = self._ks(), self._batch_sizes(), self.options.modes(self.recipe.speculation.verify)
+        num = len(self.rows) or None
+        what = f"{num or 'all'} prompts, k = {', '.join(map(str, ks))}, batch sizes {', '.join(map(str, batch_sizes))}"
+        head = f"# would check {', '.join(modes)}: {'the table model' if self.options.table else what}\n"
+        body = {"origins": self.resolved.origins, "num_prompts": num, "batch_sizes": list(batch_sizes)}
+        show_plan(self.recipe.as_dict(), body, self.shared, head + to_yaml(self.resolved, origins=True))
+
+    def _batch_sizes(self) -> tuple[int, ...]:
+        sizes = self.options.batch_sizes
+        return whole_numbers(sizes, "--batch-sizes", 64) if sizes else _DEFAULT_BATCH_SIZES
+
     def go(self) -> None:
         """Load, check, show, write, judge."""
         screen = open_screen(self.shared.quiet, streams_text=False)
-        ks = self._ks()
-        batch_sizes = (
-            whole_numbers(self.wish.batch_sizes, "--batch-sizes", 64) if self.wish.batch_sizes else _DEFAULT_BATCH_SIZES
-        )
-        if self.resolved.built_in_pair and not self.wish.table:
+        ks, batch_sizes = self._ks(), self._batch_sizes()
+        if self.resolved.built_in_pair and not self.options.table:
             screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
         with progress(screen) as say:
-            say("starting torch and transformers")
+            start_torch(say)
             from specdec_cli.measure.audit.audit import audit as run_audit
 
             plan = self._plan(ks, batch_sizes)
-            pair = None if self.wish.table else self._load(plan, say)
+            pair = None if self.options.table else self._load(plan, say)
             notes = [] if pair is None else self._notes(pair.engine, plan)
             requests = self._requests(pair.engine) if pair is not None else []
             result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
@@ -253,50 +275,49 @@ class _AuditRun:
         for note in notes:
             screen.say(f"note: {note}", "yellow")
         machine = machine_of(pair.engine) if pair is not None else {}
-        document = envelope(SCHEMA, self.recipe.as_dict(), result.as_dict(), **machine)
+        document = envelope(AuditDocument, self.recipe.as_dict(), audit_body(result), **machine)
         deliver_with_report(document, self.shared, lambda page: print_audit(page, document))
-        write_texts(document, self.files, self.shared.force)
+        write_results(document, self.shared)
         result.gate()
 
     def _notes(self, engine: Engine, plan: AuditPlan) -> list[str]:
-        """For the reader, of the loaded pair."""
-        from specdec_cli.engine.caveats import compiled, slow_forwards
+        """Notes about the loaded pair."""
+        from specdec_cli.engine.caveats import slow_forwards
         from specdec_cli.engine.depth.draft_limit import cut_drafts
 
         shape = None if plan.tree is None else TreeShape.parse(plan.tree)
-        return [*compiled(engine), *slow_forwards(engine), *cut_drafts(engine.drafter, max(plan.ks), shape)]
+        return [*slow_forwards(engine), *cut_drafts(engine.drafter, max(plan.ks), shape)]
 
     def _ks(self) -> tuple[int, ...]:
-        given = self.recipe.speculation.num_speculative_tokens
+        k = self.recipe.speculation.num_speculative_tokens
         is_flag = _K in self.shared.flags
-        if self.wish.k_values is not None:
+        if self.options.k_values is not None:
             if is_flag:
                 raise UsageError("k is given with -k and with --k-values", "give one of them")
-            return whole_numbers(self.wish.k_values, "--k-values", 64)
-        if is_flag and given == 0:
+            return whole_numbers(self.options.k_values, "--k-values", 64)
+        if is_flag and k == 0:
             raise UsageError("`-k 0` decodes without a draft: there is nothing to audit", "give k of at least 1")
-        return (given,) if is_flag else tuple(sorted({*_DEFAULT_KS, given} - {0}))
+        return (k,) if is_flag else tuple(sorted({*_DEFAULT_KS, k} - {0}))
 
     def _plan(self, ks: tuple[int, ...], batch_sizes: tuple[int, ...]) -> AuditPlan:
-        from specdec_cli.engine.verify import RULES
         from specdec_cli.measure.audit import toy
         from specdec_cli.measure.audit.audit import DRAWN_MODES, TREE_MODES, AuditPlan
 
         verify, tree = self.recipe.speculation.verify, self.recipe.speculation.tree
         tree_modes = tuple(mode for mode in TREE_MODES if verify in ("auto", mode))
-        if self.wish.table and tree is not None and not tree_modes:
-            said = f"verification mode `{verify}` judges chains alone, and the tree is `{tree}`"
-            raise UsageError(said, "use --verify auto, or leave --tree out")
+        if self.options.table and tree is not None and not tree_modes:
+            message = f"verification mode `{verify}` judges chains alone, and the tree is `{tree}`"
+            raise UsageError(message, "use --verify auto, or leave --tree out")
         return AuditPlan(
-            modes=self.wish.modes(verify),
+            modes=self.options.modes(verify),
             ks=ks,
             batch_sizes=batch_sizes,
             drawn_modes=(verify,) if verify in RULES else DRAWN_MODES,
             tree_modes=tree_modes,
-            tree=toy.TREE if self.wish.table and tree is None else tree,
+            tree=toy.TREE if self.options.table and tree is None else tree,
             num_speculative_tokens=max(self.recipe.speculation.num_speculative_tokens, 1),
-            time_limit_seconds=self.wish.time_limit,
-            full=self.wish.full,
+            time_limit_seconds=self.options.time_limit,
+            full=self.options.full,
         )
 
     def _load(self, plan: AuditPlan, say: Callable[[str], None]) -> AuditedPair:
@@ -344,4 +365,6 @@ class _AuditRun:
         common = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
         if self.resolved.origins.get(_LENGTH) == "default":
             common = replace(common, max_new_tokens=_DEFAULT_NUM_TOKENS)
-        return [request_of(row, engine.encode(row.prompt), common) for row in self.rows]
+        return [
+            request_of(row, engine.encode(row.chat() if self.options.chat else row.prompt), common) for row in self.rows
+        ]

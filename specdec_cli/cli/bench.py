@@ -3,79 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.arms import arms_from
 from specdec_cli.cli.endpoint_options import (
     ApiKey,
     Concurrency,
     EndpointModel,
+    EndpointOptions,
     EndpointTimeout,
-    EndpointWish,
     ExtraBody,
     MaxTokens,
     RequestRate,
-    refuse_without_server,
     url_option,
 )
-from specdec_cli.cli.measurement import Measurement
+from specdec_cli.cli.honoured import HERE, SERVER, refuse_without_effect
+from specdec_cli.cli.measured_run import ComparedRun
 from specdec_cli.cli.measurement_options import (
     HOW,
     BatchSize,
-    Csv,
     DryRun,
-    Html,
-    Junit,
-    Markdown,
     MeasurementOptions,
-    Plot,
     check_files,
     check_regression,
     check_speculates,
-    chosen_prompts,
     num_prompts_words,
     repeats_option,
-    show_plan,
 )
-from specdec_cli.cli.options import (
-    DETAILS_OPTION,
-    ENGINE_OPTIONS,
-    GATE_OPTIONS,
-    RESUME_OPTION,
-    WORKLOAD_OPTIONS,
-    Chat,
-    Shared,
-    check_template,
-    with_shared_options,
-)
-from specdec_cli.cli.other_engine import OtherEngine
-from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.options import MEASURING_OPTIONS, PAIR, Chat
+from specdec_cli.cli.place import PLAIN, Arms
+from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.workload.workload import task_of
-from specdec_cli.recipe.present import to_yaml
-from specdec_cli.report.bench import SCHEMA, BenchView, bench_body, json_schema, print_bench
-from specdec_cli.report.generate import Promise
+from specdec_cli.measure.documents.bench import BenchDocument, bench_body
+from specdec_cli.report.bench import BenchView, print_bench
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdec_cli.engine.engine import Engine
-    from specdec_cli.lm.door import LM
-    from specdec_cli.measure.bench.against import PeerArm
     from specdec_cli.measure.bench.bench import Bench
     from specdec_cli.measure.bench.passes import Pass
-    from specdec_cli.measure.workload.workload import Workload
-    from specdec_cli.recipe import Recipe, Resolved
-
+    from specdec_cli.recipe import Recipe
 
 _REPEATS = 2
 
 
 @with_shared_options(
+    common=f"{PAIR} engine endpoint dataset num-prompts batch-size max-new-tokens json output markdown",
     without=["sampling.logprobs"],
-    beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, DETAILS_OPTION, *ENGINE_OPTIONS),
+    beside=MEASURING_OPTIONS,
 )
 def bench(
     context: typer.Context,
@@ -96,9 +74,6 @@ def bench(
         typer.Option(help="Compare every token with plain decoding (greedy and gumbel modes).", rich_help_panel=HOW),
     ] = True,
     dry_run: DryRun = False,
-    markdown: Markdown = None,
-    csv: Csv = None,
-    junit: Junit = None,
     endpoint: Annotated[
         str | None,
         url_option("Measure this OpenAI-compatible server instead of a local engine."),
@@ -110,72 +85,40 @@ def bench(
     extra_body: ExtraBody = None,
     max_tokens_field: MaxTokens = None,
     api_key: ApiKey = None,
-    plot: Plot = None,
-    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed."""
-    check_template(shared, chat)
-    asked = EndpointWish(
-        endpoint,
-        concurrency,
-        endpoint_model,
-        endpoint_timeout,
-        request_rate,
-        extra_body,
-        max_tokens_field,
-        api_key,
-    )
-    refuse_without_server(context, endpoint)
-    if endpoint is not None:
-        from specdec_cli.cli.bench_endpoint import run_endpoint
+    """Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed.
 
-        files = {"markdown": markdown, "csv": csv, "junit": junit}
-        wish = MeasurementOptions(repeats or 1, 1, chat, plot, html, files)
-        return run_endpoint(context, shared, asked, wish, dry_run)
+    Examples:
+        # Measure the built-in pair on eight prompts.
+        specdec bench --num-prompts 8
+        # Fail with exit code 3 if the draft does not pay off.
+        specdec bench -r tuned.yaml --fail-if 'speedup.decode < 1.2' --junit gates.xml
+        # Measure a running server.
+        specdec bench --endpoint http://127.0.0.1:8000 --request-rate 2 --num-prompts 32
+    """
+    check_template(shared, chat)
+    if endpoint is not None:
+        from specdec_cli.cli.bench_endpoint import endpoint_run
+
+        refuse_without_effect(context, SERVER, "--endpoint")
+        server = EndpointOptions(
+            endpoint, concurrency, endpoint_model, endpoint_timeout, request_rate, extra_body, max_tokens_field, api_key
+        )
+        return endpoint_run(shared, server, MeasurementOptions(repeats or 1, 1, chat), dry_run).start(dry_run)
     from specdec_cli.measure.bench.against import check_peers, parse_against
 
+    refuse_without_effect(context, HERE)
     resolved = shared.resolve()
-    files = {"markdown": markdown, "csv": csv, "junit": junit}
     _check(resolved.recipe, batch_size, shared)
     peers = parse_against(against)
     check_peers(peers, resolved.recipe, batch_size)
-    wish = _BenchOptions(repeats or _REPEATS, batch_size, chat, plot, html, files, peers, lossless_check)
-    check_files(wish, shared)
-    engine = OtherEngine.asked(resolved, shared)
-    if engine is not None:
-        return _elsewhere(engine.without_prefix_caching(), wish, shared, dry_run)
-    prompts = chosen_prompts(resolved.recipe.workload, chat, only_at_hand=dry_run)
-    run = _BenchRun(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False))
-    if dry_run:
-        _show_plan(resolved, wish, shared, run.rehearse())
-        return None
-    return run.go()
-
-
-@dataclass(frozen=True, slots=True)
-class _BenchOptions(MeasurementOptions):
-    """The command's further options."""
-
-    peers: tuple[str, ...]
-    lossless_check: bool
-
-
-def _elsewhere(engine: OtherEngine, wish: _BenchOptions, shared: Shared, dry_run: bool) -> ExitCode | None:
-    """Measure another engine, which is started as a subprocess."""
-    from specdec_cli.cli.bench_other_engine import OtherBenchRun, show_other_plan
-    from specdec_cli.cli.other_engine_run import refuse_elsewhere
-
-    resolved = engine.resolved
-    refuse_elsewhere({"--against": bool(wish.peers), "--resume": shared.resume}, resolved.recipe.engine.name)
-    prompts = chosen_prompts(resolved.recipe.workload, wish.chat, only_at_hand=dry_run)
-    screen = open_screen(shared.quiet, streams_text=False)
-    run = OtherBenchRun(resolved, wish, prompts, shared, screen, engine, wish.lossless_check)
-    if dry_run:
-        show_other_plan(resolved, engine, wish, shared, run.rehearse())
-        return None
-    return run.go()
+    check_files(shared)
+    options = MeasurementOptions(repeats or _REPEATS, batch_size, chat)
+    kind = " (synthetic)" if resolved.recipe.speculation.is_synthetic else ""
+    arms = arms_from(context, [resolved], [f"with the draft{kind}"], options, shared, dry_run, against=peers)
+    return BenchRun(arms, lossless_check).start(dry_run)
 
 
 def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
@@ -188,100 +131,71 @@ def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
     check_regression(recipe, shared)
 
 
-def _show_plan(resolved: Resolved, wish: _BenchOptions, shared: Shared, num: int | None) -> None:
-    """Show what would run, and where each value comes from."""
-    arms = ["with the draft", "without a draft", *wish.peers]
-    body: dict[str, Any] = {
-        "origins": resolved.origins,
-        "num_prompts": num,
-        "arms": arms,
-        "repeats": wish.repeats,
-        "batch_size": wish.batch_size,
-    }
-    prompts = num_prompts_words(resolved.recipe.workload, num)
-    head = f"# would measure {prompts}, {wish.repeats} times in each arm ({', '.join(arms)})"
-    show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
-
-
 @dataclass(slots=True)
-class _BenchRun(Measurement["Bench"]):
-    """One run of the command."""
+class BenchRun(ComparedRun["Bench"]):
+    """One run of the command.
 
-    schema = SCHEMA
-    doing = "measuring"
+    Args:
+        arms: where and with what it decodes.
+        compares_tokens: whether every token is compared with plain decoding.
+    """
 
-    asked: _BenchOptions
-    _peers: list[PeerArm] = field(init=False, default_factory=list)
-    _target: LM = field(init=False)
+    document_class = BenchDocument
 
-    def json_schema(self) -> dict[str, Any]:
-        """The JSON Schema of the document."""
-        return json_schema()
+    arms: Arms
+    compares_tokens: bool
+
+    @property
+    def must_agree(self) -> bool:
+        """Whether tokens with and without a draft are promised to be the same, and compared."""
+        return self.compares_tokens and self.arms.promise.keeps_tokens
 
     def gate_names(self) -> dict[str, list[str]]:
         """Tasks and other engines."""
-        return {"by_task": list(dict.fromkeys(map(task_of, self.rows))), "against": list(self.asked.peers)}
+        return {"by_task": self.tasks, "against": list(self.arms.against)}
 
-    def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The pair, the tokenized workload, and the other engines."""
-        from specdec_cli.engine.engine import Engine
-        from specdec_cli.measure.bench.against import check_lengths, load_peers
+    def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
+        """The arms, and how often each decodes."""
+        options, names = self.arms.options, [*self.arms.names, PLAIN, *self.arms.against]
+        body = {"arms": names, "repeats": options.repeats, "batch_size": options.batch_size}
+        prompts = num_prompts_words(self.arms.recipe.workload, num)
+        return body, f"# would measure {prompts}, {options.repeats} times in each arm ({', '.join(names)})"
 
-        trust = self.shared.trust_remote_code
-        engine = Engine.from_recipe(self.recipe, trust_remote_code=trust, progress=say)
-        workload = self.tokenize(engine)
-        check_lengths(self.asked.peers, self.study(engine, workload).groups())
-        self._target = engine.target
-        self._peers = load_peers(self.asked.peers, self.recipe, engine.eos_token_ids, trust, say)
-        return engine, workload
-
-    def study(self, engine: Engine, workload: Workload) -> Bench:
+    def study(self) -> Bench:
         """The benchmark."""
-        from specdec_cli.engine.arms import EngineArm
-        from specdec_cli.engine.depth.draft_limit import own_cut_drafts
-        from specdec_cli.measure.bench.against import unequal_precision
         from specdec_cli.measure.bench.bench import Bench, Plan
 
-        kind = " (synthetic)" if self.recipe.speculation.is_synthetic else ""
-        draft, plain = EngineArm(f"with the draft{kind}", engine, None), EngineArm("without a draft", engine, 0)
-        plan = Plan(self.asked.batch_size, self.asked.repeats)
-        found = Bench(workload, plan, draft, plain, self._peers, journal=self.journal)
-        if unequal := unequal_precision(self.asked.peers, self.recipe):
-            found.notices.append(unequal)
-        found.notices += own_cut_drafts(engine)
-        return found
+        arms, options = self.arms, self.arms.options
+        plan = Plan(options.batch_size, options.repeats, arms.in_turn)
+        draft, plain = arms.arm(arms.names[0], None), arms.arm(PLAIN, 0)
+        return Bench(
+            arms.workload, plan, draft, plain, arms.peers, notices=list(arms.cut_drafts()), journal=self.journal
+        )
 
     def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:
-        """Let the arms take turns."""
-        with BenchView(self.screen.console, self.screen.is_live, say=self.screen.say) as view:
-            for at in study.run(stopped):
-                view.show(study, at)
+        """Let the arms take turns, or one run after the other."""
+        screen = self.arms.screen
+        self.watch(study.run(stopped), lambda: study, BenchView(screen.console, screen.is_live, say=screen.say))
 
     def is_measured(self, study: Bench) -> bool:
         """Whether both arms decoded."""
         return bool(study.draft.passes and study.plain.passes)
 
     def passes(self, study: Bench) -> list[Pass]:
-        """Those that count, of all arms."""
+        """Counted passes of all arms."""
         return study.passes
 
-    def body(
-        self, study: Bench, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
-    ) -> dict[str, Any]:
+    def body(self, study: Bench, machine: dict[str, Any], interrupted: bool) -> dict[str, Any]:
         """The document's own keys; the machine's bandwidth is measured for it."""
         from specdec_cli.measure.bench.verdict import measure_roofline
         from specdec_cli.measure.machine.figures import figure
 
-        roofline = figure("the roofline", lambda: measure_roofline(study, self._target), study.notices)
-        return bench_body(
-            study,
-            promise,
-            must_agree and self.asked.lossless_check,
-            machine,
-            roofline,
-            {peer.name: peer.peer.version for peer in self._peers},
-            interrupted,
-        )
+        arms, target = self.arms, self.arms.target
+        roofline = None
+        if target is not None:
+            roofline = figure("the roofline", lambda: measure_roofline(study, target), study.notices)
+        versions = {peer.name: peer.peer.version for peer in arms.peers}
+        return bench_body(study, arms.promise, self.must_agree, machine, roofline, versions, interrupted)
 
     def csv(self, study: Bench, document: dict[str, Any]) -> str:
         """A row per task and arm."""
@@ -291,4 +205,4 @@ class _BenchRun(Measurement["Bench"]):
 
     def draw(self, page: Console, study: Bench, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_bench(page, document, self.shared.details)
+        print_bench(page, document, self.arms.shared.details)

@@ -17,17 +17,18 @@ from specdec_cli.cli.endpoint_options import (
     EndpointModel,
     EndpointTimeout,
     key_of,
-    refuse_others,
-    refuse_without_server,
     url_option,
 )
-from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.honoured import HERE, SERVER, refuse_without_effect
+from specdec_cli.cli.options import PAIR
 from specdec_cli.cli.output import deliver, envelope, machine_of
-from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.cli.screen import interruptible, open_screen, progress, start_torch
+from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.cli.terminal import colourful
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.chat.chat import ChatHistory, Speaker
-from specdec_cli.report.chat import SCHEMA, ReplyView, chat_body, settings_words, turn_line
+from specdec_cli.measure.documents.chat import ChatDocument, chat_body
+from specdec_cli.report.chat import ReplyView, settings_words, turn_line
 from specdec_cli.report.texts import Writer
 from specdec_cli.report.view import Screen
 
@@ -44,15 +45,18 @@ _LEFT_OUT = (
     "engine.max_num_seqs",
     "serve.served_model_name",
 )
-_OWN = {"system", "endpoint", "endpoint_model", "endpoint_timeout", "api_key"}
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
 
 
 _DEFAULTS = {_LENGTH: "to the context's end", "engine.enable_prefix_caching": "on"}
 """Defaults in `--help` that differ from the recipe's."""
 
 
-@with_shared_options(aliases=True, without=_LEFT_OUT, defaults=_DEFAULTS)
+@with_shared_options(
+    common=f"{PAIR} system endpoint max-new-tokens temperature max-model-len json output",
+    aliases=True,
+    without=_LEFT_OUT,
+    defaults=_DEFAULTS,
+)
 def chat(
     context: typer.Context,
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
@@ -68,12 +72,18 @@ def chat(
     """Chat with a model in the terminal and see what the draft contributes to each answer.
 
     In the conversation, /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends.
+
+    Examples:
+        # Chat with the built-in pair.
+        specdec chat
+        # Chat with your own model.
+        specdec chat -t MODEL -d DRAFT -k 4 --system "Answer in one sentence."
+        # Chat with a running server.
+        specdec chat --endpoint http://127.0.0.1:8000
     """
     if system is not None and not system.strip():
         raise UsageError("`--system` is empty", "give the system message, or leave the option out")
-    refuse_without_server(context, endpoint)
-    if endpoint is not None:
-        refuse_others(context, OPTIONS, _OWN, _PATHS, ("sampling.",))
+    refuse_without_effect(context, HERE if endpoint is None else SERVER, "" if endpoint is None else "--endpoint")
     resolved = shared.resolve()
     read_line, is_interactive = open_input()
     talk = _Chat(resolved, shared, read_line, is_interactive, open_screen(shared.quiet, streams_text=not shared.json))
@@ -112,7 +122,7 @@ class _Chat:
         if self.resolved.built_in_pair:
             self.screen.say(f"no target named: using the built-in {recipe.target.model}, draft {own_draft}")
         with progress(self.screen) as say:
-            say("starting torch and transformers")
+            start_torch(say)
             from specdec_cli.engine.caveats import caveats
             from specdec_cli.engine.depth.draft_limit import own_cut_drafts
             from specdec_cli.engine.engine import Engine
@@ -120,8 +130,8 @@ class _Chat:
             engine = Engine.from_recipe(
                 recipe, trust_remote_code=self.shared.trust_remote_code, others=("ngram",), progress=say
             )
-        for said in [*caveats(recipe, engine), *own_cut_drafts(engine)]:
-            self.screen.say(f"note: {said}", "yellow")
+        for message in [*caveats(recipe, engine), *own_cut_drafts(engine)]:
+            self.screen.say(f"note: {message}", "yellow")
         engine.encode([{"role": "user", "content": "Hello"}])  # refuses a tokenizer without a chat template
         self.machine = machine_of(engine)
         from specdec_cli.measure.chat.chat_engine import EngineSpeaker
@@ -138,8 +148,8 @@ class _Chat:
         from specdec_cli.measure.endpoint.request_fields import sampling_fields
 
         named = None if self.resolved.built_in_pair else self.recipe.target.model
-        given: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s}
-        plan = EndpointPlan(parse_address(url), check_key(key_of(key)), model or named, chat=True, **given)
+        timeout: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s}
+        plan = EndpointPlan(parse_address(url), check_key(key_of(key)), model or named, chat=True, **timeout)
         fields = sampling_fields(self.recipe.sampling, plan.max_tokens_field)
         if not self._has_length:
             del fields[plan.max_tokens_field]
@@ -156,7 +166,8 @@ class _Chat:
         def document() -> dict[str, Any]:
             recipe = self.recipe.as_dict()
             kept = recipe if endpoint is None else {"sampling": recipe["sampling"]}
-            return envelope(SCHEMA, kept, chat_body(self.history, speaker.target, endpoint), **self.machine)
+            body = chat_body(self.history, speaker.target, endpoint)
+            return envelope(ChatDocument, kept, body, **self.machine)
 
         commands = ChatCommands(self.history, speaker, self.screen, document)
         if self.is_interactive:
@@ -165,8 +176,8 @@ class _Chat:
         try:
             return self._converse(speaker, commands)
         finally:
-            if self.shared.json or self.shared.output is not None:
-                deliver(document(), to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
+            if self.shared.wants_document:
+                deliver(document(), self.shared)
 
     def _converse(self, speaker: Speaker, commands: ChatCommands) -> ExitCode | None:
         while True:
@@ -199,14 +210,14 @@ class _Chat:
             with ReplyView(self.screen, self._writer(), self.screen.is_live, settings) as view:
                 turn = self.history.ask(prompt, speaker, view.show, stopped)
             self.screen.say(turn_line(turn))
-            for notice in turn.reply.notices:
+            for notice in turn.notices:
                 self.screen.say(f"note: {notice}", "yellow")
-            if not turn.reply.text:
+            if not turn.text:
                 self.screen.say("the answer has no text: the message is not kept", "yellow")
         return stopped() and not self.is_interactive
 
     def _writer(self) -> Writer | None:
-        """Where answers go: to stdout, or with --json, whose document stands there, to stderr."""
+        """Writer of answers: to stdout, or to stderr with --json, whose document goes to stdout."""
         if not self.shared.json:
             return Writer(sys.stdout, colourful(sys.stdout))
         return None if self.shared.quiet else Writer(sys.stderr, colourful(sys.stderr))

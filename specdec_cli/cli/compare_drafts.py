@@ -2,72 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdec_cli import drafters
-from specdec_cli.cli.measurement import Measurement
+from specdec_cli.cli.arms import OwnArms, arms_from
+from specdec_cli.cli.measured_run import ComparedRun
 from specdec_cli.cli.measurement_options import (
     BatchSize,
-    Csv,
     DryRun,
     Exhaustive,
-    Html,
-    Junit,
     KMax,
-    Markdown,
     MeasurementOptions,
-    Plot,
     TraceFile,
     check_files,
     check_fixed_depth,
     check_regression,
     check_speculates,
-    chosen_prompts,
     depth_within_rates,
     num_prompts_words,
     repeats_option,
-    show_plan,
 )
-from specdec_cli.cli.options import (
-    DETAILS_OPTION,
-    DRAFTS_OPTION,
-    ENGINE_OPTIONS,
-    GATE_OPTIONS,
-    RESUME_OPTION,
-    WORKLOAD_OPTIONS,
-    Chat,
-    Shared,
-    check_template,
-    with_shared_options,
-)
-from specdec_cli.cli.other_engine import OtherEngine
-from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.cli.options import DRAFTS_OPTION, MEASURING_OPTIONS, Chat
+from specdec_cli.cli.place import PLAIN, Arms
+from specdec_cli.cli.screen import timed_progress
+from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.workload.workload import task_of
+from specdec_cli.measure.documents.compare_drafts import CompareDocument, compare_body
 from specdec_cli.recipe.present import to_yaml, yaml_value
 from specdec_cli.report.bench import BenchView
-from specdec_cli.report.compare_drafts import SCHEMA, compare_body, drafts_table, json_schema, print_compare
-from specdec_cli.report.generate import Promise
+from specdec_cli.report.compare_drafts import drafts_table, print_compare
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.bench.compare_loaded import LoadedComparison, LoadedContender
+    from specdec_cli.measure.bench.compare import DraftComparison
     from specdec_cli.measure.bench.passes import Pass
-    from specdec_cli.measure.predict.trace import Trace
-    from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
 
 @with_shared_options(
+    common="recipe target draft engine k-max dataset num-prompts batch-size max-new-tokens json output html",
     without=["draft", "speculation.num_speculative_tokens", "speculation.k_by_batch", "sampling.logprobs"],
-    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, DETAILS_OPTION, *ENGINE_OPTIONS),
+    beside=(DRAFTS_OPTION, *MEASURING_OPTIONS),
 )
 def compare_drafts(
     context: typer.Context,
@@ -78,11 +59,6 @@ def compare_drafts(
     chat: Chat = False,
     dry_run: DryRun = False,
     trace: TraceFile = None,
-    markdown: Markdown = None,
-    csv: Csv = None,
-    junit: Junit = None,
-    plot: Plot = None,
-    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
@@ -90,26 +66,24 @@ def compare_drafts(
 
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'verdict != speculate'.
+
+    Examples:
+        # Compare the built-in draft with an n-gram draft.
+        specdec compare-drafts -d builtin:draft -d ngram
+        # Compare two draft models on your own data set.
+        specdec compare-drafts -t MODEL -d DRAFT-A -d DRAFT-B --dataset prompts.jsonl
+        # Write a page with tables and plots.
+        specdec compare-drafts -d builtin:draft -d ngram:max=4 --html drafts.html
     """
     check_template(shared, chat)
     resolved = shared.resolve_drafts()
     k_max, capped = depth_within_rates(resolved[0].recipe.speculation, k_max)
-    files = {"markdown": markdown, "csv": csv, "junit": junit}
-    wish = _CompareOptions(repeats, batch_size, chat, plot, html, files, k_max, exhaustive, trace)
-    names = _names([one.recipe for one in resolved])
-    _check(resolved, shared, wish)
-    check_files(wish, shared, {"--trace": trace})
-    engines = [OtherEngine.asked(one, shared) for one in resolved]
-    if others := [one.without_prefix_caching() for one in engines if one is not None]:
-        named = {name: _is_given(context, name) for name in ("k_max", "exhaustive", "trace")}
-        return _elsewhere(others, names, wish, shared, named, dry_run)
-    prompts = chosen_prompts(resolved[0].recipe.workload, chat, only_at_hand=dry_run)
-    screen = open_screen(shared.quiet, streams_text=False)
-    run = _CompareRun(resolved[0], wish, prompts, shared, screen, resolved, names, capped)
-    if dry_run:
-        _show_plan(resolved, names, wish, shared, run.rehearse())
-        return None
-    return run.go()
+    options = _CompareOptions(repeats, batch_size, chat, k_max, exhaustive, trace)
+    names = _names([draft.recipe for draft in resolved])
+    _check(resolved, shared, options)
+    check_files(shared, {"--trace": trace})
+    arms = arms_from(context, resolved, names, options, shared, dry_run, are_several=True, k_max=k_max)
+    return CompareRun(arms, options, capped).start(dry_run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,36 +93,6 @@ class _CompareOptions(MeasurementOptions):
     k_max: int
     exhaustive: bool
     trace: Path | None
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _elsewhere(
-    engines: Sequence[OtherEngine],
-    names: Sequence[str],
-    wish: _CompareOptions,
-    shared: Shared,
-    named: Mapping[str, bool],
-    dry_run: bool,
-) -> ExitCode | None:
-    """Compare drafts in another engine, which is started once for each."""
-    from specdec_cli.cli.compare_other_engine import OtherCompareRun, show_other_drafts
-    from specdec_cli.cli.other_engine_run import refuse_elsewhere
-
-    resolved = engines[0].resolved
-    given = {f"--{name.replace('_', '-')}": is_given for name, is_given in named.items()}
-    refuse_elsewhere({**given, "--resume": shared.resume}, resolved.recipe.engine.name)
-    prompts = chosen_prompts(resolved.recipe.workload, wish.chat, only_at_hand=dry_run)
-    screen = open_screen(shared.quiet, streams_text=False)
-    first = next(one for one in engines if one.resolved.recipe.draft.method != "none")
-    run = OtherCompareRun(resolved, wish, prompts, shared, screen, first, names=names, engines=engines)
-    if dry_run:
-        show_other_drafts(names, engines, wish, shared, run.rehearse())
-        return None
-    return run.go()
 
 
 def _names(recipes: Sequence[Recipe]) -> list[str]:
@@ -165,22 +109,22 @@ def _names(recipes: Sequence[Recipe]) -> list[str]:
     return names
 
 
-def _check(resolved: Sequence[Resolved], shared: Shared, wish: _CompareOptions) -> None:
+def _check(resolved: Sequence[Resolved], shared: Shared, options: _CompareOptions) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
     from specdec_cli.measure.predict.starts import check_knowable
 
     recipe = resolved[0].recipe
-    methods = [one.recipe.draft.method for one in resolved]
+    methods = [draft.recipe.draft.method for draft in resolved]
     if all(method == "none" for method in methods):
         raise UsageError("there is no draft to compare", "name drafts: -d builtin:draft -d ngram -d none")
     if "prediction" in methods:
         raise UsageError("the draft `prediction` reads one prompt's text, and a comparison has many", "leave it out")
     check_fixed_depth(recipe.speculation)
-    check_speculates(recipe.speculation, wish.batch_size)
+    check_speculates(recipe.speculation, options.batch_size)
     check_regression(recipe, shared)
-    if not wish.exhaustive and recipe.speculation.tree is None:
+    if not options.exhaustive and recipe.speculation.tree is None:
         check_knowable(recipe.speculation.verify, _p_min(recipe))
-    if wish.trace is not None and not _is_predictable(recipe):
+    if options.trace is not None and not _is_predictable(recipe):
         raise UsageError("`--trace` has no effect if no trace can predict the acceptance", "leave --trace out")
 
 
@@ -190,36 +134,11 @@ def _p_min(recipe: Recipe) -> float:
 
 def _is_predictable(recipe: Recipe) -> bool:
     """Whether a trace knows this verification."""
-    from specdec_cli.measure.predict.starts import RULES
+    from specdec_cli.measure.predict.starts import REPLAYABLE
 
-    return recipe.speculation.verify in ("auto", *RULES) and _p_min(recipe) == 0 and recipe.speculation.tree is None
-
-
-def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:
-    return [one.recipe.as_dict()["draft"] for one in resolved]
-
-
-def _show_plan(
-    resolved: Sequence[Resolved], names: Sequence[str], wish: _CompareOptions, shared: Shared, num: int | None
-) -> None:
-    """Show what would run, and where each value comes from."""
-    workload = resolved[0].recipe.workload
-    body: dict[str, Any] = {
-        "origins": {path: origin for path, origin in resolved[0].origins.items() if not path.startswith("draft.")},
-        "drafts": list(names),
-        "num_prompts": num,
-        "k_max": wish.k_max,
-        "exhaustive": wish.exhaustive,
-        "repeats": wish.repeats,
-        "batch_size": wish.batch_size,
-    }
-    depths = f"every k up to {wish.k_max}" if wish.exhaustive else f"the best k up to {wish.k_max} of each"
-    head = (
-        f"# would compare {', '.join(names)}: {depths}, {num_prompts_words(workload, num)}, "
-        f"{wish.repeats} times in each arm"
+    return (
+        recipe.speculation.verify in ("auto", *REPLAYABLE) and _p_min(recipe) == 0 and recipe.speculation.tree is None
     )
-    recipe = resolved[0].recipe.as_dict() | {"draft": _drafts(resolved)}
-    show_plan(recipe, body, shared, f"{head}\n{_plan_yaml(resolved)}")
 
 
 def _plan_yaml(resolved: Sequence[Resolved]) -> str:
@@ -228,125 +147,123 @@ def _plan_yaml(resolved: Sequence[Resolved]) -> str:
     for line in to_yaml(resolved[0], origins=True).splitlines():
         is_draft = line == "draft:" or (is_draft and line.startswith(" "))
         if line == "draft:":
-            lines += [line, *(f"  - {yaml_value(one.recipe.as_dict()['draft'])}" for one in resolved)]
+            lines += [line, *(f"  - {yaml_value(draft.recipe.as_dict()['draft'])}" for draft in resolved)]
         elif not is_draft:
             lines.append(line)
     return "\n".join(lines) + "\n"
 
 
 @dataclass(slots=True)
-class _CompareRun(Measurement["LoadedComparison"]):
+class CompareRun(ComparedRun["DraftComparison"]):
     """One run of the command.
 
     Args:
-        drafts: the recipe once for each draft.
-        names: the drafts'.
+        arms: where it decodes.
+        options: the command's own.
         capped: why k_max is below what was asked for; empty where it is not.
     """
 
-    schema = SCHEMA
+    document_class = CompareDocument
     doing = "comparing drafts for"
 
-    asked: _CompareOptions
-    drafts: Sequence[Resolved]
-    names: Sequence[str]
+    arms: Arms
+    options: _CompareOptions
     capped: list[str]
-    _contenders: list[LoadedContender] = field(init=False, default_factory=list)
-
-    def json_schema(self) -> dict[str, Any]:
-        """The JSON Schema of the document."""
-        return json_schema()
 
     def gate_names(self) -> dict[str, list[str]]:
         """Drafts, which have a place too, and tasks, of every draft."""
-        tasks = list(dict.fromkeys(map(task_of, self.rows)))
-        places = [*self.names, *range(len(self.names))]
-        return {"rows": list(self.names), "task_winners": tasks} | {f"rows.{one}.by_task": tasks for one in places}
+        names, tasks = list(self.arms.names), self.tasks
+        places = [*names, *range(len(names))]
+        return {"rows": names, "task_winners": tasks} | {f"rows.{place}.by_task": tasks for place in places}
 
-    def document_recipe(self) -> dict[str, Any]:
-        """The recipe with all its drafts."""
-        return self.recipe.as_dict() | {"draft": _drafts(self.drafts)}
+    def shown(self, recipe: Recipe) -> dict[str, Any]:
+        """A recipe with all the drafts."""
+        return recipe.as_dict() | {"draft": [draft.recipe.as_dict()["draft"] for draft in self.arms.drafts]}
 
-    def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The target once, every draft, and the tokenized workload."""
-        from specdec_cli.engine.build import engines_from_recipes
-        from specdec_cli.engine.engine import Engine
-        from specdec_cli.measure.bench.compare_loaded import LoadedContender
+    def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
+        """The drafts, and the ks at which they are measured."""
+        arms, options = self.arms, self.options
+        kept = {path: origin for path, origin in arms.resolved.origins.items() if not path.startswith("draft.")}
+        body: dict[str, Any] = {"origins": kept, "drafts": list(arms.names)}
+        depths = ""
+        if isinstance(arms, OwnArms):
+            body |= {"k_max": options.k_max, "exhaustive": options.exhaustive}
+            depths = (
+                f"every k up to {options.k_max}" if options.exhaustive else f"the best k up to {options.k_max} of each"
+            )
+            depths += ", "
+        body |= {"repeats": options.repeats, "batch_size": options.batch_size}
+        prompts = num_prompts_words(arms.recipe.workload, num)
+        message = f"# would compare {', '.join(arms.names)}: {depths}{prompts}, {options.repeats} times in each arm"
+        return body, message
 
-        recipes = [self.sized(one.recipe, self.asked.k_max) for one in self.drafts]
-        engines = engines_from_recipes(Engine, recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
-        self._contenders = [
-            LoadedContender(name, engine.drafters.own_name, engine=engine)
-            for name, engine in zip(self.names, engines, strict=True)
-        ]
-        return engines[0], self.tokenize(engines[0])
+    def plan_yaml(self) -> str:
+        """The recipe as a dry run shows it, its drafts as a list."""
+        return _plan_yaml(self.arms.drafts)
 
-    def study(self, engine: Engine, workload: Workload) -> LoadedComparison:
-        """Every draft traced, priced and predicted."""
-        from specdec_cli.engine.draft_tokenizer import matching
-        from specdec_cli.measure.bench.compare_loaded import LoadedComparison
+    def study(self) -> DraftComparison:
+        """Every draft; where it is loaded here traced, priced and predicted."""
+        from specdec_cli.measure.bench.compare import DraftComparison
 
-        wish, earlier = self.asked, self._read_trace(engine, workload)
-        comparison = LoadedComparison(
-            self._contenders,
-            workload,
-            wish.k_max,
-            wish.batch_size,
-            wish.repeats,
-            wish.exhaustive,
+        arms, options = self.arms, self.options
+        comparison = DraftComparison(
+            arms.contenders(),
+            arms.workload,
+            options.k_max,
+            options.batch_size,
+            options.repeats,
+            options.exhaustive,
+            notices=[*self.capped],
             journal=self.journal,
-            load=self.load_before,
-            verify=self.recipe.speculation.verify,
-            trace=earlier,
+            load=arms.load_before,
+            verify=arms.recipe.speculation.verify,
         )
-        comparison.notices += self.capped
-        for contender in self._contenders[1:]:  # the first one's is among the run's
-            comparison.notices += [f"{contender.draft}: {said}" for said in matching(contender.engine.drafter)]
-        with timed_progress(self.screen) as tell:
-            comparison.study(_is_predictable(self.recipe), tell)
-        path = self.trace_file(wish.trace)
-        if path is not None and earlier is None and comparison.trace is not None:
-            comparison.trace.save(path)
+        if isinstance(arms, OwnArms):
+            self._predict(comparison, arms)
+        else:
+            message = "each draft was measured at the recipe's k alone; `sweep-k` finds a draft's own best k"
+            comparison.notices.append(message)
+            comparison.k_max = max(contender.k or 0 for contender in comparison.contenders)
         return comparison
 
-    def _read_trace(self, engine: Engine, workload: Workload) -> Trace | None:
-        """An earlier trace of the same prompts. Drafts are traced again because they may have changed."""
-        from specdec_cli.measure.predict.trace import load
+    def _predict(self, comparison: DraftComparison, arms: OwnArms) -> None:
+        """Trace, price and predict every draft."""
+        comparison.notices += arms.matching()
+        with timed_progress(arms.screen) as tell:
+            comparison.study(_is_predictable(arms.recipe), self.trace_file(self.options.trace), tell)
 
-        path = self.trace_file(self.asked.trace)
-        if path is None or not path.exists():
-            return None
-        trace = load(path)
-        trace.check(engine.tokenizer, workload.requests)
-        return trace
+    def measure(self, study: DraftComparison, stopped: Callable[[], bool]) -> None:
+        """Let the drafts take turns, or one server run after the other."""
+        screen, placed = self.arms.screen, list(enumerate(study.contenders))
+        first = next(place for place, arm in placed if arm.drafts)
+        plain = self.arms.arm(PLAIN, 0, first)
+        arms = [
+            (arm, k, self.arms.arm(f"{arm.draft} k={k}", k, place))
+            for place, arm in placed
+            if arm.drafts
+            for k in study.depths(arm)
+        ]
+        view = BenchView(screen.console, screen.is_live, lambda _: drafts_table(study), screen.say)
+        self.watch(study.measure(arms, plain, stopped, self.arms.in_turn), lambda: study.bench, view)
 
-    def measure(self, study: LoadedComparison, stopped: Callable[[], bool]) -> None:
-        """Let the drafts take turns."""
-        view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(study), self.screen.say)
-        with view:
-            for at in study.run(stopped):
-                view.show(study.bench, at)
-
-    def is_measured(self, study: LoadedComparison) -> bool:
+    def is_measured(self, study: DraftComparison) -> bool:
         """Whether there is a draft and a plain arm to compare."""
         return study.is_measured
 
-    def passes(self, study: LoadedComparison) -> list[Pass]:
-        """Those that count, of all arms."""
+    def passes(self, study: DraftComparison) -> list[Pass]:
+        """Counted passes of all arms."""
         return study.bench.passes
 
-    def body(
-        self, study: LoadedComparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
-    ) -> dict[str, Any]:
+    def body(self, study: DraftComparison, machine: dict[str, Any], interrupted: bool) -> dict[str, Any]:
         """The document's own keys."""
-        return compare_body(study, promise, must_agree, machine, interrupted)
+        return compare_body(study, self.arms.promise, self.must_agree, machine, interrupted)
 
-    def csv(self, study: LoadedComparison, document: dict[str, Any]) -> str:
+    def csv(self, study: DraftComparison, document: dict[str, Any]) -> str:
         """A row per draft, and one for each of its tasks."""
         from specdec_cli.report.result_files import compare_csv
 
         return compare_csv(document)
 
-    def draw(self, page: Console, study: LoadedComparison, document: dict[str, Any]) -> None:
+    def draw(self, page: Console, study: DraftComparison, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_compare(page, document, self.shared.details)
+        print_compare(page, document, self.arms.shared.details)

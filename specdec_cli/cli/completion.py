@@ -14,7 +14,7 @@ def recipes(incomplete: str) -> list[tuple[str, str]]:
     """Shipped recipes."""
     from specdec_cli.recipe import shipped
 
-    return _matching(incomplete, [(one.name, one.title) for one in shipped.list_recipes()])
+    return _matching(incomplete, [(recipe.name, recipe.title) for recipe in shipped.list_recipes()])
 
 
 def targets(incomplete: str) -> list[tuple[str, str]]:
@@ -53,7 +53,7 @@ def choices(value_name: str) -> Completion:
 
 
 def _matching(incomplete: str, known: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [one for one in known if one[0].startswith(incomplete)]
+    return [value for value in known if value[0].startswith(incomplete)]
 
 
 def _cached(kind: str) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specdec_cli.drafters import from_fields, lookups
 from specdec_cli.errors import SpecdecError, UsageError
@@ -27,21 +27,27 @@ _NO_MODEL = "use one without: {lookups}; or name its server with --draft-endpoin
 _NO_STATES = "use one without: {lookups}; or sweep with --engine, where the target's folder is on this machine"
 
 
-class DraftReader(Protocol):
-    """Reads a trace's text with a recipe's draft."""
+@dataclass(frozen=True, slots=True)
+class DraftReader:
+    """Reads a trace's text with a recipe's draft.
+
+    Args:
+        recipe: with the draft, and the target where that reads the text, too.
+    """
+
+    recipe: Recipe
 
     @property
     def name(self) -> str:
-        """The draft's name in traces."""
-        ...
+        """The draft's name in traces: its folder, hub id or method with its options."""
+        return _name(self.recipe)
 
     def check(self) -> None:
-        """Refuse what cannot be loaded here, before a server is started or asked.
+        """Refuse what cannot be loaded here, before a server is started or asked; most drafts load as the engine's do.
 
         Raises:
             SpecdecError: a model is not here, or the draft does not fit the target.
         """
-        ...
 
     def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
         """Load the models and add the draft to a trace.
@@ -55,7 +61,7 @@ class DraftReader(Protocol):
             UsageError: the text has tokens that the draft has not.
             RunError: a model does not load.
         """
-        ...
+        raise NotImplementedError
 
 
 def draft_reader(recipe: Recipe, *, trust_remote_code: bool = False) -> DraftReader:
@@ -77,8 +83,10 @@ def draft_reader(recipe: Recipe, *, trust_remote_code: bool = False) -> DraftRea
     if method in lookups():
         return LookupReader(recipe)
     if method == "universal":
-        said = f"the draft `{_name(recipe)}` has another tokenizer, and engines match its tokens in ways of their own"
-        raise UsageError(said, "measure it: bench --engine")
+        message = (
+            f"the draft `{_name(recipe)}` has another tokenizer, and engines match its tokens in ways of their own"
+        )
+        raise UsageError(message, "measure it: bench --engine")
     if method == DRAFT_MODEL:
         return ModelReader(recipe)
     return PairReader(recipe, trust_remote_code, reads_states=method != "pard")
@@ -95,10 +103,10 @@ def reader_without_models(recipe: Recipe) -> DraftReader:
         return reader
     known = ", ".join(f"-d {name}" for name in lookups())
     if isinstance(reader, PairReader) and reader.reads_states:
-        said = f"the draft `{reader.name}` reads the target's hidden states, which no server gives"
-        raise UsageError(said, _NO_STATES.format(lookups=known))
-    said = f"the draft `{reader.name}` needs a model, which is not loaded here"
-    raise UsageError(said, _NO_MODEL.format(lookups=known))
+        message = f"the draft `{reader.name}` reads the target's hidden states, which no server gives"
+        raise UsageError(message, _NO_STATES.format(lookups=known))
+    message = f"the draft `{reader.name}` needs a model, which is not loaded here"
+    raise UsageError(message, _NO_MODEL.format(lookups=known))
 
 
 def _name(recipe: Recipe) -> str:
@@ -108,18 +116,8 @@ def _name(recipe: Recipe) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LookupReader:
+class LookupReader(DraftReader):
     """A draft that looks up text."""
-
-    recipe: Recipe
-
-    @property
-    def name(self) -> str:
-        """The method with its options."""
-        return _name(self.recipe)
-
-    def check(self) -> None:
-        """There is nothing to load."""
 
     def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
         """Ask it along the text."""
@@ -135,18 +133,8 @@ class LookupReader:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReader:
+class ModelReader(DraftReader):
     """A language model, which reads the text by itself: the target need not load here."""
-
-    recipe: Recipe
-
-    @property
-    def name(self) -> str:
-        """Its folder or hub id."""
-        return _name(self.recipe)
-
-    def check(self) -> None:
-        """The engine loads it as well, and says what is wrong with it."""
 
     def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
         """Score the text with it."""
@@ -163,34 +151,27 @@ class ModelReader:
 
 
 @dataclass(frozen=True, slots=True)
-class PairReader:
+class PairReader(DraftReader):
     """A draft that runs beside its target here, as in plain decoding.
 
     Args:
-        recipe: with target and draft.
         trust_remote_code: run code that comes with a checkpoint.
         reads_states: whether the draft reads the target's hidden states.
     """
 
-    recipe: Recipe
     trust_remote_code: bool
     reads_states: bool
 
-    @property
-    def name(self) -> str:
-        """Its folder, hub id or method."""
-        return _name(self.recipe)
-
     def check(self) -> None:
         """Read the configurations of target and draft."""
-        from specdec_cli.engine.draft_check import check_recipe
+        from specdec_cli.engine.drafts import check_recipe
 
         try:
             check_recipe(self.recipe, trust_remote_code=self.trust_remote_code)
         except SpecdecError as error:
             why = "reads the target's hidden states" if self.reads_states else "runs beside its target"
-            said = f"the draft `{self.name}` {why}, so both must load here: {error.message}"
-            raise type(error)(said, error.hint) from error
+            message = f"the draft `{self.name}` {why}, so both must load here: {error.message}"
+            raise type(error)(message, error.hint) from error
 
     def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
         """Read the text with the target, and its hidden states with the draft."""
@@ -226,6 +207,6 @@ def _take_vocabulary(trace: Trace, whose: str, num_tokens: int) -> None:
         UsageError: the text has tokens beyond it.
     """
     if num_tokens < trace.num_tokens:
-        said = f"{whose} has {num_tokens} tokens, and the target's text has token {trace.num_tokens - 1}"
-        raise UsageError(said, "use a draft with the target's tokenizer")
+        message = f"{whose} has {num_tokens} tokens, and the target's text has token {trace.num_tokens - 1}"
+        raise UsageError(message, "use a draft with the target's tokenizer")
     trace.num_tokens = num_tokens

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.request_fields import MaxTokensField
-
-if TYPE_CHECKING:
-    from specdec_cli.cli.options import Option
 
 _PANEL = "Server"
 _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
-_OF_A_RESULT = ("markdown", "csv", "junit", "plot", "html")
-"""Parameters that name further files of a result."""
 
 
 def url_option(help_text: str) -> Any:
@@ -101,11 +94,11 @@ ApiKey = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointWish:
+class EndpointOptions:
     """The values of these options; None if an option is not given.
 
     Args:
-        url: the server's address; None measures no server.
+        url: the server's address.
         concurrency: requests at a time.
         model: the name to ask for.
         timeout_s: longest silence of the server.
@@ -115,7 +108,7 @@ class EndpointWish:
         key: its API key.
     """
 
-    url: str | None
+    url: str
     concurrency: int | None
     model: str | None
     timeout_s: float | None
@@ -123,17 +116,6 @@ class EndpointWish:
     extra_body: str | None
     max_tokens_field: MaxTokensField | None
     key: str | None = field(repr=False)
-
-
-def refuse_without_server(context: typer.Context, url: str | None) -> None:
-    """Refuse options about a server where none is named.
-
-    Raises:
-        UsageError: there is such an option.
-    """
-    given = (_flag(one) for one in _given(context) if getattr(one, "rich_help_panel", None) == _PANEL)
-    if url is None and (flag := next(given, None)) is not None:
-        raise UsageError(f"`{flag}` has no effect without --endpoint", "name the server: --endpoint URL")
 
 
 def key_of(given: str | None) -> str | None:
@@ -146,50 +128,3 @@ def _key_in(variable: str) -> str | None:
     value = os.environ.get(variable, "")
     keys = value.split(",") if variable == _OWN_VARIABLE else [value]
     return next(filter(None, map(str.strip, keys)), None)
-
-
-def refuse_others(
-    context: typer.Context,
-    options: Iterable[Option],
-    own: Collection[str],
-    paths: Collection[str],
-    sections: tuple[str, ...],
-    with_what: str = "--endpoint",
-    why: str = "only prompts and sampling are sent to a server",
-    hint: str = "leave it out; set it when you start the server",
-) -> None:
-    """Refuse an option of the command line that is never sent to a server: draft, k, dtype, devices.
-
-    Args:
-        context: the command line.
-        options: the recipe's options that the command takes.
-        own: the command's own parameters that say something to a server.
-        paths: the same for keys of the recipe and fields of `Shared`.
-        sections: the same for sections of the recipe, each with its dot.
-        with_what: the option that sends the work elsewhere.
-        why: the reason, for people.
-        hint: what to do about a key of the recipe.
-
-    Raises:
-        UsageError: there is such an option.
-    """
-    path_of = {option.parameter: option.path for option in options}
-    for parameter in _given(context):
-        path = path_of.get(parameter.name, "")
-        if parameter.name not in own and path not in paths and not path.startswith(sections):
-            reason, advice = why, hint if path else "leave it out"
-            if parameter.name in _OF_A_RESULT:
-                reason, advice = "the result is written as JSON alone", "leave it out; --output FILE writes the result"
-            raise UsageError(f"`{_flag(parameter)}` has no effect with {with_what}: {reason}", advice)
-
-
-def _given(context: typer.Context) -> Iterator[Any]:
-    """The command's parameters that the command line gives."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE":
-            yield parameter
-
-
-def _flag(parameter: Any) -> str:
-    return next((word for word in parameter.opts if word.startswith("--")), str(parameter.name))

@@ -13,24 +13,30 @@ import typer
 
 from specdec_cli import __version__
 from specdec_cli.cli.completion import choices
-from specdec_cli.cli.options import OPTIONS, PARALLEL_OPTIONS, RUN, SERVE_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import OPTIONS, PAIR, PARALLEL_OPTIONS, RUN, SERVE_OPTIONS
 from specdec_cli.cli.output import deliver, envelope, write_file
 from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.export import ENGINES, Export
 from specdec_cli.export import export as export_recipe
 from specdec_cli.export.measured import measured_k, read_measurement, refuse_another_draft
 from specdec_cli.files import given_path
+from specdec_cli.measure.documents.recipes import ExportDocument
 
 if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
 
-SCHEMA = "specdec.export/1"
-_ADDRESS = [one for one in SERVE_OPTIONS if one.path in ("serve.host", "serve.port")]
-_WITHOUT = ["output", "trust_remote_code", *(one.path for one in OPTIONS if one.path == "engine.decoder")]
+_ADDRESS = [option for option in SERVE_OPTIONS if option.path in ("serve.host", "serve.port")]
+_WITHOUT = ["output", "trust_remote_code", *(option.path for option in OPTIONS if option.path == "engine.decoder")]
 
 
-@with_shared_options(aliases=True, without=_WITHOUT, beside=(*_ADDRESS, *PARALLEL_OPTIONS))
+@with_shared_options(
+    common=f"{PAIR} temperature tensor-parallel-size measured output json",
+    aliases=True,
+    without=_WITHOUT,
+    beside=(*_ADDRESS, *PARALLEL_OPTIONS),
+)
 def export(
     engine: Annotated[
         str, typer.Argument(help=", ".join(ENGINES) + ".", metavar="ENGINE", autocompletion=choices("|".join(ENGINES)))
@@ -51,7 +57,16 @@ def export(
     *,
     shared: Shared,
 ) -> None:
-    """Write a recipe as another engine's configuration, ready to run."""
+    """Write a recipe as another engine's configuration, ready to run.
+
+    Examples:
+        # Print a vLLM start script.
+        specdec export vllm -t MODEL -d DRAFT -k 4 --tensor-parallel-size 2
+        # Write TensorRT-LLM's files for Triton.
+        specdec export triton -r mine.yaml --output triton
+        # Put measured figures into them.
+        specdec export sglang -r tuned.yaml --measured result.json
+    """
     if engine not in ENGINES:
         raise UsageError(f"unknown engine `{engine}`{did_you_mean(engine, ENGINES)}", f"one of: {', '.join(ENGINES)}")
     shared.takes_structured = shared.takes_parallel = shared.takes_engine = True
@@ -70,7 +85,8 @@ def export(
         screen.say(f"warning: {warning}", "yellow")
     if shared.json:
         body = {"engine": engine, "files": made.files, "warnings": warnings, "next_command": made.next_command}
-        deliver(envelope(SCHEMA, resolved.recipe.as_dict(), body), to_stdout=True)
+        document = ExportDocument.given(body)
+        deliver(envelope(ExportDocument, resolved.recipe.as_dict(), document), shared)
     elif output is None:
         sys.stdout.write(_as_text(made))
     if output is not None:

@@ -18,8 +18,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli.cli.guide import GUIDES, Guide
-
 ALL = "--help-all"
 _COLUMN = 34
 """Widest first column; a longer option has its description on the next line."""
@@ -30,40 +28,36 @@ _VALUE_NAMES_OF_CLICK = {"integer": "N", "float": "X", "path": "FILE"}
 """The same for the names that a typer over click, before 0.24, has for types."""
 
 
-class Command(TyperCommand):
-    """A command whose `--help` shows common options, and `--help-all` every one."""
+class _WithHelpAll:
+    """The option `--help-all` beside `--help`, and help in this module's form."""
+
+    shows_everything = False
+    """Whether `--help` shows every option, so that `--help-all` need not be shown."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The command's parameters, `--help-all` and `--help`."""
-        *own, last = super().get_params(ctx)
-        return [*own, self._help_all, last]
-
-    @cached_property
-    def _help_all(self) -> Any:
-        return _help_all_option()
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the common options and examples."""
-        formatter.write(help_text(self, ctx))
-
-
-class CommandGroup(TyperGroup):
-    """A command that has commands; its few options are shown by `--help` and `--help-all` alike."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The command's parameters, `--help-all` and `--help`."""
-        *own, last = super().get_params(ctx)
+        *own, last = super().get_params(ctx)  # type: ignore[misc]
         return [*own, self._help_all, last]
 
     @cached_property
     def _help_all(self) -> Any:
         option = _help_all_option()
-        option.hidden = True
+        option.hidden = self.shows_everything
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write its commands, options and examples."""
-        formatter.write(help_text(self, ctx, everything=True))
+        """Write the options, the commands and the examples."""
+        formatter.write(help_text(self, ctx, self.shows_everything))
+
+
+class Command(_WithHelpAll, TyperCommand):
+    """A command whose `--help` shows common options, and `--help-all` every one."""
+
+
+class CommandGroup(_WithHelpAll, TyperGroup):
+    """A command that has commands; its few options are shown by `--help` and `--help-all` alike."""
+
+    shows_everything = True
 
 
 def _show_everything(context: typer.Context, wanted: bool) -> None:
@@ -98,37 +92,55 @@ def help_text(command: Any, context: Any, everything: bool = False) -> str:
         everything: every option, not only the common ones.
     """
     page = _Page(min(shutil.get_terminal_size((80, 24)).columns, _WIDEST))
-    guide = GUIDES.get(context.command_path, Guide())
+    text, examples = text_and_examples(command)
     page.paragraph(f"Usage: {usage(command, context)}", then="    ")
-    for paragraph in (command.help or "").split("\n\n"):
+    for paragraph in text.split("\n\n"):
         page.paragraph(" ".join(paragraph.split()))
     parameters = [one for one in command.get_params(context) if not getattr(one, "hidden", False)]
-    arguments = [one for one in parameters if not is_option(one)]
-    page.section("Arguments", [(name_and_value(one), description(one)) for one in arguments])
-    options = [one for one in parameters if is_option(one)]
-    shown = dict(panels(options)) if everything else {"Common options": guide.pick(options)}
+    arguments = [parameter for parameter in parameters if not is_option(parameter)]
+    page.section("Arguments", [(name_and_value(argument), description(argument)) for argument in arguments])
+    options = [parameter for parameter in parameters if is_option(parameter)]
+    shown = dict(panels(options)) if everything else {"Common options": _common(command, options)}
     for head, some in shown.items():
         page.section(head, [(name_and_value(one), description(one)) for one in some])
     if hasattr(command, "commands"):
         summaries = command.summaries() if hasattr(command, "summaries") else _summaries(command)
         page.section("Commands", summaries)
-    page.section("Examples", [(f"$ {line}", text) for text, line in guide.examples], is_code=True)
+    page.section("Examples", [(f"$ {line}", meaning) for meaning, line in examples], is_code=True)
     num_more = len(options) - sum(len(some) for some in shown.values())
     if num_more:
         page.paragraph(f"{num_more} more options: {context.command_path} {ALL}")
     return page.text
 
 
+def text_and_examples(command: Any) -> tuple[str, list[tuple[str, str]]]:
+    """A command's help without its examples, and of each example what it does and its line."""
+    text, _, examples = (command.help or "").partition("\n\nExamples:\n")
+    lines = [line.strip() for line in examples.splitlines()]
+    return text, [(meaning.removeprefix("# "), line) for meaning, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def _common(command: Any, options: list[Any]) -> list[Any]:
+    """The options that a command names as common, in its order; all of them where it names none."""
+    names = getattr(command.callback, "common_options", None)
+    if not names:
+        return options
+    by_name = {name: option for option in options for name in option.opts}
+    return [by_name[f"--{name}"] for name in (*names, "help-all", "help")]
+
+
 def usage(command: Any, context: Any) -> str:
     """How a command is called: its path, options and arguments."""
-    arguments = [one for one in command.get_params(context) if not is_option(one)]
-    names = [name_and_value(one) if one.required else f"[{name_and_value(one)}]" for one in arguments]
+    arguments = [parameter for parameter in command.get_params(context) if not is_option(parameter)]
+    names = [
+        name_and_value(argument) if argument.required else f"[{name_and_value(argument)}]" for argument in arguments
+    ]
     commands = ["COMMAND [ARGS]..."] if hasattr(command, "commands") else []
     return " ".join([context.command_path, "[OPTIONS]", *names, *commands])
 
 
 def _summaries(command: Any) -> list[tuple[str, str]]:
-    return [(name, first_sentence(one.help)) for name, one in command.commands.items()]
+    return [(name, first_sentence(child.help)) for name, child in command.commands.items()]
 
 
 def first_sentence(text: str | None) -> str:
@@ -143,10 +155,10 @@ def is_option(parameter: Any) -> bool:
 
 def panels(options: Iterable[Any]) -> dict[str, list[Any]]:
     """Options by the panel that they stand in."""
-    found: dict[str, list[Any]] = {}
-    for one in options:
-        found.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
-    return found
+    panels: dict[str, list[Any]] = {}
+    for option in options:
+        panels.setdefault(getattr(option, "rich_help_panel", None) or "Options", []).append(option)
+    return panels
 
 
 def value_name(parameter: Any) -> str:
@@ -160,7 +172,7 @@ def value_name(parameter: Any) -> str:
     descriptor, kind = getattr(parameter, "type_descriptor", None), getattr(parameter, "type", None)
     choices = getattr(descriptor, "choices", None) or getattr(kind, "choices", None)
     if choices:
-        return "|".join(str(getattr(one, "value", one)) for one in choices)
+        return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
     if descriptor is not None:
         return _VALUE_NAMES.get(descriptor.annotation, "TEXT")
     return _VALUE_NAMES_OF_CLICK.get(str(getattr(kind, "name", "")).split(" ")[0], "TEXT")
@@ -274,7 +286,7 @@ class _Page:
         whole = r"'[^']*'|\"[^\"]*\"" if self.width < _NARROW else r"'[^']*'|\"[^\"]*\"| (?!-)"
         line = re.sub(whole, lambda match: match[0].replace(" ", _SPACE), line)
         *first, last = self._wrapped(line, "  ", "      ", less=2)
-        yield from (f"{one} \\" for one in first)
+        yield from (f"{part} \\" for part in first)
         yield last
 
     def _wrapped(self, text: str, first: str, then: str, less: int = 0) -> list[str]:

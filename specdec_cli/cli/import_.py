@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from specdec_cli.cli.options import GATE_OPTIONS, OPTIONS, RUN, Shared, with_shared_options
+from specdec_cli.cli.options import GATE_OPTIONS, RESULT, RUN
 from specdec_cli.cli.output import deliver_with_report, envelope
-from specdec_cli.report.imported import SCHEMA, imported_body, json_schema, print_imported
+from specdec_cli.cli.shared import Shared, with_shared_options
+from specdec_cli.measure.documents.imported import ImportDocument, imported_body
+from specdec_cli.report.imported import print_imported
 
-_KEPT = {"json", "output", "force", "quiet"}
-_WITHOUT = [one.path for one in OPTIONS if one.path not in _KEPT]
-_GATES = [one for one in GATE_OPTIONS if one.path == "gates.fail_if"]
+_GATES = [option for option in GATE_OPTIONS if option.path == "gates.fail_if"]
 
 
-@with_shared_options(without=_WITHOUT, beside=_GATES)
+@with_shared_options(common="before fail-if json output", only=RESULT, beside=_GATES)
 def import_(
     files: Annotated[
         list[Path], typer.Argument(help="Logs, dumps of /metrics, reports or responses.", metavar="FILE...")
@@ -33,16 +33,25 @@ def import_(
     *,
     shared: Shared,
 ) -> None:
-    """Read the speculation of a run that another tool made. Exits with 3 if a gate is crossed."""
+    """Read the speculation of a run that another tool made. Exits with 3 if a gate is crossed.
+
+    Examples:
+        # Read the log of a vLLM server.
+        specdec import vllm.log
+        # Read what a server counted during a run.
+        specdec import after.txt --before before.txt
+        # Fail if too little is accepted.
+        specdec import bench.json --fail-if 'speculative.acceptance_length<2'
+    """
     from specdec_cli.measure.gates import check_paths, judge, parse_all, raise_if_crossed
     from specdec_cli.measure.imported.reading import read_runs
 
     shared.loads_models = False
     gates = parse_all(shared.resolve().recipe.gates.fail_if)
-    check_paths(gates, json_schema(), {})
+    check_paths(gates, ImportDocument.json_schema(), {})
     run = read_runs(files, before)
-    document = envelope(SCHEMA, None, imported_body(run, files))
+    document = envelope(ImportDocument, None, imported_body(run, files))
     judged = judge(gates, document)
-    document["gates"] = [one.as_dict() for one in judged]
+    document["gates"] = [gate.as_json() for gate in judged]
     deliver_with_report(document, shared, lambda page: print_imported(page, document))
     raise_if_crossed(judged)

@@ -26,12 +26,23 @@ from specdec_cli.errors import ExitCode, did_you_mean, in_words
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
 _COLOURS = {"error": "\x1b[31m", "hint": "\x1b[36m"}
 
+_HELP = """Speculative decoding of language models: whether it pays off, with which draft and which k.
+
+Examples:
+    # Decode a prompt with the built-in pair.
+    specdec generate "Once upon a time"
+    # Find the best k for a target and a draft.
+    specdec sweep-k -t MODEL -d DRAFT
+    # Serve an OpenAI-compatible API.
+    specdec serve --recipe tuned.yaml
+"""
+
 
 def _app() -> typer.Typer:
     app = typer.Typer(
         name="specdec",
         cls=Program,
-        help="Speculative decoding of language models: whether it pays off, with which draft and which k.",
+        help=_HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         suggest_commands=False,
@@ -130,17 +141,24 @@ def _usage_words(problem: Any) -> tuple[str, str | None]:
         return "", None
     if name := getattr(problem, "option_name", None):
         parameters = context.command.get_params(context) if context is not None else []
-        known = [option for one in parameters for option in (*one.opts, *one.secondary_opts) if option.startswith("-")]
+        known = [
+            option
+            for parameter in parameters
+            for option in (*parameter.opts, *parameter.secondary_opts)
+            if option.startswith("-")
+        ]
         if type(problem).__name__ == "NoSuchOption":
-            return f"there is no option `{name}` of `{path}`{did_you_mean(name, known)}", hint
+            from specdec_cli.recipe.aliases import why_removed
+
+            return f"there is no option `{name}` of `{path}`{why_removed(name) or did_you_mean(name, known)}", hint
     if wrong := re.match(r"Input should be ([^,]+)", str(getattr(problem, "message", ""))):
         return f"`{max(problem.param.opts, key=len)}` must be {wrong[1]}", hint
     if unknown := re.fullmatch(r"No such command '(.*)'\.", str(getattr(problem, "message", "")), re.DOTALL):
         commands = context.command.commands if context is not None else ()
         return f"there is no command `{unknown[1]}` of `{path}`{did_you_mean(unknown[1], commands)}", hint
-    said = re.sub(r"'([^']*)'", r"`\1`", problem.format_message()).strip().rstrip(".")
-    said = re.sub(r"\s*\n\s*", " ", said).replace("argument(s)", "argument")
-    return said[:1].lower() + said[1:], hint
+    message = re.sub(r"'([^']*)'", r"`\1`", problem.format_message()).strip().rstrip(".")
+    message = re.sub(r"\s*\n\s*", " ", message).replace("argument(s)", "argument")
+    return message[:1].lower() + message[1:], hint
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> int:

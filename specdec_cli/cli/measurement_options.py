@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,33 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_cli.cli.output import check_destination, deliver, envelope
-from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.options import FILES
+from specdec_cli.cli.output import check_destination
 from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.prompts import PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows, task_of
-from specdec_cli.report.plot import check_available, check_plot
 
 if TYPE_CHECKING:
-    from specdec_cli.cli.options import Shared
+    from specdec_cli.cli.shared import Shared
     from specdec_cli.engine.prompts import PromptRow
     from specdec_cli.recipe import Recipe
     from specdec_cli.recipe.schema import Gates, Speculation, WorkloadSection
 
-HOW, FILES = "Measurement", "Result files"
+HOW = "Measurement"
 _TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")
 
 
-def k_max_option(said: str, shown: str | bool = True) -> Any:
+def k_max_option(meaning: str, shown: str | bool = True) -> Any:
     """The option `--k-max` of a command.
 
     Args:
-        said: its help.
+        meaning: its help.
         shown: the default in words where it depends on what is found.
     """
-    return typer.Option("--k-max", min=1, max=MOST_DEPTH, help=said, show_default=shown, rich_help_panel=HOW)
+    return typer.Option("--k-max", min=1, max=MOST_DEPTH, help=meaning, show_default=shown, rich_help_panel=HOW)
 
 
 KMax = Annotated[int, k_max_option("Largest k to consider.")]
@@ -64,36 +62,6 @@ TraceFile = Annotated[
     ),
 ]
 
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Write a plot of the results.", metavar="FILE.png|FILE.svg", rich_help_panel=FILES),
-]
-Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", help="Write a self-contained HTML page with tables and plots.", metavar="FILE", rich_help_panel=FILES
-    ),
-]
-Markdown = Annotated[
-    Path | None,
-    typer.Option(
-        "--markdown",
-        help="Write the tables as Markdown, for example for a CI job summary.",
-        metavar="FILE",
-        rich_help_panel=FILES,
-    ),
-]
-Csv = Annotated[
-    Path | None,
-    typer.Option("--csv", help="Write the figures as CSV.", metavar="FILE", rich_help_panel=FILES),
-]
-Junit = Annotated[
-    Path | None,
-    typer.Option(
-        "--junit", help="Write gates and the lossless check as JUnit XML.", metavar="FILE", rich_help_panel=FILES
-    ),
-]
-
 
 def repeats_option(shown: str | bool = True, number: str = "How many times") -> Any:
     """The option `--repeats` of a command.
@@ -102,8 +70,8 @@ def repeats_option(shown: str | bool = True, number: str = "How many times") -> 
         shown: the default in words where it depends on other options.
         number: begins the sentence of its help.
     """
-    said = f"{number} each arm decodes each prompt."
-    return typer.Option("--repeats", min=1, help=said, show_default=shown, rich_help_panel=HOW)
+    message = f"{number} each arm decodes each prompt."
+    return typer.Option("--repeats", min=1, help=message, show_default=shown, rich_help_panel=HOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +82,11 @@ class MeasurementOptions:
         repeats: how often every arm decodes every prompt.
         batch_size: prompts that are decoded together; the largest of several sizes.
         chat: whether prompts are messages.
-        plot: file of a picture, or None.
-        html: file of a page, or None.
-        files: the other files of a result by their kind: markdown, csv, junit.
     """
 
     repeats: int
     batch_size: int
     chat: bool
-    plot: Path | None
-    html: Path | None
-    files: Mapping[str, Path | None]
 
     @property
     def first_batch_size(self) -> int:
@@ -133,8 +95,8 @@ class MeasurementOptions:
 
     def as_plan(self) -> dict[str, Any]:
         """The options that affect the measurement. Output files do not."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in found.items() if isinstance(value, int | tuple)}
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, int | tuple)}
 
 
 def chosen_prompts(workload: WorkloadSection, chat: bool, only_at_hand: bool = False) -> PromptSet:
@@ -150,63 +112,28 @@ def chosen_prompts(workload: WorkloadSection, chat: bool, only_at_hand: bool = F
     return read_rows(workload.dataset, workload.tasks, workload.num_prompts, chat)
 
 
-def tell(notices: Sequence[str], shared: Shared) -> None:
-    """Print notices on stderr."""
-    screen = open_screen(shared.quiet, streams_text=False)
-    for notice in notices:
-        screen.say(f"note: {notice}", "yellow")
-
-
 def num_prompts_words(workload: WorkloadSection, num: int | None) -> str:
     """`8 prompts of builtin:mini`."""
     return f"{f'up to {workload.num_prompts}' if num is None else num} prompts of {workload.dataset}"
 
 
-def show_plan(recipe: Mapping[str, Any], body: Mapping[str, Any], shared: Shared, text: str) -> None:
-    """Show a dry run: a document with `--json` or `--output`, otherwise a line and the recipe as YAML."""
-    if shared.json or shared.output is not None:
-        document = envelope("specdec.recipe/1", recipe, body)
-        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
-    if not shared.json:
-        sys.stdout.write(text)
-
-
-def check_files(
-    wish: MeasurementOptions, shared: Shared, more: Mapping[str, Path | None] = MappingProxyType({})
-) -> None:
+def check_files(shared: Shared, more: Mapping[str, Path | None] = MappingProxyType({})) -> None:
     """Refuse files that could not be written, and two of one name, before anything is read or loaded.
 
     Args:
-        wish: names the picture, the page and the other files of a result.
-        shared: the command's shared options.
+        shared: names the files of a result.
         more: the command's own, by the option that names them.
 
     Raises:
         UsageError: there are such, a picture cannot be drawn, or an interrupted run's journal would be lost.
     """
-    if wish.plot is not None:
-        check_plot(wish.plot)
-    if wish.html is not None:
+    from specdec_cli.report.plot import check_available, check_plot
+
+    if (plot := shared.files.get("plot")) is not None:
+        check_plot(plot)
+    if "html" in shared.files:
         check_available("--html")
-    results = {"plot": wish.plot, "html": wish.html, **wish.files}
-    files = {**{f"--{kind}": path for kind, path in results.items()}, **more}
-    check_named(files, shared)
-    if shared.output is not None:
-        from specdec_cli.measure.bench.journal import check_journal
-
-        check_journal(shared.output, shared.resume, shared.force)
-
-
-def check_named(files: Mapping[str, Path | None], shared: Shared) -> None:
-    """Refuse files that could not be written, and two of one name.
-
-    Args:
-        files: by the option that names them.
-        shared: the command's shared options.
-
-    Raises:
-        UsageError: there are such.
-    """
+    files = {**{f"--{kind}": path for kind, path in shared.files.items()}, **more}
     named = [path.resolve() for path in (shared.output, *files.values()) if path is not None]
     if len(set(named)) < len(named):
         raise UsageError("two files have the same name", "give each its own")
@@ -214,6 +141,10 @@ def check_named(files: Mapping[str, Path | None], shared: Shared) -> None:
         is_read = flag == "--trace" and path is not None and path.exists()
         if not is_read:
             check_destination(path, shared.force and flag != "--trace", flag)
+    if shared.output is not None:
+        from specdec_cli.measure.bench.journal import check_journal
+
+        check_journal(shared.output, shared.resume, shared.force)
 
 
 def check_regression(recipe: Recipe, shared: Shared) -> None:
@@ -282,8 +213,8 @@ def depth_within_rates(speculation: Speculation, k_max: int) -> tuple[int, list[
     rates = speculation.synthetic_acceptance_rates
     if rates is None or k_max <= len(rates):
         return k_max, []
-    said = f"k ends at {len(rates)}, not at {k_max}, because so many synthetic acceptance rates are given"
-    return len(rates), [said]
+    message = f"k ends at {len(rates)}, not at {k_max}, because so many synthetic acceptance rates are given"
+    return len(rates), [message]
 
 
 def whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
@@ -308,7 +239,7 @@ def check_fixed_depth(speculation: Speculation) -> None:
         UsageError: a policy that changes k, or a table of k by batch size.
     """
     if speculation.depth_policy in ("adaptive", "heuristic"):
-        said = f"depth_policy `{speculation.depth_policy}` picks its own k, and every k is measured here"
-        raise UsageError(said, "use `fixed`")
+        message = f"depth_policy `{speculation.depth_policy}` picks its own k, and every k is measured here"
+        raise UsageError(message, "use `fixed`")
     if speculation.k_by_batch is not None:
         raise UsageError("k_by_batch picks k by the batch size, and every k is measured here", "leave k_by_batch out")

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path, read_text
-from specdec_cli.lm.files.names import BUILTIN, check_generation_config, check_name, check_own_name, check_word
+from specdec_cli.lm.files.names import (
+    BUILTIN,
+    check_generation_config,
+    check_name,
+    check_native,
+    check_own_name,
+    check_word,
+)
 from specdec_cli.recipe.problems import Path, Problem
 
 if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.recipe.schema import Target
 
 PROMPT_FILE = "--prompt-file"
 
@@ -24,13 +33,13 @@ def name_problems(resolved: Resolved, *, is_here: bool) -> list[Problem]:
         resolved: the recipe.
         is_here: its models are loaded on this machine; else only names of this package are checked.
     """
-    found = []
+    problems = []
     for path, check in _checks(resolved, is_here):
         try:
             check()
         except UsageError as error:
-            found.append(resolved.problem(path, error))
-    return found
+            problems.append(resolved.problem(path, error))
+    return problems
 
 
 def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[[], None]]]:
@@ -58,12 +67,29 @@ def _checks_of_files(recipe: Recipe) -> Iterator[tuple[Path, Callable[[], None]]
     from specdec_cli.text.chat_template import check_template
 
     target, schema = recipe.target, recipe.structured.json_schema
+    for role, model in (("target", target), ("draft", recipe.draft)):
+        if model.compute == "native" and model.model is not None:
+            name, decoder = model.model, recipe.engine.decoder
+            yield (role, "compute"), partial(check_native, name, model, decoder)
     yield ("target", "generation_config"), lambda: check_generation_config(target.generation_config)
     if target.chat_template is not None:
         template = target.chat_template
         yield ("target", "chat_template"), lambda: check_template(template)
+    if target.default_chat_template_kwargs:
+        yield ("target", "default_chat_template_kwargs"), lambda: _check_variables(target)
     if isinstance(schema, str):
         yield ("structured", "json_schema"), lambda: _check_file(schema, f"the JSON Schema `{schema}`")
+
+
+def _check_variables(target: Target) -> None:
+    """Variables for every conversation, by the target's chat template if that is here."""
+    from specdec_cli.lm.files.chat_templates import chat_templates
+    from specdec_cli.text.chat_template import check_variables, named_template
+
+    template, name = target.chat_template, str(target.model)
+    templates = chat_templates(name) if template is None else [named_template(template)]
+    if templates is not None and target.load_format == "auto":
+        check_variables(target.default_chat_template_kwargs or (), templates, name)
 
 
 def _check_file(name: str, what: str) -> None:
@@ -72,9 +98,9 @@ def _check_file(name: str, what: str) -> None:
 
 def _check_model(name: str, words: Sequence[str], is_here: bool) -> None:
     if not is_here:
-        check_own_name(name)
+        check_own_name(name, words)
         return
-    check_name(name)
+    check_name(name, words)
     check_word(name, words, "there are")
 
 
@@ -82,17 +108,22 @@ def gate_problems(resolved: Resolved) -> list[Problem]:
     """Gates on fields that no command's document has."""
     from specdec_cli.measure.gates import parse_all, path_problem
 
-    found, schemas = [], _schemas()
+    problems, schemas = [], _schemas()
     for place, gate in enumerate(parse_all(resolved.recipe.gates.fail_if)):
-        problems = [path_problem(gate, schema, None) for schema in schemas]
-        if None not in problems:
-            said = next((one for one in problems if one and "did you mean" in one), problems[0])
-            found.append(resolved.problem(("gates", "fail_if", place), UsageError(f"`{gate}`: {said}")))
-    return found
+        messages = [path_problem(gate, schema, None) for schema in schemas]
+        if None not in messages:
+            message = next((problem for problem in messages if problem and "did you mean" in problem), messages[0])
+            problems.append(resolved.problem(("gates", "fail_if", place), UsageError(f"`{gate}`: {message}")))
+    return problems
 
 
 def _schemas() -> list[Mapping[str, Any]]:
     """The documents that gates judge, `bench`'s first."""
-    from specdec_cli.report import bench, bench_endpoint, compare_drafts, imported, sweep_k
+    from specdec_cli.measure.documents.bench import BenchDocument
+    from specdec_cli.measure.documents.compare_drafts import CompareDocument
+    from specdec_cli.measure.documents.endpoint import EndpointDocument
+    from specdec_cli.measure.documents.imported import ImportDocument
+    from specdec_cli.measure.documents.sweep_k import SweepDocument
 
-    return [module.json_schema() for module in (bench, sweep_k, compare_drafts, bench_endpoint, imported)]
+    judged = (BenchDocument, SweepDocument, CompareDocument, EndpointDocument, ImportDocument)
+    return [document.json_schema() for document in judged]

@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.driver import never
+from specdec_cli.engine.promise import Promise
 from specdec_cli.errors import UsageError
 from specdec_cli.export import ServerCommand, server_command
 from specdec_cli.export.draft_kind import folder_of
 from specdec_cli.export.settings import ExportSettings
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
 from specdec_cli.measure.elsewhere.launch import Launch, find_program, refuse_options, split_arguments
-from specdec_cli.report.generate import Promise
 from specdec_cli.report.pace import Pace
+from specdec_cli.verification import RULES
 
 if TYPE_CHECKING:
-    from specdec_cli.cli.options import Shared
+    from specdec_cli.cli.shared import Shared
     from specdec_cli.recipe import Resolved
     from specdec_cli.report.view import Screen
 
-_BY_SPECDEC = "specdec"
 _REFUSED_WITH_A_DRAFT = ("min_p", "logit_bias")
 _NO_CACHE = "engine.enable_prefix_caching"
 
@@ -47,16 +47,13 @@ class OtherEngine:
     trust_remote_code: bool = False
 
     @classmethod
-    def asked(cls, resolved: Resolved, shared: Shared) -> OtherEngine | None:
-        """The engine that the recipe names; None where specdec itself decodes.
+    def of(cls, resolved: Resolved, shared: Shared) -> OtherEngine:
+        """The engine that a recipe names, as the command line starts it.
 
         Raises:
             UsageError: its further arguments cannot be read.
         """
-        engine = resolved.recipe.engine
-        if engine.name == _BY_SPECDEC:
-            return None
-        arguments = split_arguments(shared.engine_args)
+        engine, arguments = resolved.recipe.engine, split_arguments(shared.engine_args)
         return cls(resolved, shared.engine_command, arguments, engine.start_timeout_seconds, shared.trust_remote_code)
 
     @property
@@ -80,11 +77,11 @@ class OtherEngine:
             return Promise("synthetic", is_lossless=False)
         if recipe.sampling.temperature == 0:
             return Promise("greedy", is_lossless=True, keeps_tokens=True)
-        is_block = recipe.speculation.verify in ("block", "traversal")
-        return Promise("block" if is_block else "rejection", is_lossless=True)
+        rule = RULES.get(recipe.speculation.verify)
+        return Promise("block" if rule is not None and rule.judges_jointly else "rejection", is_lossless=True)
 
     def without_prefix_caching(self) -> OtherEngine:
-        """The same for a measurement, where no arm may find what an earlier pass left in the cache."""
+        """Engine for a measurement, in which no arm may reuse prefixes that an earlier pass cached."""
         recipe = self.resolved.recipe
         engine = recipe.engine.model_copy(update={"enable_prefix_caching": False})
         origins = self.resolved.origins | {_NO_CACHE: "the measurement"}
@@ -111,8 +108,8 @@ class OtherEngine:
         if made.drafts:
             for name in _REFUSED_WITH_A_DRAFT:
                 if getattr(recipe.sampling, name):
-                    said = f"{made.name} refuses `sampling.{name}` together with speculation"
-                    raise UsageError(said, "leave it out, or decode without a draft: -k 0")
+                    message = f"{made.name} refuses `sampling.{name}` together with speculation"
+                    raise UsageError(message, "leave it out, or decode without a draft: -k 0")
         if recipe.structured.is_given:
             key = next(iter(recipe.structured.given))
             raise UsageError(f"`structured.{key}` has no effect with --engine {recipe.engine.name}", "leave it out")
@@ -150,7 +147,7 @@ class OtherEngine:
         tell: Callable[[str], None] | None = None,
         stopped: Callable[[], bool] = never,
     ) -> EngineProcess:
-        """Its server, not yet started.
+        """Process of the server, not yet started.
 
         Args:
             screen: shows how far its start is.
@@ -166,7 +163,7 @@ class OtherEngine:
         checked = " and ".join(made.checked)
         if version is None:
             return f"{made.name} does not say its version: its settings were checked for {checked}"
-        if any(version == one or version.startswith(f"{one}.") for one in made.checked):
+        if any(version == release or version.startswith(f"{release}.") for release in made.checked):
             return None
         return f"{made.name} {version} answers, and its settings were checked for {checked}: an option may differ"
 

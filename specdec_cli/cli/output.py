@@ -22,7 +22,8 @@ from specdec_cli.report.page import open_page, to_nowhere
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdec_cli.cli.options import Shared
+    from specdec_cli.cli.shared import Shared
+    from specdec_cli.document import ResultDocument
     from specdec_cli.engine.engine import Engine
 
 
@@ -60,17 +61,19 @@ def environment(
     }
 
 
-def envelope(schema: str, recipe: Mapping[str, Any] | None, body: Mapping[str, Any], **machine: Any) -> dict[str, Any]:
+def envelope(
+    kind: type[ResultDocument], recipe: Mapping[str, Any] | None, body: Mapping[str, Any], **machine: Any
+) -> dict[str, Any]:
     """A JSON document: what every one begins with, then its own keys.
 
     Args:
-        schema: for example `specdec.generate/1`.
+        kind: names the schema.
         recipe: the resolved recipe (`Recipe.as_dict()`), or None where there is none.
         body: the document's own keys.
         machine: what `machine_of` has for `environment`.
     """
     head = {
-        "schema": schema,
+        "schema": kind.schema_name,
         "specdec_version": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "environment": environment(**machine),
@@ -80,7 +83,7 @@ def envelope(schema: str, recipe: Mapping[str, Any] | None, body: Mapping[str, A
 
 
 def machine_of(engine: Engine, outputs: Iterable[Sequence[int]] = ()) -> dict[str, Any]:
-    """Where an engine's models run, in which number format and by whose forward, for `envelope`.
+    """Device, dtype and decoder of an engine's models, for `envelope`.
 
     Args:
         engine: loaded.
@@ -100,7 +103,7 @@ def machine_of(engine: Engine, outputs: Iterable[Sequence[int]] = ()) -> dict[st
         "dtype": str(target.dtype).removeprefix("torch."),
         "decoder": target.decoder,
         "draft_decoder": None if draft is None else draft.decoder,
-        "draft_vocabulary": None if shared is None else shared.as_dict(outputs),
+        "draft_vocabulary": None if shared is None else shared.result(outputs).as_json(),
     }
 
 
@@ -128,8 +131,8 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
         raise UsageError(f"the folder of `{flag} {path}` is not writable", "name a file in another folder")
 
 
-def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None = None, force: bool = False) -> None:
-    """Write a document where it is wanted: to a file all at once, to stdout as the only thing there.
+def deliver(document: Mapping[str, Any], shared: Shared) -> None:
+    """Write a document where `--output` and `--json` want it: to a file all at once, to stdout as the only thing there.
 
     If stdout has no reader any more, the command continues, because its exit code matters more.
 
@@ -137,9 +140,9 @@ def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None =
         RunError: the file cannot be written, or appeared while the work was done.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if path is not None:
-        write_file(path, text, force)
-    if to_stdout:
+    if shared.output is not None:
+        write_file(shared.output, text, shared.force)
+    if shared.json:
         is_unicode = _is_unicode(sys.stdout)
         try:
             sys.stdout.write(text if is_unicode else json.dumps(document, indent=2, allow_nan=False) + "\n")
@@ -196,6 +199,31 @@ def _umask() -> int:
     return mask
 
 
+def show_plan(
+    recipe: Mapping[str, Any] | None,
+    body: Mapping[str, Any],
+    shared: Shared,
+    text: str,
+    document: type[ResultDocument] | None = None,
+) -> None:
+    """Show a dry run or a list: a document with `--json` or `--output`, and text without `--json`.
+
+    Args:
+        recipe: the resolved one (`Recipe.as_dict()`), or None where there is none.
+        body: the document's own keys.
+        shared: the command's shared options.
+        text: for people.
+        document: its class; None takes that of dry runs.
+    """
+    if shared.wants_document:
+        from specdec_cli.measure.documents.recipes import PlanDocument
+
+        made = document or PlanDocument
+        deliver(envelope(made, recipe, made.given(body)), shared)
+    if not shared.json:
+        sys.stdout.write(text)
+
+
 def deliver_with_report(document: Mapping[str, Any], shared: Shared, draw: Callable[[Console], None]) -> None:
     """Write the document where it was asked for, and the report to stdout unless the document stands there.
 
@@ -204,8 +232,37 @@ def deliver_with_report(document: Mapping[str, Any], shared: Shared, draw: Calla
         shared: the command's shared options.
         draw: prints the report on the page that it is given.
     """
-    if shared.json or shared.output is not None:
-        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
+    deliver(document, shared)
     if not (shared.json and shared.quiet):
         stream = sys.stderr if shared.json else sys.stdout
         draw(open_page(stream, colourful(stream)))
+
+
+def write_results(
+    document: Mapping[str, Any], shared: Shared, csv: Callable[[], str] = str, *, force: bool = False
+) -> None:
+    """Write every further file of a result that was asked for.
+
+    Args:
+        document: of the measurement.
+        shared: names the files by kind.
+        csv: the figures as rows of a table.
+        force: replace files that are there, also without --force.
+
+    Raises:
+        RunError: one cannot be written.
+    """
+    for kind, path in shared.files.items():
+        write_file(path, _content(kind, path, document, csv), force or shared.force)
+
+
+def _content(kind: str, path: Path, document: Mapping[str, Any], csv: Callable[[], str]) -> str | bytes:
+    from specdec_cli.report.html import html
+    from specdec_cli.report.plot import picture
+    from specdec_cli.report.result_files import junit, markdown
+
+    if kind == "csv":
+        return csv()
+    if kind == "plot":
+        return picture(document, path.suffix.lower())
+    return {"html": html, "markdown": markdown, "junit": junit}[kind](document)

@@ -71,13 +71,13 @@ def rows_wanted(
     """
     name, flag = flags[_DATASET]
     if name == "-":
-        found = prompts_of(rows_of_bytes(_read_stdin(), _STDIN, _STDIN), _STDIN, Reading(chat))
+        prompts = prompts_of(rows_of_bytes(_read_stdin(), _STDIN, _STDIN), _STDIN, Reading(chat))
     elif flag == PROMPT_FILE:
-        found = read_prompt_file(name, chat)
+        prompts = read_prompt_file(name, chat)
     else:
-        found = read_rows(name, None, _ALL, chat)
+        prompts = read_rows(name, None, _ALL, chat)
     most = workload.num_prompts if "workload.num_prompts" in flags else num_prompts
-    return replace(found, rows=select(found.rows, workload.tasks, _ALL if most is None else most))
+    return replace(prompts, rows=select(prompts.rows, workload.tasks, _ALL if most is None else most))
 
 
 def _one_from_stdin() -> str:

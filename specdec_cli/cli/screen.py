@@ -8,7 +8,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,13 @@ def open_screen(is_quiet: bool, streams_text: bool) -> Screen:
         is_shared=sys.stdout.isatty() or _is_one_stream(),
         is_quiet=is_quiet,
     )
+
+
+def say_notices(notices: Sequence[str], is_quiet: bool) -> None:
+    """Print notices on standard error."""
+    screen = open_screen(is_quiet, streams_text=False)
+    for notice in notices:
+        screen.say(f"note: {notice}", "yellow")
 
 
 def _console_options() -> dict[str, Any]:
@@ -77,6 +84,15 @@ def progress(screen: Screen) -> Iterator[Waiting]:
         else:
             with CountingLine(screen, waiting.words):
                 yield waiting
+
+
+def start_torch(say: Callable[[str], None]) -> None:
+    """Import what loads models."""
+    say("starting torch and transformers")
+    from specdec_cli.engine.garbage import importing_torch
+
+    with importing_torch():
+        import specdec_cli.engine.engine  # noqa: F401  # takes seconds
 
 
 @contextmanager

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.completion import targets
-from specdec_cli.cli.options import ENGINE_OPTIONS, SERVE_OPTIONS, SERVER, Shared, with_shared_options
-from specdec_cli.cli.output import deliver, envelope
+from specdec_cli.cli.options import ENGINE_OPTIONS, PAIR, SERVE_OPTIONS, SERVER
+from specdec_cli.cli.output import show_plan
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.serve_engine import engine_behind, serve_engine, show_command
+from specdec_cli.cli.shared import Shared, take_target, with_shared_options
 from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.measure.documents.recipes import ServePlanDocument
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.sampling.params import SamplingParams
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 Names = tuple[str, ...]
 """The names of one model; the first stands in answers."""
-_PACKAGES = ("fastapi", "uvicorn", "httptools")
+_PACKAGES = ("fastapi", "uvicorn")
 _OTHERS = ("ngram", "prediction")
 """Drafters that a request may name beside the server's own."""
 _OF_A_MODEL = ("serve.tool_call_parser", "serve.reasoning_parser")
@@ -48,7 +50,11 @@ _REPOSITORY_HELP = "Serve several models from a YAML file of `name: recipe` line
 
 
 @with_shared_options(
-    aliases=True, without=("sampling.logprobs",), beside=(*SERVE_OPTIONS, *ENGINE_OPTIONS), defaults=_DEFAULTS
+    common=f"{PAIR} engine host port api-key served-model-name max-num-seqs max-model-len dry-run",
+    aliases=True,
+    without=("sampling.logprobs",),
+    beside=(*SERVE_OPTIONS, *ENGINE_OPTIONS),
+    defaults=_DEFAULTS,
 )
 def serve(
     model: Annotated[
@@ -79,8 +85,17 @@ def serve(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation."""
-    if not dry_run and (shared.json or shared.output is not None):
+    """Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation.
+
+    Examples:
+        # Serve the built-in pair on port 8000.
+        specdec serve
+        # Serve a model with an n-gram draft.
+        specdec serve MODEL --draft ngram --port 9000
+        # Serve a recipe to other machines, with a key.
+        specdec serve -r tuned.yaml --host 0.0.0.0 --api-key KEY
+    """
+    if not dry_run and shared.wants_document:
         raise UsageError("`serve` writes no document: `--json` and `--output` are for --dry-run", "leave them out")
     _take_model(model or [], shared)
     resolved = shared.resolve(draws_seed=False)
@@ -106,39 +121,34 @@ def serve(
     return _run(named, settings, shared, is_repository=model_repository is not None)
 
 
-def _take_model(given: Sequence[str], shared: Shared) -> None:
+def _take_model(names: Sequence[str], shared: Shared) -> None:
     """Let the argument name the target."""
-    if len(given) > 1:
+    if len(names) > 1:
         hint = "several names of one model: repeat --served-model-name; several models: --model-repository FILE"
-        raise UsageError(f"`serve` takes one model, not {', '.join(f'`{one}`' for one in given)}", hint)
-    if given and "target.model" in shared.flags:
-        other = shared.flags["target.model"][0]
-        raise UsageError(f"two models are named: `{given[0]}` and `--target {other}`", "name one of them")
-    if given:
-        shared.flags["target.model"] = given[0], "MODEL"
+        raise UsageError(f"`serve` takes one model, not {', '.join(f'`{name}`' for name in names)}", hint)
+    if names:
+        take_target(names[0], shared)
 
 
 def _check_key_variable(resolved: Resolved) -> None:
     """Refuse a named variable for API keys that is not set: the server would run without keys."""
     name = resolved.recipe.serve.api_key_env
     if resolved.origins["serve.api_key_env"] != "default" and not os.environ.get(name, "").strip():
-        said = f"`serve.api_key_env` names the environment variable `{name}`, which is not set"
-        raise UsageError(said, f"set {name} to the keys, with commas between them, or leave api_key_env out")
+        message = f"`serve.api_key_env` names the environment variable `{name}`, which is not set"
+        raise UsageError(message, f"set {name} to the keys, with commas between them, or leave api_key_env out")
 
 
 def _show_plan(named: Mapping[Names, Resolved], shared: Shared) -> None:
     """Show what would be served, and where each value comes from."""
-    if shared.json or shared.output is not None:
-        models = [
-            {"name": names[0], "names": list(names), "recipe": one.recipe.as_dict(), "origins": one.origins}
-            for names, one in named.items()
-        ]
-        recipe = next(iter(named.values())).recipe.as_dict() if len(named) == 1 else None
-        document = envelope("specdec.serve-plan/1", recipe, {"models": models})
-        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
-    if not shared.json:
-        for names, one in named.items():
-            sys.stdout.write(f"# would serve {', '.join(names)}\n{to_yaml(one, origins=True)}")
+    models = [
+        {"name": names[0], "names": list(names), "recipe": resolved.recipe.as_dict(), "origins": resolved.origins}
+        for names, resolved in named.items()
+    ]
+    recipe = next(iter(named.values())).recipe.as_dict() if len(named) == 1 else None
+    shown = (
+        f"# would serve {', '.join(names)}\n{to_yaml(resolved, origins=True)}" for names, resolved in named.items()
+    )
+    show_plan(recipe, {"models": models}, shared, "".join(shown), ServePlanDocument)
 
 
 def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
@@ -187,26 +197,24 @@ def _view(models: Models, screen: Screen, settings: Settings) -> AbstractContext
 def _models(named: Mapping[Names, Resolved], settings: Settings, shared: Shared) -> Models:
     from specdec_cli.serve.models import Models
 
-    models = [_model(names, resolved, settings, shared) for names, resolved in named.items()]
+    models = [_model(names, resolved, shared) for names, resolved in named.items()]
     return Models(models, settings.serve.hang_timeout_seconds)
 
 
-def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared) -> Model:
+def _model(names: Names, resolved: Resolved, shared: Shared) -> Model:
     from specdec_cli.serve.models import Model
 
     recipe = resolved.recipe
     return Model(
         names[0],
         _loader(resolved, shared),
-        settings,
+        recipe.serve,
         aliases=names[1:],
         root=recipe.target.model,
         draft=_draft_words(recipe),
         num_speculative_tokens=recipe.speculation.num_speculative_tokens,
         tree=recipe.speculation.tree,
         sampling=default_sampling(resolved),
-        tool_call_parser=recipe.serve.tool_call_parser,
-        reasoning_parser=recipe.serve.reasoning_parser,
     )
 
 
@@ -227,7 +235,7 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
         from specdec_cli.engine.caveats import caveats
         from specdec_cli.engine.depth.draft_limit import own_cut_drafts
         from specdec_cli.engine.engine import Engine
-        from specdec_cli.engine.verify import AUTO, RULES
+        from specdec_cli.verification import AUTO, RULES
 
         log = logging.getLogger("specdec_cli.serve")
         trusted = shared.trust_remote_code
@@ -278,13 +286,13 @@ def _read(path: Path, shared: Shared) -> dict[Names, Resolved]:
         raise UsageError("`--recipe` names one model, and --model-repository names its own", "leave out --recipe")
     from specdec_cli.recipe.repository import read_repository
 
-    found: dict[Names, Resolved] = {
+    repository: dict[Names, Resolved] = {
         (name,): replace(shared, recipe=recipe).resolve(draws_seed=False)
         for name, recipe in read_repository(path).items()
     }
-    for (name, *_), resolved in found.items():
+    for (name, *_), resolved in repository.items():
         _check_own_settings(name, resolved)
-    return found
+    return repository
 
 
 def _check_own_settings(name: str, resolved: Resolved) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from specdec_cli.cli.honoured import other_engine
 from specdec_cli.cli.other_engine import OtherEngine, showing_log
-from specdec_cli.cli.output import deliver, envelope
+from specdec_cli.cli.output import show_plan
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
+from specdec_cli.measure.documents.recipes import ServePlanDocument
 from specdec_cli.recipe.schema import Serve
 
 if TYPE_CHECKING:
-    from specdec_cli.cli.options import Shared
+    from specdec_cli.cli.shared import Shared
     from specdec_cli.recipe import Resolved
     from specdec_cli.serve.settings import Settings
 
@@ -46,7 +47,7 @@ def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
         if key not in _BY_THE_FRONT | _BY_THE_ENGINE and resolved.origins[f"serve.{key}"] != "default":
             hint = "leave it out, or give the engine's own option with --engine-args"
             raise UsageError(f"`serve.{key}` has no effect with --engine {name}", hint)
-    other = OtherEngine.asked(resolved, shared)
+    other = other_engine(resolved, shared)
     if other is None or not other.server().drafts:
         return other
     option, value = _ACCEPTANCE[name]
@@ -55,12 +56,8 @@ def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
 
 def show_command(other: OtherEngine, shared: Shared) -> None:
     """Print the engine's command line; nothing is started."""
-    if shared.json or shared.output is not None:
-        recipe = other.resolved.recipe.as_dict()
-        document = envelope("specdec.serve-plan/1", recipe, {"models": [], "command": other.shown()})
-        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
-    if not shared.json:
-        sys.stdout.write(f"{other.shown()}\n")
+    body = {"models": [], "command": other.shown()}
+    show_plan(other.resolved.recipe.as_dict(), body, shared, f"{other.shown()}\n", ServePlanDocument)
 
 
 def serve_engine(other: OtherEngine, draft: str | None, settings: Settings, shared: Shared) -> ExitCode:

@@ -77,10 +77,10 @@ def read_speculative_config(text: str) -> dict[str, tuple[Any, str]]:
         if key not in (*_KNOWN, *_INSTEAD):
             message = f"`{FLAG}` has the unknown key `{key}`{did_you_mean(key, _KNOWN)}"
             raise UsageError(message, f"supported: {', '.join(_KNOWN)}")
-    said = {key: value for key, value in given.items() if value is not None and key in _KNOWN}
-    found: dict[str, tuple[Any, str]] = {"draft": (_draft(said), FLAG)}
-    found |= {path: (said[key], f"{FLAG} {key}") for key, path in _KEYS.items() if key in said}
-    return found | _verify(said) | _k_by_batch(said)
+    settings = {key: value for key, value in given.items() if value is not None and key in _KNOWN}
+    keys: dict[str, tuple[Any, str]] = {"draft": (_draft(settings), FLAG)}
+    keys |= {path: (settings[key], f"{FLAG} {key}") for key, path in _KEYS.items() if key in settings}
+    return keys | _verify(settings) | _k_by_batch(settings)
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -102,33 +102,33 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _draft(said: Mapping[str, Any]) -> dict[str, Any]:
+def _draft(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The draft as a recipe names it."""
-    method, model = _method(said), said.get("model")
+    method, model = _method(settings), settings.get("model")
     for owner, options in _OWN_OPTIONS.items():
         for key in options:
-            if key in said and method != owner:
+            if key in settings and method != owner:
                 raise UsageError(f"`{FLAG}` sets `{key}`, which is for the method `{owner}`", "leave it out")
     if method in _WITH_MODEL:
         if model is None:
             raise UsageError(f"`{FLAG}` names no draft", "give it a `model`, or the method `ngram`")
-        return _with_model(method, said)
+        return _with_model(method, settings)
     if model is not None and model not in ("ngram", "[ngram]"):
         raise UsageError(f"`{FLAG}` gives the method `{method}` a model", "leave one of them out")
     for key in ("revision", "draft_tensor_parallel_size", "parallel_drafting", "use_heterogeneous_vocab"):
-        if said.get(key, False) is not False:
+        if settings.get(key, False) is not False:
             raise UsageError(f"`{FLAG}` sets `{key}`, which is for a draft model", "leave it out")
-    settings: dict[str, Any] = {name: said[key] for key, name in _OWN_OPTIONS.get(method, {}).items() if key in said}
-    if method == "ngram" and settings:  # as in vLLM, a bound that is given alone is both
-        settings = {"max": settings.get("max", settings.get("min")), "min": settings.get("min", settings.get("max"))}
-    return {"method": method, **settings}
+    own = {name: settings[key] for key, name in _OWN_OPTIONS.get(method, {}).items() if key in settings}
+    if method == "ngram" and own:  # as in vLLM, a bound that is given alone is both
+        own = {"max": own.get("max", own.get("min")), "min": own.get("min", own.get("max"))}
+    return {"method": method, **own}
 
 
-def _method(said: Mapping[str, Any]) -> str:
+def _method(settings: Mapping[str, Any]) -> str:
     """The method by its usual name."""
-    method = said.get("method")
+    method = settings.get("method")
     if method is None:
-        method = "ngram" if said.get("model") in ("ngram", "[ngram]") else "draft_model"
+        method = "ngram" if settings.get("model") in ("ngram", "[ngram]") else "draft_model"
     name = _SAME.get(method, method) if isinstance(method, str) else ""
     name = "mtp" if name.endswith("_mtp") else name
     if name not in _METHODS:
@@ -137,7 +137,7 @@ def _method(said: Mapping[str, Any]) -> str:
     return name
 
 
-def _with_model(method: str, said: Mapping[str, Any]) -> dict[str, Any]:
+def _with_model(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A draft that is a model or a head; the files of a `draft_model` and of a DSpark draft tell what it is."""
     forms = {
         "parallel_drafting": {"draft_model": "pard", "eagle": "p-eagle", "eagle3": "p-eagle"},
@@ -145,21 +145,21 @@ def _with_model(method: str, said: Mapping[str, Any]) -> dict[str, Any]:
     }
     own = None if method in ("draft_model", "dspark") else method
     for key, methods in forms.items():
-        value = said.get(key, False)
+        value = settings.get(key, False)
         if not isinstance(value, bool):
             raise UsageError(f"`{FLAG} {key}` must be true or false, not `{value}`")
         if value and method not in methods:
             raise UsageError(f"`{FLAG}` sets `{key}`, which is not for the method `{method}`", "leave it out")
         own = methods[method] if value else own
-    return {"model": said["model"]} | ({} if own is None else {"method": own})
+    return {"model": settings["model"]} | ({} if own is None else {"method": own})
 
 
-def _verify(said: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def _verify(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """The verification mode: vLLM's rule, and whether its draft samples."""
-    rule, draws = said.get(_RULE, "standard"), said.get(_DRAWS)
+    rule, draws = settings.get(_RULE, "standard"), settings.get(_DRAWS)
     for key, value, known in ((_RULE, rule, ("standard", *_RULES)), (_DRAWS, draws, (None, *_SAMPLERS))):
         if value not in known:
-            words = ", ".join(str(one) for one in known if one is not None)
+            words = ", ".join(str(word) for word in known if word is not None)
             hint = f"use {words}; `--verify` has further modes"
             raise UsageError(f"`{FLAG}` sets `{key}` to `{value}`, which is not supported", hint)
     if rule != "standard":
@@ -167,20 +167,20 @@ def _verify(said: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return {} if draws is None else {"speculation.verify": (_SAMPLERS[draws], f"{FLAG} {_DRAWS}")}
 
 
-def _k_by_batch(said: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def _k_by_batch(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """The k of each number of sequences, from ranges (first, last, k); the k before a gap holds in it."""
-    ranges = said.get(_TABLE)
+    ranges = settings.get(_TABLE)
     if ranges is None:
         return {}
     right = (
         isinstance(ranges, list)
         and ranges
-        and all(isinstance(row, list) and len(row) == 3 and all(type(one) is int for one in row) for row in ranges)
+        and all(isinstance(row, list) and len(row) == 3 and all(type(n) is int for n in row) for row in ranges)
     )
     if not right:
         hint = "for example [[1, 4, 5], [5, 64, 2]]: first and last number of sequences, and k"
         raise UsageError(f"`{FLAG} {_TABLE}` must be a list of ranges, not `{ranges}`", hint)
-    most = said.get("num_speculative_tokens")
+    most = settings.get("num_speculative_tokens")
     limit = most if type(most) is int else max(k for *_, k in ranges)
     table = ",".join(f"{first}:{min(k, limit)}" for first, _, k in sorted(ranges))
     return {"speculation.k_by_batch": (table, f"{FLAG} {_TABLE}")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -10,26 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.draft_reader import reader_without_models
-from specdec_cli.cli.endpoint_options import key_of, refuse_others
-from specdec_cli.cli.measurement_options import FILES, chosen_prompts, show_plan
-from specdec_cli.cli.options import DETAILS_OPTION, OPTIONS, WORKLOAD_OPTIONS, Shared
-from specdec_cli.cli.output import deliver_with_report, envelope
-from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.cli.endpoint_options import key_of
+from specdec_cli.cli.honoured import HERE, RECORDED, SERVER
+from specdec_cli.cli.measured_run import MeasuredRun
+from specdec_cli.cli.measurement_options import MeasurementOptions, check_files, chosen_prompts
+from specdec_cli.cli.options import FILES
+from specdec_cli.cli.output import envelope
+from specdec_cli.cli.place import Place
+from specdec_cli.cli.screen import timed_progress
+from specdec_cli.cli.shared import Shared
+from specdec_cli.engine.prompts import PromptSet
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.documents.replayed import AcceptanceDocument, acceptance_body
 from specdec_cli.measure.endpoint.address import check_key, parse_address
-from specdec_cli.recipe.present import to_yaml
-from specdec_cli.report.acceptance import SCHEMA, print_acceptance
+from specdec_cli.report.acceptance import print_acceptance
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specdec_cli.measure.predict.trace import Trace
-    from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.measure.predict.tracing import Tell
+    from specdec_cli.recipe import Recipe
 
 _SERVERS = "Servers"
-_OWN = {"target_endpoint", "draft_endpoint", "trace_from", "endpoint_timeout", "api_key", "at_a_time"}
-_OWN |= {"k_max", "chat", "dry_run"}
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "details", "target.model", "target.revision", "draft"}
-_SECTIONS = ("sampling.", "workload.")
-_DRAFT, _NUM = "draft", "workload.num_prompts"
+_DRAFT = "draft"
 
 TargetEndpoint = Annotated[
     str | None,
@@ -72,8 +78,8 @@ AtATime = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class ElsewhereWish:
-    """The values of these options; None if an option is not given."""
+class TextSource:
+    """Source of the target's text if no model is loaded; None for options that are not given."""
 
     target_endpoint: str | None
     draft_endpoint: str | None
@@ -83,189 +89,170 @@ class ElsewhereWish:
     concurrency: int | None = None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether the models are elsewhere."""
-        return self.target_endpoint is not None or self.trace_from is not None
+    def place(self) -> tuple[str, str]:
+        """Place of the work, and the option that chooses it."""
+        if self.target_endpoint is not None:
+            return SERVER, "--target-endpoint"
+        return (HERE, "") if self.trace_from is None else (RECORDED, "--trace-from")
 
 
-def check_unwanted(wish: ElsewhereWish) -> None:
-    """Refuse options about servers where the models are loaded here.
-
-    Raises:
-        UsageError: there is such an option.
-    """
-    given = {
-        "--draft-endpoint": wish.draft_endpoint,
-        "--endpoint-timeout": wish.timeout_s,
-        "--api-key": wish.key,
-        "--concurrency": wish.concurrency,
-    }
-    name = next((name for name, value in given.items() if value is not None), None)
-    if name is not None:
-        raise UsageError(f"`{name}` has no effect without --target-endpoint", "name the server: --target-endpoint URL")
-
-
-def run_elsewhere(
-    context: typer.Context, shared: Shared, wish: ElsewhereWish, k_max: int, chat: bool, dry_run: bool
-) -> None:
-    """Predict acceptance at every k without loading a model.
+def acceptance_run(shared: Shared, source: TextSource, k_max: int, chat: bool, dry_run: bool) -> AcceptanceRun:
+    """A prediction of acceptance at every k, for which no model is loaded.
 
     Args:
-        context: the command line, whose options that have no meaning here are refused.
         shared: the command's shared options.
-        wish: servers, or the file of recorded traffic.
+        source: servers, or the file of recorded traffic.
         k_max: largest k.
         chat: whether prompts are messages.
-        dry_run: show what would be asked or read, without doing it.
+        dry_run: whether nothing will be asked or read.
 
     Raises:
         UsageError: options that contradict each other, or sampling whose probabilities no server gives.
-        RunError: a server cannot be reached, or gives too little.
     """
-    known = (*OPTIONS, *WORKLOAD_OPTIONS, DETAILS_OPTION)
-    refuse_others(context, known, _OWN, _PATHS, _SECTIONS, "--target-endpoint or --trace-from")
-    if wish.target_endpoint is not None and wish.trace_from is not None:
+    if source.target_endpoint is not None and source.trace_from is not None:
         raise UsageError("`--trace-from` and `--target-endpoint` are two sources of one text", "name one of them")
-    _refuse_unread(shared, wish, chat)
+    if source.draft_endpoint is not None and "draft" in shared.flags:
+        raise UsageError("`--draft` has no effect with --draft-endpoint, whose server has the draft", "leave one out")
     shared.loads_models = False
     resolved = shared.resolve()
-    _check(resolved.recipe, wish)
-    if dry_run:
-        _show(resolved, wish, k_max, shared)
-        return
-    begin = perf_counter()
-    found = (
-        _recorded(resolved, wish, k_max, shared) if wish.trace_from else _served(resolved, wish, k_max, chat, shared)
-    )
-    found.source["seconds"] = perf_counter() - begin
-    document = envelope(SCHEMA, resolved.recipe.as_dict(), found.body(k_max))
-    deliver_with_report(document, shared, lambda page: print_acceptance(page, document, shared.details))
+    _check(resolved.recipe, source)
+    check_files(shared)
+    prompts = PromptSet([])
+    if source.trace_from is None:
+        prompts = chosen_prompts(resolved.recipe.workload, chat, only_at_hand=dry_run)
+    place = Place([resolved], [_DRAFT], MeasurementOptions(1, 1, chat), prompts, shared)
+    return AcceptanceRun(place, source, k_max)
 
 
-def _refuse_unread(shared: Shared, wish: ElsewhereWish, chat: bool) -> None:
-    """Refuse what the other source of text, or the draft's server, leaves without a meaning."""
-    if wish.draft_endpoint is not None and "draft" in shared.flags:
-        raise UsageError("`--draft` has no effect with --draft-endpoint, whose server has the draft", "leave one out")
-    if wish.trace_from is None:
-        return
-    fields = [path for path in shared.flags if path.startswith(("sampling.", "workload.")) and path != _NUM]
-    names = [shared.flags[path][1] for path in fields] + (["--chat"] if chat else [])
-    if names:
-        said = f"`{names[0]}` has no effect with --trace-from, which reads answers that were given"
-        raise UsageError(said, "leave it out; --num-prompts says how many rows to read")
-
-
-def _check(recipe: Recipe, wish: ElsewhereWish) -> None:
+def _check(recipe: Recipe, source: TextSource) -> None:
     """Refuse what cannot be predicted, before a server is asked or a file is read."""
     from specdec_cli.measure.predict.remote_trace import check_sampling
 
-    if wish.trace_from is not None:
-        check_unwanted(wish)
-    else:
+    if source.trace_from is None:
         check_sampling(recipe.sampling)
-    for url, flag in ((wish.target_endpoint, "--target-endpoint"), (wish.draft_endpoint, "--draft-endpoint")):
+    for url, flag in ((source.target_endpoint, "--target-endpoint"), (source.draft_endpoint, "--draft-endpoint")):
         if url is not None:
             parse_address(url, flag)
-    if wish.draft_endpoint is None:
+    if source.draft_endpoint is None:
         reader_without_models(recipe)
 
 
-def _show(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Shared) -> None:
-    """Show what would be asked, and where each value comes from."""
-    servers = [url for url in (wish.target_endpoint, wish.draft_endpoint) if url is not None]
-    source = f"recorded answers in {wish.trace_from}" if wish.trace_from else f"prompts through {' and '.join(servers)}"
-    most = resolved.recipe.workload.num_prompts
-    body = {"origins": resolved.origins, "k_max": k_max, "servers": servers, "num_prompts": most}
-    head = f"# would predict k = 1 to {k_max} over at most {most} {source}"
-    show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
-
-
 @dataclass(slots=True)
-class _Found:
+class TracedText:
+    """A text with a draft along it.
+
+    Args:
+        trace: the text.
+        draft: the draft's name in it.
+        source: where it comes from, with the document's keys.
+    """
+
     trace: Trace
     draft: str
     source: dict[str, Any]
 
-    def body(self, k_max: int) -> dict[str, Any]:
-        """The document's own fields."""
-        from specdec_cli.measure.predict.acceptance import acceptance_rows, rule_rows
 
-        rows = acceptance_rows(self.trace, self.draft, k_max)
-        return {
-            "target": self.trace.target,
-            "draft": self.draft,
-            "source": self.source,
-            "prompts": len(self.trace.prompts),
-            "tokens": self.trace.num_emitted_tokens,
-            "k_max": k_max,
-            "rules": rule_rows(row["rule"] for row in rows),
-            "rows": rows,
-            "notices": self.trace.notices,
+@dataclass(slots=True)
+class AcceptanceRun(MeasuredRun["TracedText"]):
+    """One run of the command.
+
+    Args:
+        arms: where it decodes.
+        source: of the target's text.
+        k_max: largest k.
+    """
+
+    document_class = AcceptanceDocument
+    has_gates = False
+
+    source: TextSource
+    k_max: int
+
+    def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
+        """The requests that would be sent, or the file that would be read."""
+        source, most = self.source, self.arms.recipe.workload.num_prompts
+        servers = [url for url in (source.target_endpoint, source.draft_endpoint) if url is not None]
+        texts = f"prompts through {' and '.join(servers)}"
+        if source.trace_from is not None:
+            texts = f"recorded answers in {source.trace_from}"
+        body = {"num_prompts": most, "k_max": self.k_max, "servers": servers}
+        return body, f"# would predict k = 1 to {self.k_max} over at most {most} {texts}"
+
+    def study(self) -> TracedText:
+        """The text with the draft along it: Ctrl-C ends it at once."""
+        recipe, begin = self.arms.recipe, perf_counter()
+        reader = None if self.source.draft_endpoint is not None else reader_without_models(recipe)
+        with timed_progress(self.arms.screen) as tell:
+            made = asyncio.run(self._ask(tell)) if self.source.trace_from is None else self._recorded()
+            if reader is not None:
+                reader.read(made.trace, self.k_max, lambda done, total: tell("tracing the draft", done, total))
+                made.draft = reader.name
+        made.source["seconds"] = perf_counter() - begin
+        return made
+
+    def measure(self, study: TracedText, stopped: Callable[[], bool]) -> None:
+        """Nothing is measured."""
+
+    def is_measured(self, study: TracedText) -> bool:
+        """Whether there is a text."""
+        return True
+
+    def document(self, study: TracedText, interrupted: bool) -> dict[str, Any]:
+        """The document."""
+        body = acceptance_body(study.trace, study.draft, study.source, self.k_max)
+        return envelope(self.document_class, self.arms.recipe.as_dict(), body)
+
+    def draw(self, page: Console, study: TracedText, document: dict[str, Any]) -> None:
+        """Print the report."""
+        print_acceptance(page, document, self.arms.shared.details)
+
+    def _recorded(self) -> TracedText:
+        """Trace of a log of prompts and answers."""
+        from specdec_cli.lm.load import load_tokenizer
+        from specdec_cli.measure.predict.recorded import recorded_trace
+        from specdec_cli.text.chat_template import chat_tokenizer
+
+        path, recipe = self.source.trace_from, self.arms.recipe
+        assert path is not None, "a log is named"
+        target = recipe.target
+        loaded = load_tokenizer(target.model, revision=target.revision, load_format=target.load_format)
+        tokenizer = chat_tokenizer(loaded, target.chat_template, target.default_chat_template_kwargs)
+        trace = recorded_trace(path, tokenizer, target.model, recipe.workload.num_prompts)
+        return TracedText(trace, "", {"kind": "recorded", "words": f"from the answers in {path}"})
+
+    async def _ask(self, tell: Tell) -> TracedText:
+        """Through one server, or two."""
+        from specdec_cli.measure.endpoint.endpoint import Endpoint
+        from specdec_cli.measure.predict.acceptance import sampled_faults
+        from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
+        from specdec_cli.measure.predict.remote_trace import RemoteTracer
+
+        source, resolved, chat = self.source, self.arms.resolved, self.arms.options.chat
+        rows = self.arms.rows[: resolved.recipe.workload.num_prompts]
+        key, timeout_s, at_a_time = check_key(key_of(source.key)), source.timeout_s or 300.0, source.concurrency or 8
+        named = "" if resolved.built_in_pair else resolved.recipe.target.model
+        assert source.target_endpoint is not None
+        address = parse_address(source.target_endpoint, "--target-endpoint")
+        async with Endpoint(address, key, timeout_s, at_a_time) as target:
+            model = await target.choose_model(named)
+            sampling, beyond = resolved.recipe.sampling, self.k_max if target.owner in DRAFTS_PAST_END else 0
+            tracer = RemoteTracer(target, model, rows, sampling, chat, at_a_time, beyond)
+            trace = await tracer.trace_target(lambda done, total: tell("the target's server decodes", done, total))
+            if sampling.temperature:
+                trace.notices += sampled_faults(target.owner, await target.version())
+            servers = [target]
+            if source.draft_endpoint is not None:
+                draft_address = parse_address(source.draft_endpoint, "--draft-endpoint")
+                async with Endpoint(draft_address, key, timeout_s, at_a_time) as draft:
+                    name = await draft.choose_model("")
+                    watch = lambda done, total: tell("the draft's server scores", done, total)  # noqa: E731
+                    trace.drafts[_DRAFT] = await tracer.trace_draft(trace, draft, name, watch)
+                    servers.append(draft)
+        trace.drafts = {name: trace.drafts[_DRAFT]} if _DRAFT in trace.drafts else {}
+        source_facts = {
+            "kind": "servers",
+            "words": f"through {' and '.join(server.address.root for server in servers)}",
+            "requests": sum(server.num_requests for server in servers),
+            "bytes": sum(server.num_bytes for server in servers),
         }
-
-
-def _recorded(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Shared) -> _Found:
-    """From a log of prompts and answers."""
-    from specdec_cli.lm.load import load_tokenizer
-    from specdec_cli.measure.predict.recorded import recorded_trace
-    from specdec_cli.text.chat_template import chat_tokenizer
-
-    assert wish.trace_from is not None
-    recipe = resolved.recipe
-    reader, target = reader_without_models(recipe), recipe.target
-    loaded = load_tokenizer(target.model, revision=target.revision, load_format=target.load_format)
-    tokenizer = chat_tokenizer(loaded, target.chat_template, target.default_chat_template_kwargs)
-    trace = recorded_trace(wish.trace_from, tokenizer, target.model, recipe.workload.num_prompts)
-    with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
-        reader.read(trace, k_max, lambda done, total: tell("tracing the draft", done, total))
-    return _Found(trace, reader.name, {"kind": "recorded", "words": f"from the answers in {wish.trace_from}"})
-
-
-def _served(resolved: Resolved, wish: ElsewhereWish, k_max: int, chat: bool, shared: Shared) -> _Found:
-    """Through one server, or two."""
-    import asyncio
-
-    reader = None if wish.draft_endpoint is not None else reader_without_models(resolved.recipe)
-    rows = chosen_prompts(resolved.recipe.workload, chat).rows
-    num = resolved.recipe.workload.num_prompts
-    with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
-        found = asyncio.run(_ask(resolved, wish, k_max, rows[:num], chat, tell))
-        if reader is not None:
-            reader.read(found.trace, k_max, lambda done, total: tell("tracing the draft", done, total))
-            found.draft = reader.name
-    return found
-
-
-async def _ask(resolved: Resolved, wish: ElsewhereWish, k_max: int, rows: Any, chat: bool, tell: Any) -> _Found:
-    from specdec_cli.measure.endpoint.endpoint import Endpoint
-    from specdec_cli.measure.predict.acceptance import sampled_faults
-    from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
-    from specdec_cli.measure.predict.remote_trace import RemoteTracer
-
-    key, timeout_s, at_a_time = check_key(key_of(wish.key)), wish.timeout_s or 300.0, wish.concurrency or 8
-    named = "" if resolved.built_in_pair else resolved.recipe.target.model
-    assert wish.target_endpoint is not None
-    address = parse_address(wish.target_endpoint, "--target-endpoint")
-    async with Endpoint(address, key, timeout_s, at_a_time) as target:
-        model = await target.choose_model(named)
-        sampling, beyond = resolved.recipe.sampling, k_max if target.owner in DRAFTS_PAST_END else 0
-        tracer = RemoteTracer(target, model, rows, sampling, chat, at_a_time, beyond)
-        trace = await tracer.trace_target(lambda done, total: tell("the target's server decodes", done, total))
-        if sampling.temperature:
-            trace.notices += sampled_faults(target.owner, await target.version())
-        servers = [target]
-        if wish.draft_endpoint is not None:
-            draft_address = parse_address(wish.draft_endpoint, "--draft-endpoint")
-            async with Endpoint(draft_address, key, timeout_s, at_a_time) as draft:
-                name = await draft.choose_model("")
-                watch = lambda done, total: tell("the draft's server scores", done, total)  # noqa: E731
-                trace.drafts[_DRAFT] = await tracer.trace_draft(trace, draft, name, watch)
-                servers.append(draft)
-    trace.drafts = {name: trace.drafts[_DRAFT]} if _DRAFT in trace.drafts else {}
-    source = {
-        "kind": "servers",
-        "words": f"through {' and '.join(one.address.root for one in servers)}",
-        "requests": sum(one.num_requests for one in servers),
-        "bytes": sum(one.num_bytes for one in servers),
-    }
-    return _Found(trace, next(iter(trace.drafts), ""), source)
+        return TracedText(trace, next(iter(trace.drafts), ""), source_facts)

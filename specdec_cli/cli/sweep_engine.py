@@ -4,100 +4,66 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from specdec_cli.cli.draft_reader import DraftReader, draft_reader
-from specdec_cli.cli.endpoint_options import refuse_others
-from specdec_cli.cli.measurement_options import check_named, chosen_prompts, show_plan
-from specdec_cli.cli.options import DETAILS_OPTION, ENGINE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
-from specdec_cli.cli.other_engine import OtherEngine, showing_log
-from specdec_cli.cli.output import deliver_with_report, envelope, write_file
-from specdec_cli.cli.screen import interruptible, open_screen, timed_progress
+from specdec_cli.cli.engine_arms import EngineArms
+from specdec_cli.cli.measurement_options import check_files, check_regression, chosen_prompts, num_prompts_words
+from specdec_cli.cli.other_engine import OtherEngine, at_k
+from specdec_cli.cli.place import PLAIN
+from specdec_cli.cli.screen import timed_progress
+from specdec_cli.cli.sweep_run import SweepOptions, SweepRun
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.recipe.present import to_yaml
-from specdec_cli.report.engine_sweep import SCHEMA, engine_sweep_body, print_engine_sweep
-from specdec_cli.report.tuned_recipe import tuned_recipe
+from specdec_cli.measure.documents.engine_sweep import engine_sweep_result
+from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
+from specdec_cli.measure.endpoint.refusal import EndpointError
+from specdec_cli.measure.predict.draft_shape import DraftShape
+from specdec_cli.report.pace import Waiting
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.elsewhere.engine_process import EngineProcess
-    from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
+    from specdec_cli.cli.shared import Shared
+    from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
+    from specdec_cli.measure.elsewhere.server_arm import ServerArm
+    from specdec_cli.measure.gates import Pairs
     from specdec_cli.measure.predict.trace import Trace
-    from specdec_cli.measure.predict.tracing import Tell
-    from specdec_cli.recipe import Recipe, Resolved
-    from specdec_cli.report.view import Screen
+    from specdec_cli.recipe import Recipe
 
-_OWN = {"k_max", "batch_sizes", "chat", "dry_run", "write_recipe"}
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "details", "trust_remote_code"}
-_PATHS |= {"engine_command", "engine_args"}
-_SECTIONS = ("target.", "draft", "speculation.", "sampling.", "engine.", "workload.")
 _NUM_MEASURED = 2
 _CPU_LOG = "cpu_worker.py"
 """Stands in vLLM's log where it runs on a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSweepWish:
-    """The values of the command's own options."""
-
-    k_max: int
-    batch_sizes: tuple[int, ...]
-    chat: bool
-    dry_run: bool
-    write_recipe: Path | None
-
-
-def sweep_on_engine(
-    context: typer.Context, shared: Shared, resolved: Resolved, other: OtherEngine, wish: EngineSweepWish
-) -> None:
-    """Find the best k of another engine.
+def engine_sweep_run(other: OtherEngine, options: SweepOptions, shared: Shared, dry_run: bool) -> EngineSweepRun:
+    """A search for the best k of another engine.
 
     Args:
-        context: the command line, whose options that have no meaning here are refused.
-        shared: the command's shared options.
-        resolved: the recipe, which names the engine.
         other: the engine.
-        wish: the command's own options.
+        options: the command's own.
+        shared: the command's shared options.
+        dry_run: whether nothing will be started.
 
     Raises:
-        UsageError: options without a meaning here, a draft that cannot be traced, sampling without a prediction, a
-            file that cannot be written.
-        RunError: the engine does not start or answer, or does not sample from the target.
+        UsageError: a draft that cannot be traced, sampling without a prediction, a file that cannot be written.
     """
-    name = resolved.recipe.engine.name
-    known = (*OPTIONS, *WORKLOAD_OPTIONS, DETAILS_OPTION, *ENGINE_OPTIONS)
-    told = (f"--engine {name}", "it sweeps chains on another engine", "leave it out")
-    refuse_others(context, known, _OWN, _PATHS, _SECTIONS, *told)
-    reader = _reader(resolved.recipe, shared.trust_remote_code)
-    check_named({"--write-recipe": wish.write_recipe}, shared)
+    given, recipe = other.resolved, other.resolved.recipe
+    reader = _reader(recipe, shared.trust_remote_code)
+    check_regression(recipe, shared)
+    check_files(shared, {"--write-recipe": options.write_recipe})
     other = other.without_prefix_caching()
-    config = speculative_config(other, wish.k_max)
-    if wish.dry_run:
-        _show(resolved, other, wish, shared)
-        return
-    screen, begin = open_screen(shared.quiet, streams_text=False), perf_counter()
-    for warning in other.server(wish.k_max).warnings:
-        screen.say(f"warning: {warning}", "yellow")
-    reader.check()
-    with showing_log(screen):
-        sweep = _EngineSweepRun(resolved.recipe, other, wish, reader, screen).go(_rule(resolved.recipe, config))
-    body = engine_sweep_body(sweep, name, other.shown(wish.k_max), config, perf_counter() - begin)
-    document = envelope(SCHEMA, resolved.recipe.as_dict(), body)
-    if wish.write_recipe is not None:
-        write_file(wish.write_recipe, tuned_recipe(resolved, document), shared.force)
-    deliver_with_report(document, shared, lambda page: print_engine_sweep(page, document, shared.details))
+    prompts = chosen_prompts(recipe.workload, options.chat, only_at_hand=dry_run)
+    at_most = replace(other, resolved=at_k(other.resolved, options.k_max))
+    arms = EngineArms([other.resolved], [reader.name], options, prompts, shared, engines=[at_most])
+    return EngineSweepRun(arms, options, given, [], DraftShape(other.k), reader, speculative_config(at_most))
 
 
-def speculative_config(other: OtherEngine, k: int) -> dict[str, Any]:
-    """The engine's settings of speculation at one k, as its command line has them."""
-    words = other.words(k)
-    found: dict[str, Any] = json.loads(words[words.index("--speculative-config") + 1])
-    return found
+def speculative_config(other: OtherEngine) -> dict[str, Any]:
+    """The engine's settings of speculation, as its command line has them."""
+    words = other.words()
+    config: dict[str, Any] = json.loads(words[words.index("--speculative-config") + 1])
+    return config
 
 
 def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
@@ -121,89 +87,116 @@ def _rule(recipe: Recipe, config: Mapping[str, Any]) -> str:
     return rule
 
 
-def _show(resolved: Resolved, other: OtherEngine, wish: EngineSweepWish, shared: Shared) -> None:
-    """Show what would be started, and where each value comes from."""
-    num, command = resolved.recipe.workload.num_prompts, other.shown(wish.k_max)
-    body = {"origins": resolved.origins, "k_max": wish.k_max, "num_prompts": num, "engine_command": command}
-    body["batch_sizes"] = list(wish.batch_sizes)
-    head = f"# would predict k = 1 to {wish.k_max} over at most {num} prompts from three starts of\n# {command}"
-    show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
-
-
 @dataclass(slots=True)
-class _EngineSweepRun:
-    """One run of the command.
+class EngineSweepRun(SweepRun["EngineSweep"]):
+    """One run of the command on another engine.
 
     Args:
-        recipe: names the engine.
-        other: the engine.
-        wish: the command's own options.
+        arms: where it decodes.
+        options: the command's own.
+        given: the recipe without what the measurement changed.
+        notices: what a reader should know of k_max and of the predictions.
+        in_use: the recipe's own k.
         reader: reads the target's text with the draft.
-        screen: shows the progress.
+        config: the engine's settings of speculation.
     """
 
-    recipe: Recipe
-    other: OtherEngine
-    wish: EngineSweepWish
+    order = "A A B B"
+
+    arms: EngineArms
+    in_use: DraftShape
     reader: DraftReader
-    screen: Screen
-    _running: EngineProcess | None = field(init=False, default=None)
+    config: Mapping[str, Any]
+    _running: ServerArm | None = field(init=False, default=None)
+    _tell: Waiting = field(init=False, default_factory=Waiting)
+    _seconds: float = field(init=False, default=0.0)
 
-    def go(self, rule: str) -> EngineSweep:
-        """Start the engine with one k after the other.
+    def pairs(self) -> Pairs:
+        """How many pairs the run makes for its intervals to rest on: rounds of prompts."""
+        from specdec_cli.measure.gates import Pairs
 
-        Args:
-            rule: its rule of verification.
-        """
+        rows, size = self.arms.rows, self.options.first_batch_size
+        return Pairs.of(rows[: len(rows) - len(rows) % size], size, repeats=1)
+
+    def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
+        """The ks, and the number of starts."""
+        options, prompts = self.options, num_prompts_words(self.arms.recipe.workload, num)
+        body = {"k_max": options.k_max, "repeats": options.repeats, "batch_sizes": list(options.batch_sizes)}
+        return body, f"# would predict k = 1 to {options.k_max} over {prompts} from three starts"
+
+    def opened(self) -> None:
+        """Read the draft's configuration, before the engine is started."""
+        self.reader.check()
+
+    def study(self) -> EngineSweep:
+        """The sweep, of which nothing has run yet."""
         from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
 
-        plan = self._plan(rule)
-        with interruptible() as stopped, timed_progress(self.screen) as tell:
+        options, recipe = self.options, self.arms.recipe
+        return EngineSweep(
+            start=self._start,
+            rows=self.arms.rows,
+            sampling=recipe.sampling,
+            chat=options.chat,
+            k_max=options.k_max,
+            batch_sizes=options.batch_sizes,
+            num_measured=_NUM_MEASURED,
+            rule=_rule(recipe, self.config),
+            trace_draft=self._read,
+            in_use=self.in_use,
+            repeats=options.repeats,
+            tell=lambda words: self._tell(words),
+            stopped=lambda: self.arms.stopped(),
+            check=self._check,
+            cpu_seconds=lambda: self.running.process.cpu_seconds,
+        )
 
-            def start(k: int) -> AbstractContextManager[str]:
-                return self._start(self.other.process(self.screen, k, tell, stopped))
+    def measure(self, study: EngineSweep, stopped: Callable[[], bool]) -> None:
+        """Start the engine with one k after the other."""
+        begin = perf_counter()
+        with timed_progress(self.arms.screen) as self._tell:
+            study.run()
+        self._seconds = perf_counter() - begin
+        assert study.traced is not None, "a sweep that has run has a trace"
+        self.keep_trace(study.traced)
 
-            def read(trace: Trace) -> str:
-                return self._read(trace, tell, stopped)
+    def engine_sweep(self, study: EngineSweep) -> dict[str, Any]:
+        """The document's part about the engine's starts."""
+        return engine_sweep_result(study, self.config, self._seconds)
 
-            sweep = EngineSweep(start, plan, read, tell, stopped, self._check)
-            sweep.run()
-        return sweep
-
-    def _plan(self, rule: str) -> EngineSweepPlan:
-        from specdec_cli.measure.elsewhere.engine_sweep import EngineSweepPlan
-
-        wish, workload = self.wish, self.recipe.workload
-        rows = chosen_prompts(workload, wish.chat).rows[: workload.num_prompts]
-        return EngineSweepPlan(rows, self.recipe.sampling, wish.chat, wish.k_max, wish.batch_sizes, _NUM_MEASURED, rule)
+    @property
+    def running(self) -> ServerArm:
+        """The engine that runs."""
+        assert self._running is not None, "asked between a start and its end"
+        return self._running
 
     @contextmanager
-    def _start(self, process: EngineProcess) -> Iterator[str]:
+    def _start(self, k: int) -> Iterator[str]:
         """An engine's address; one that ends meanwhile gives its own reason in place of the connection's."""
-        from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
-        from specdec_cli.measure.endpoint.refusal import EndpointError
-
-        self._running = process
-        with process as url:
+        self.arms.tell = lambda words: self._tell(words)
+        self._running = arm = self.arms.arm(f"k = {k}" if k else PLAIN, k)
+        try:
+            arm.start()
             try:
-                yield url
+                yield arm.endpoint.plan.address.root
             except RunError as error:
-                process.check(DYING_SECONDS if isinstance(error, EndpointError) else 0.0)
+                arm.process.check(DYING_SECONDS if isinstance(error, EndpointError) else 0.0)
                 raise
+        finally:
+            arm.stop()
 
     def _check(self, version: str | None) -> None:
-        assert self._running is not None, "a version is an engine's that runs"
-        refuse_faulty(self.recipe, version, is_cpu=_CPU_LOG in self._running.log_text)
+        refuse_faulty(self.arms.recipe, version, is_cpu=_CPU_LOG in self.running.process.log_text)
 
-    def _read(self, trace: Trace, tell: Tell, stopped: Callable[[], bool]) -> str:
+    def _read(self, trace: Trace) -> str:
         """Read the target's text with the draft, until Ctrl-C."""
 
         def watch(done: int, total: int) -> None:
-            if stopped():
+            if self.arms.stopped():
                 raise KeyboardInterrupt
-            tell("tracing the draft", done, total)
+            self._tell("tracing the draft", done, total)
 
-        self.reader.read(trace, self.wish.k_max, watch)
+        self.reader.read(trace, self.options.k_max, watch)
         return self.reader.name
 
 

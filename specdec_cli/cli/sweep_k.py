@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.arms import OwnArms
 from specdec_cli.cli.endpoint_options import ApiKey, EndpointTimeout
-from specdec_cli.cli.measurement import Measurement
+from specdec_cli.cli.honoured import ENGINE, HERE, other_engine, refuse_without_effect
 from specdec_cli.cli.measurement_options import (
-    FILES,
     HOW,
-    Csv,
     DryRun,
     Exhaustive,
-    Html,
-    Junit,
-    Markdown,
-    MeasurementOptions,
-    Plot,
     TraceFile,
     check_files,
     check_fixed_depth,
@@ -32,53 +26,35 @@ from specdec_cli.cli.measurement_options import (
     k_max_option,
     num_prompts_words,
     repeats_option,
-    show_plan,
     whole_numbers,
 )
-from specdec_cli.cli.options import (
-    DETAILS_OPTION,
-    ENGINE_OPTIONS,
-    GATE_OPTIONS,
-    RESUME_OPTION,
-    WORKLOAD_OPTIONS,
-    Chat,
-    Shared,
-    check_template,
-    with_shared_options,
-)
-from specdec_cli.cli.other_engine import OtherEngine
-from specdec_cli.cli.output import write_file
-from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.cli.options import FILES, MEASURING_OPTIONS, Chat
+from specdec_cli.cli.screen import timed_progress
+from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.cli.sweep_elsewhere import (
     AtATime,
     DraftEndpoint,
-    ElsewhereWish,
     TargetEndpoint,
+    TextSource,
     TraceFrom,
-    check_unwanted,
-    run_elsewhere,
+    acceptance_run,
 )
+from specdec_cli.cli.sweep_run import SweepOptions, SweepRun
 from specdec_cli.cli.sweep_trees import Trees, check_ranks, check_trees, wanted_trees
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.predict.draft_shape import DraftShape
-from specdec_cli.recipe.present import to_yaml
-from specdec_cli.report.generate import Promise
-from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweeps, sweep_body
-from specdec_cli.report.tuned_recipe import tuned_recipe
+from specdec_cli.report.bench import BenchView
+from specdec_cli.report.sweep_k import live_tables
 from specdec_cli.tree_shape import AUTO, TreeShape
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.bench.passes import Pass
-    from specdec_cli.measure.bench.sweeps import Sweeps
+    from specdec_cli.measure.bench.sweep import Sweeps
     from specdec_cli.measure.predict.cost import Costs
     from specdec_cli.measure.predict.traced import Traced
     from specdec_cli.measure.predict.tracing import Tell
-    from specdec_cli.measure.workload.workload import Workload
-    from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.recipe import Recipe
 
 
 _LEFT_OUT = (
@@ -104,7 +80,10 @@ BatchSizes = Annotated[
 
 
 @with_shared_options(
-    without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, DETAILS_OPTION, *ENGINE_OPTIONS)
+    common="recipe target draft engine k-max dataset num-prompts batch-sizes max-new-tokens write-recipe "
+    "json output html",
+    without=_LEFT_OUT,
+    beside=MEASURING_OPTIONS,
 )
 def sweep_k(
     context: typer.Context,
@@ -129,11 +108,6 @@ def sweep_k(
         Path | None,
         typer.Option(help="Write the recipe with the recommended k or tree.", metavar="FILE", rich_help_panel=FILES),
     ] = None,
-    markdown: Markdown = None,
-    csv: Csv = None,
-    junit: Junit = None,
-    plot: Plot = None,
-    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
@@ -141,82 +115,61 @@ def sweep_k(
 
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'recommended.verdict == inconclusive'.
+
+    Examples:
+        # Find k for the built-in pair.
+        specdec sweep-k --num-prompts 8
+        # Find k for your models and write a recipe for serve.
+        specdec sweep-k -t MODEL -d DRAFT --write-recipe tuned.yaml
+        # Find k at three batch sizes.
+        specdec sweep-k -r builtin --batch-sizes 1,4,16 --num-prompts 32 --output sweep.json
     """
     check_template(shared, chat)
-    elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, endpoint_timeout, api_key, at_a_time)
-    if elsewhere.is_wanted:
-        run_elsewhere(context, shared, elsewhere, k_max or _K_MAX, chat, dry_run)
-        return None
-    check_unwanted(elsewhere)
+    source = TextSource(target_endpoint, draft_endpoint, trace_from, endpoint_timeout, api_key, at_a_time)
+    place, named = source.place
+    refuse_without_effect(context, place, named)
+    if place != HERE:
+        prediction = acceptance_run(shared, source, k_max or _K_MAX, chat, dry_run)
+        refuse_without_effect(context, place, named, prediction.arms.resolved)
+        return prediction.start(dry_run)
     resolved = shared.resolve()
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
-    other = OtherEngine.asked(resolved, shared)
+    other = other_engine(resolved, shared)
     if other is not None:
-        from specdec_cli.cli.sweep_engine import EngineSweepWish, sweep_on_engine
+        from specdec_cli.cli.sweep_engine import engine_sweep_run
 
-        there = EngineSweepWish(k_max or _K_MAX, sizes, chat, dry_run, write_recipe)
-        sweep_on_engine(context, shared, resolved, other, there)
-        return None
+        refuse_without_effect(context, ENGINE, f"--engine {resolved.recipe.engine.name}", resolved)
+        there = SweepOptions(repeats or 1, sizes[-1], chat, k_max or _K_MAX, sizes, write_recipe)
+        return engine_sweep_run(other, there, shared, dry_run).start(dry_run)
+    recipe = resolved.recipe
     repeats = repeats or (2 if exhaustive else 1)
-    goes_further = k_max is None and not resolved.recipe.speculation.is_synthetic
-    k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max or _K_MAX)
-    files = {"markdown": markdown, "csv": csv, "junit": junit}
-    trees = wanted_trees(tree or [], resolved.recipe.speculation, k_max)
-    wish = _SweepOptions(
-        repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe, trees, goes_further
-    )
-    _check(resolved.recipe, wish)
-    check_regression(resolved.recipe, shared)
-    check_files(wish, shared, {"--trace": trace, "--write-recipe": write_recipe})
-    unknowable = _unknowable(resolved.recipe, wish)
-    prompts = chosen_prompts(resolved.recipe.workload, chat, only_at_hand=dry_run)
-    screen = open_screen(shared.quiet, streams_text=False)
-    run = _SweepRun(resolved, wish, prompts, shared, screen, unknowable, capped)
-    if dry_run:
-        _show_plan(resolved, wish, shared, run.rehearse())
-        return None
-    return run.go()
+    goes_further = k_max is None and not recipe.speculation.is_synthetic
+    k_max, capped = depth_within_rates(recipe.speculation, k_max or _K_MAX)
+    trees = wanted_trees(tree or [], recipe.speculation, k_max)
+    options = SweepOptions(repeats, sizes[-1], chat, k_max, sizes, write_recipe, exhaustive, trace, trees, goes_further)
+    _check(recipe, options)
+    check_regression(recipe, shared)
+    check_files(shared, {"--trace": trace, "--write-recipe": write_recipe})
+    unknowable = _unknowable(recipe, options)
+    largest, room = (_FURTHEST if goes_further else k_max), {"tree": f"dynamic:{MOST_NODES}" if trees else None}
+    prompts = chosen_prompts(recipe.workload, chat, only_at_hand=dry_run)
+    arms = OwnArms([resolved], ["draft"], options, prompts, shared, k_max=largest, room=room)
+    return OwnSweepRun(arms, options, resolved, capped, unknowable).start(dry_run)
 
 
-@dataclass(frozen=True, slots=True)
-class _SweepOptions(MeasurementOptions):
-    """The command's further options.
-
-    `trees` has each shape once, and `auto` first. `goes_further` lets k_max grow while the best k is the largest.
-    """
-
-    k_max: int
-    exhaustive: bool
-    batch_sizes: tuple[int, ...]
-    trace: Path | None
-    write_recipe: Path | None
-    trees: tuple[str, ...]
-    goes_further: bool
-
-    @property
-    def shapes(self) -> list[TreeShape]:
-        """The named trees."""
-        return [TreeShape.parse(tree) for tree in self.trees if tree != AUTO]
-
-    @property
-    def first_batch_size(self) -> int:
-        """That of the document's own figures; `by_batch_size` has the others."""
-        return self.batch_sizes[0]
-
-
-def _check(recipe: Recipe, wish: _SweepOptions) -> None:
+def _check(recipe: Recipe, options: SweepOptions) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
     if recipe.draft.method == "none":
         raise UsageError("there is no draft to sweep", "name one with --draft")
     if recipe.draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
     check_fixed_depth(recipe.speculation)
-    check_speculates(recipe.speculation, wish.batch_size)
-    if wish.trees:
-        check_trees(recipe, wish.batch_sizes)
+    check_speculates(recipe.speculation, options.batch_size)
+    if options.trees:
+        check_trees(recipe, options.batch_sizes)
 
 
-def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
+def _unknowable(recipe: Recipe, options: SweepOptions) -> str | None:
     """Why no trace can tell; then every k is measured, which has to be asked for.
 
     Raises:
@@ -228,73 +181,57 @@ def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
     try:
         check_knowable(speculation.verify, speculation.p_min if speculation.depth_policy == "confidence" else 0.0)
     except UsageError as error:
-        if not wish.exhaustive:
+        if not options.exhaustive:
             raise UsageError(error.message, "measure every k without a prediction: --exhaustive") from None
-        if wish.trace is not None:
+        if options.trace is not None:
             raise UsageError(error.message, "leave --trace out") from None
         return error.message
     return None
 
 
-def _show_plan(resolved: Resolved, wish: _SweepOptions, shared: Shared, num: int | None) -> None:
-    """Show what would run, and where each value comes from."""
-    body: dict[str, Any] = {
-        "origins": resolved.origins,
-        "num_prompts": num,
-        "k_max": wish.k_max,
-        "exhaustive": wish.exhaustive,
-        "repeats": wish.repeats,
-        "batch_sizes": list(wish.batch_sizes),
-        "trees": list(wish.trees),
-    }
-    which = "all" if wish.exhaustive else "the best few"
-    often = "once" if wish.repeats == 1 else f"{wish.repeats} times"
-    together = "" if wish.batch_sizes == (1,) else f", {', '.join(map(str, wish.batch_sizes))} together"
-    prompts = num_prompts_words(resolved.recipe.workload, num)
-    beside = f" and trees ({' '.join(wish.trees)})" if wish.trees else ""
-    head = f"# would predict k = 1 to {wish.k_max}{beside} over {prompts} and measure {which} of them {often}{together}"
-    show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
-
-
 @dataclass(slots=True)
-class _SweepRun(Measurement["Sweeps"]):
-    """One run of the command.
+class OwnSweepRun(SweepRun["Sweeps"]):
+    """One run of the command on our engine.
 
     Args:
+        arms: where it decodes.
+        options: the command's own, whose k_max may grow.
+        given: the recipe.
+        notices: what a reader should know of k_max and of the predictions.
         unknowable: why no trace can tell, or None.
-        capped: why k_max is below what was asked for; empty where it is not.
     """
 
-    schema = SCHEMA
-    doing = "measuring"
+    order = "A B B A"
 
-    asked: _SweepOptions
+    arms: OwnArms
     unknowable: str | None
-    capped: list[str]
-    _trace: dict[str, Any] | None = field(init=False, default=None)
 
-    def json_schema(self) -> dict[str, Any]:
-        """The JSON Schema of the document."""
-        return json_schema()
+    def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
+        """The ks and trees, and how many of them are measured."""
+        options = self.options
+        body = {
+            "k_max": options.k_max,
+            "exhaustive": options.exhaustive,
+            "repeats": options.repeats,
+            "batch_sizes": list(options.batch_sizes),
+            "trees": list(options.trees),
+        }
+        which = "all" if options.exhaustive else "the best few"
+        often = "once" if options.repeats == 1 else f"{options.repeats} times"
+        together = "" if options.batch_sizes == (1,) else f", {', '.join(map(str, options.batch_sizes))} together"
+        prompts = num_prompts_words(self.arms.recipe.workload, num)
+        beside = f" and trees ({' '.join(options.trees)})" if options.trees else ""
+        measured = f"measure {which} of them {often}{together}"
+        return body, f"# would predict k = 1 to {options.k_max}{beside} over {prompts} and {measured}"
 
-    def gate_names(self) -> dict[str, list[str]]:
-        """Tasks."""
-        return {"by_task": list(dict.fromkeys(row.category for row in self.rows if row.category is not None))}
-
-    def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The pair, with room for the largest k and tree, and the tokenized workload."""
-        from specdec_cli.engine.engine import Engine
-
-        recipe = self.sized(self.recipe, _FURTHEST if self.asked.goes_further else self.asked.k_max)
-        largest = f"dynamic:{MOST_NODES}" if self.asked.trees else None
-        recipe = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"tree": largest})})
-        engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
-        if self.asked.trees:
+    def opened(self) -> None:
+        """Refuse trees that the draft has no ranks for, and leave out every k that it cannot reach."""
+        engine, recipe = self.arms.engine, self.arms.recipe
+        if self.options.trees:
             from specdec_cli.measure.predict.tracing import has_ranks
 
             check_ranks(recipe, has_ranks=has_ranks(engine.drafter, recipe.sampling.temperature))
         self._end_at_draft(engine)
-        return engine, self.tokenize(engine)
 
     def _end_at_draft(self, engine: Engine) -> None:
         """Leave out every k that the draft cannot reach, for which it drafts as many tokens as for the one before.
@@ -304,55 +241,73 @@ class _SweepRun(Measurement["Sweeps"]):
         """
         from specdec_cli.engine.depth.draft_limit import check_depth, depths_within
 
-        for shape in self.asked.shapes:
+        for shape in self.options.shapes:
             check_depth(engine.drafter, shape)
-        k_max, said = depths_within(engine.drafter, self.asked.k_max)
-        self.asked = replace(self.asked, k_max=k_max)
-        self.capped += said
+        k_max, message = depths_within(engine.drafter, self.options.k_max)
+        self.options = replace(self.options, k_max=k_max)
+        self.notices += message
 
-    def study(self, engine: Engine, workload: Workload) -> Sweeps:
+    def study(self) -> Sweeps:
         """Every k and tree predicted, at every batch size."""
-        from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn
-        from specdec_cli.measure.bench.sweeps import Sweeps
+        from specdec_cli.measure.bench.sweep import Sweep, Sweeps
         from specdec_cli.measure.predict.traced import trace_further
 
-        wish = self.asked
-        with timed_progress(self.screen) as tell:
-            traced = self._traced(engine, workload, tell)
-            by_size = {size: self._costs(engine, workload, size, tell) for size in wish.batch_sizes}
+        options, engine, workload = self.options, self.arms.engine, self.arms.workload
+        with timed_progress(self.arms.screen) as tell:
+            traced = self._traced(tell)
+            by_size = {size: self._costs(size, tell) for size in options.batch_sizes}
             while traced is not None and self._grow(engine, traced, by_size):
-                trace_further(traced, engine, self.asked.k_max, tell)
-                by_size = {size: self._costs(engine, workload, size, tell) for size in wish.batch_sizes}
-        wish, found = self.asked, []
+                trace_further(traced, engine, self.options.k_max, tell)
+                by_size = {size: self._costs(size, tell) for size in options.batch_sizes}
+        options, sweeps = self.options, []
         for size, costs in by_size.items():
             trees = self._trees(traced, costs)
-            made = None if traced is None else traced.predict(wish.k_max, costs, trees)
-            few = (wish.k_max, wish.exhaustive, size, wish.repeats)
-            sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, self._in_use)
-            sweep.most_depth = engine.drafter.most_depth
+            sweep = Sweep(
+                engine=engine,
+                workload=workload,
+                batch_size=size,
+                k_max=options.k_max,
+                costs=costs,
+                prediction=None if traced is None else traced.predict(options.k_max, costs, trees),
+                load=self.arms.load_before,
+                in_use=self._in_use,
+                is_exhaustive=options.exhaustive,
+                repeats=options.repeats,
+                journal=self.journal,
+            )
             if traced is not None:
-                measured = [shape.tree for shape in sweep.shapes if shape.tree is not None]
-                which = {"profiled": tuple(dict.fromkeys([*costs.trees, *measured])), "trees": trees}
-                sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal, **which)
-            found.append(sweep)
-        return Sweeps(tuple(found), traced)
+                sweep.profile_in_turn(traced, trees)
+            sweeps.append(sweep)
+        self._note_approximations()
+        return Sweeps(sweeps, traced)
+
+    def _note_approximations(self) -> None:
+        """Note what no trace predicts, and what it predicts roughly."""
+        sizes = ", ".join(str(size) for size in self.options.batch_sizes if size > 1)
+        if self.unknowable is not None:
+            self.notices.insert(0, self.unknowable)
+        elif sizes:
+            self.notices.append(
+                f"predictions at batch size {sizes} are approximate: they assume that all sequences of a batch run to "
+                "its end at one context length; measured figures are not affected"
+            )
 
     def _grow(self, engine: Engine, traced: Traced, by_size: dict[int, Costs]) -> bool:
         """Consider larger ks if the best one is predicted to be the largest and nothing limits it; whether it does."""
-        old = self.asked.k_max
+        old = self.options.k_max
         best = (traced.predict(old, costs).fastest_k for costs in by_size.values())
-        if not self.asked.goes_further or old >= _FURTHEST or old not in best:
+        if not self.options.goes_further or old >= _FURTHEST or old not in best:
             return False
-        self.asked = replace(self.asked, k_max=min(2 * old, _FURTHEST))
+        self.options = replace(self.options, k_max=min(2 * old, _FURTHEST))
         self._end_at_draft(engine)
-        if self.asked.k_max > old:
-            self.capped.append(f"k = {old} was predicted to be best, so larger ones were considered, too")
-        return self.asked.k_max > old
+        if self.options.k_max > old:
+            self.notices.append(f"k = {old} was predicted to be best, so larger ones were considered, too")
+        return self.options.k_max > old
 
     @property
     def _in_use(self) -> DraftShape:
         """The recipe's own k or tree."""
-        speculation = self.resolved.recipe.speculation
+        speculation = self.arms.resolved.recipe.speculation
         tree = None if speculation.tree is None else TreeShape.parse(speculation.tree)
         return DraftShape(speculation.num_speculative_tokens) if tree is None else DraftShape.of(tree)
 
@@ -360,92 +315,50 @@ class _SweepRun(Measurement["Sweeps"]):
         """The named trees and, where they are wanted, the best ones."""
         from specdec_cli.measure.bench.sweep import MAX_TREES
 
-        is_wanted = traced is not None and AUTO in self.asked.trees
+        is_wanted = traced is not None and AUTO in self.options.trees
         best = traced.best_trees(costs, MAX_TREES) if traced is not None and is_wanted else []
-        return sorted({*self.asked.shapes, *best}, key=DraftShape.of)
+        return sorted({*self.options.shapes, *best}, key=DraftShape.of)
 
-    def _costs(self, engine: Engine, workload: Workload, size: int, tell: Tell) -> Costs:
+    def _costs(self, size: int, tell: Tell) -> Costs:
         """Costs at a batch size; of an earlier run that this one continues, its own."""
         from specdec_cli.measure.bench.sweep import profile_workload
         from specdec_cli.measure.predict.tracing import in_phase
         from specdec_cli.measure.predict.tree_costs import probe_trees
 
-        together = "" if size == 1 else f" at batch size {size}"
-        probes = probe_trees(self.asked.k_max) if self.asked.trees else ()
-        trees = tuple(dict.fromkeys([*probes, *self.asked.shapes]))
+        arms, together = self.arms, "" if size == 1 else f" at batch size {size}"
+        probes = probe_trees(self.options.k_max) if self.options.trees else ()
+        trees = tuple(dict.fromkeys([*probes, *self.options.shapes]))
 
-        def measure() -> Costs:
-            watch = in_phase(tell, f"measuring the costs of steps{together}")
-            return profile_workload(engine, workload, self.asked.k_max, size, watch=watch, trees=trees)
+        name = f"draft, {size} together{'' if self.options.k_max <= _K_MAX else f', k up to {self.options.k_max}'}"
+        return profile_workload(
+            arms.engine,
+            arms.workload,
+            self.options.k_max,
+            size,
+            watch=in_phase(tell, f"measuring the costs of steps{together}"),
+            trees=trees,
+            journal=self.journal,
+            name=name,
+        )
 
-        name = f"draft, {size} together{'' if self.asked.k_max <= _K_MAX else f', k up to {self.asked.k_max}'}"
-        return measure() if self.journal is None else self.journal.costs(name, measure)
-
-    def _traced(self, engine: Engine, workload: Workload, tell: Tell) -> Traced | None:
+    def _traced(self, tell: Tell) -> Traced | None:
         """The evidence for predictions; None if no trace can predict."""
         from specdec_cli.measure.predict.traced import Traced, draft_name, obtain_trace
 
         if self.unknowable is not None:
             return None
-        name, path = draft_name(self.recipe), self.trace_file(self.asked.trace)
+        arms = self.arms
+        name, path = draft_name(arms.recipe), self.trace_file(self.options.trace)
         is_read = path is not None and path.exists()
-        wanted = {"needs_ranks": bool(self.asked.trees)}
-        trace = obtain_trace(engine, workload.requests, name, self.asked.k_max, path, tell, **wanted)
-        self._trace = {
-            "file": None if self.asked.trace is None else str(self.asked.trace),
-            "read": is_read,
-            "draft": name,
-            "prompts": len(trace.prompts),
-            "tokens": trace.num_output_tokens,
-        }
-        return Traced(trace, name, self.recipe.speculation.verify)
+        needs = {"needs_ranks": bool(self.options.trees)}
+        trace = obtain_trace(arms.engine, arms.workload.requests, name, self.options.k_max, path, tell, **needs)
+        traced = Traced(trace, name, arms.recipe.speculation.verify)
+        self.keep_trace(traced, is_read)
+        return traced
 
     def measure(self, study: Sweeps, stopped: Callable[[], bool]) -> None:
         """Let the candidates take turns."""
-        with SweepView(self.screen.console, self.screen.is_live, self.screen.say) as view:
+        screen = self.arms.screen
+        with BenchView(screen.console, screen.is_live, live_tables, screen.say) as view:
             for sweep, at in study.run(stopped):
                 view.show(sweep, at)
-
-    def is_measured(self, study: Sweeps) -> bool:
-        """Whether a prediction or a measurement can be reported."""
-        return bool(study.known())
-
-    def passes(self, study: Sweeps) -> list[Pass]:
-        """Those that count, of all arms and batch sizes."""
-        return [one for track in study.tracks() for one in track.passes]
-
-    def body(
-        self, study: Sweeps, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
-    ) -> dict[str, Any]:
-        """The document's own keys."""
-        found = sweep_body(study, promise, must_agree, machine, self._trace, self._notices(study), interrupted)
-        found["plan"]["trees"] = list(self.asked.trees)
-        return found
-
-    def _notices(self, sweeps: Sweeps) -> list[str]:
-        found = [notice for notice in (sweeps.first.workload.notice, self.unknowable, *self.capped) if notice]
-        sizes = [size for size in self.asked.batch_sizes if size > 1]
-        if sizes and self.unknowable is None:
-            found.append(
-                f"predictions at batch size {', '.join(map(str, sizes))} are approximate: they assume that all "
-                "sequences of a batch run to its end at one context length; measured figures are not affected"
-            )
-        return found + sweeps.notices()
-
-    def write_files(self, study: Sweeps, document: dict[str, Any], interrupted: bool) -> None:
-        """The tuned recipe."""
-        path = self.asked.write_recipe
-        if path is not None and interrupted:
-            self.screen.say(f"{path} was not written: the sweep is not whole", "yellow")
-        elif path is not None:
-            write_file(path, tuned_recipe(self.resolved, document), self.shared.force)
-
-    def csv(self, study: Sweeps, document: dict[str, Any]) -> str:
-        """A row per batch size and k, and one per tree."""
-        from specdec_cli.report.result_files import sweep_csv
-
-        return sweep_csv(document)
-
-    def draw(self, page: Console, study: Sweeps, document: dict[str, Any]) -> None:
-        """Print the report."""
-        print_sweeps(page, document, self.shared.details)

@@ -35,8 +35,8 @@ def wanted_trees(named: Sequence[str], speculation: Speculation, k_max: int) -> 
         UsageError: no static tree with siblings, or one deeper than k_max.
     """
     own = [] if speculation.tree is None else [speculation.tree]
-    wanted = [one.strip() for one in (*named, *own)]
-    shapes = [TreeShape.parse(one) for one in wanted if one != AUTO]
+    wanted = [tree.strip() for tree in (*named, *own)]
+    shapes = [TreeShape.parse(tree) for tree in wanted if tree != AUTO]
     for shape in shapes:
         _check_shape(shape, k_max)
     return tuple(dict.fromkeys([AUTO] * (AUTO in wanted) + [str(shape) for shape in shapes]))
@@ -44,8 +44,8 @@ def wanted_trees(named: Sequence[str], speculation: Speculation, k_max: int) -> 
 
 def _check_shape(shape: TreeShape, k_max: int) -> None:
     if shape.is_dynamic:
-        said = f"the nodes of the tree `{shape}` depend on the draft's probabilities, which a trace does not hold"
-        raise UsageError(said, f"measure it with specdec bench --tree {shape}, or name a static tree")
+        message = f"the nodes of the tree `{shape}` depend on the draft's probabilities, which a trace does not hold"
+        raise UsageError(message, f"measure it with specdec bench --tree {shape}, or name a static tree")
     if shape.is_chain:
         raise UsageError(f"the tree `{shape}` is the chain k = {shape.depth}", "leave it out: every k is considered")
     if shape.depth > k_max:
@@ -72,8 +72,8 @@ def check_trees(recipe: Recipe, batch_sizes: Sequence[int]) -> None:
     if speculation.verify == "block":
         raise UsageError("verification mode `block` judges chains alone, not trees", "use --verify auto")
     if len(batch_sizes) > 1:
-        said = f"a recipe has one tree for all batch sizes, and --batch-sizes names {len(batch_sizes)}"
-        raise UsageError(said, "sweep one batch size at a time, or leave the tree out")
+        message = f"a recipe has one tree for all batch sizes, and --batch-sizes names {len(batch_sizes)}"
+        raise UsageError(message, "sweep one batch size at a time, or leave the tree out")
 
 
 def check_ranks(recipe: Recipe, *, has_ranks: bool) -> None:
@@ -84,5 +84,5 @@ def check_ranks(recipe: Recipe, *, has_ranks: bool) -> None:
     """
     if not has_ranks:
         name = recipe.draft.method or recipe.draft.model
-        said = f"the draft `{name}` has no ranks of tokens, so a trace cannot predict its trees"
-        raise UsageError(said, _MEASURE)
+        message = f"the draft `{name}` has no ranks of tokens, so a trace cannot predict its trees"
+        raise UsageError(message, _MEASURE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.completion import choices
-from specdec_cli.cli.convert_draft import ConversionWish, convert
-from specdec_cli.cli.measurement_options import DryRun, Html, Plot
-from specdec_cli.cli.options import OPTIONS, RUN, Chat, Shared, check_template, with_shared_options
-from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
+from specdec_cli.cli.convert_draft import ConversionRequest, convert
+from specdec_cli.cli.measurement_options import DryRun
+from specdec_cli.cli.options import (
+    FILE_OPTIONS,
+    OPTIONS,
+    RUN,
+    Chat,
+    Option,
+    key_option,
+    prompt_file_option,
+    section_options,
+)
+from specdec_cli.cli.output import deliver, envelope, machine_of, write_file, write_results
 from specdec_cli.cli.screen import interruptible, open_screen, progress
-from specdec_cli.cli.train_options import TRAIN_OPTIONS
+from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.cli.train_plan import check_pictures, checked_data, is_in, show_training_plan
 from specdec_cli.cli.training_data import PromptReader, training_data
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.workload.workload import read_rows
+from specdec_cli.quantities import counted, sized
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.launcher import check_launcher, hush_torch, launched_index
-from specdec_cli.train.words import counted, sized
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.payoff import Payoff
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
+    from specdec_cli.train.events import TrainingEvent
     from specdec_cli.train.features import CachedFeatures, TargetFeatures
     from specdec_cli.train.loop import TrainingRun
     from specdec_cli.train.processes import Processes
@@ -40,14 +50,31 @@ if TYPE_CHECKING:
     from specdec_cli.train.session import TrainingData, TrainingSession
     from specdec_cli.train.target import TrainingTarget
 
+_METHOD, _SCHEDULE, _DRAFT = "Method and data", "Schedule", "Draft"
+_OF_METHOD = ("method", "data", "num_prompts", "num_held_out", "answers_per_prompt", "keep_answers", "cache_features")
+_OF_SCHEDULE = (
+    *("epochs", "max_steps", "batch_size", "learning_rate", "warmup_ratio", "weight_decay", "max_grad_norm"),
+    *("evaluate_every", "save_every", "patience", "seed"),
+)
+
+_OPTIONS: tuple[Option, ...] = (
+    *(key_option(f"train.{key}", _METHOD) for key in _OF_METHOD),
+    prompt_file_option("train.data", _METHOD),
+    *(key_option(f"train.{key}", _SCHEDULE) for key in _OF_SCHEDULE),
+    *section_options("train", _DRAFT, without=(*_OF_METHOD, *_OF_SCHEDULE)),
+)
 _ALL, _PAYOFF_SECONDS = 2**31 - 1, 3.0
 _WITHOUT = (
-    *(one.path for one in OPTIONS if one.path.startswith(("draft", "speculation.", "serve."))),
+    *(option.path for option in OPTIONS if option.path.startswith(("draft", "speculation.", "serve."))),
     *("output", "sampling.logprobs", "sampling.ignore_eos"),
 )
 
 
-@with_shared_options(without=_WITHOUT, beside=TRAIN_OPTIONS)
+@with_shared_options(
+    common="recipe target method data chat output resume export max-new-tokens temperature epochs batch-size dry-run",
+    without=_WITHOUT,
+    beside=(*_OPTIONS, *FILE_OPTIONS[:2]),
+)
 def train_draft(
     draft: Annotated[
         str | None, typer.Argument(help="The draft that --export converts: a folder or a hub id.", metavar="DRAFT")
@@ -74,12 +101,19 @@ def train_draft(
     ] = False,
     chat: Chat = False,
     dry_run: DryRun = False,
-    plot: Plot = None,
-    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
+    """Train a draft for a target on the target's own answers, and see its acceptance while it trains.
+
+    Examples:
+        # Train an EAGLE-3 head for the built-in target.
+        specdec train-draft --method eagle3 --data builtin:stories --output head
+        # Train one for your own model on your chats.
+        specdec train-draft -t MODEL --data chats.jsonl --chat --temperature 0.7 --output head
+        # Write a head as vLLM's speculators library has it.
+        specdec train-draft --export speculators head -t MODEL --output speculator
+    """
     with _said_once(shared):
         check_template(shared, chat or export is not None)
         if resume and output is not None:
@@ -89,15 +123,15 @@ def train_draft(
                 shared.recipe = str(folder.recipe)
         resolved = shared.resolve()
         if export is not None:
-            beside = {"--resume": resume, "--chat": chat, "--plot": plot, "--html": html}
+            beside = {"--resume": resume, "--chat": chat, **{f"--{kind}": path for kind, path in shared.files.items()}}
             beside["--trust-remote-code"] = shared.trust_remote_code
             without = tuple(name for name, value in beside.items() if value)
-            convert(ConversionWish(draft, export, output, dry_run, without), resolved, shared)
+            convert(ConversionRequest(draft, export, output, dry_run, without), resolved, shared)
             return None
         if draft is not None:
             raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
         data = checked_data(resolved.recipe)
-        check_pictures(plot, html, output, shared.force or resume)
+        check_pictures(shared.files, output, shared.force or resume)
         if dry_run:
             show_training_plan(resolved, chat, shared)
             return None
@@ -111,7 +145,7 @@ def train_draft(
         screen = open_screen(shared.quiet, streams_text=False)
         for notice in prompts.notices:
             screen.say(f"note: {notice}", "yellow")
-        return _TrainCommand(resolved, prompts.rows, chat, output, resume, plot, html, shared, screen, processes).go()
+        return _TrainCommand(resolved, prompts.rows, chat, output, resume, shared, screen, processes).go()
 
 
 @contextmanager
@@ -145,8 +179,6 @@ class _TrainCommand:
         chat: whether they are messages.
         output: folder of the draft.
         resume: go on with the run that is there.
-        plot: file of the curves, or None.
-        html: file of a page, or None.
         shared: the command's shared options.
         screen: shows the progress.
         processes: that share the run; the main one reports.
@@ -157,8 +189,6 @@ class _TrainCommand:
     chat: bool
     output: Path
     resume: bool
-    plot: Path | None
-    html: Path | None
     shared: Shared
     screen: Screen
     processes: Processes
@@ -228,24 +258,25 @@ class _TrainCommand:
                 return self._interrupted()
             say("building the draft")
             run = session.start(samples, self.resume, features)
-        rows = self._watched(run, samples, folder, stopped)
+        events = self._watched(run, samples, folder, stopped)
         is_interrupted = its.any(stopped())
         if its.is_main:
-            self._describe(session, samples, run.num_parameters, rows)
-            self._report(session, rows, is_interrupted)
+            document = self._document(session, events, is_interrupted)
+            self._describe(session, samples, run.num_parameters, document)
+            self._report(session, document)
         return self._interrupted() if is_interrupted else None
 
     def _watched(
         self, run: TrainingRun, samples: Sequence[Sample], folder: TrainingFolder, stopped: Callable[[], bool]
-    ) -> Sequence[dict[str, Any]]:
-        """Take the steps that are left; the main process logs and shows them. The rows of its log."""
+    ) -> Sequence[TrainingEvent]:
+        """Take the steps that are left; the main process logs and shows them, and returns its log's events."""
         from specdec_cli.report.train import TrainView
         from specdec_cli.train.log import TrainingLog
 
         if not self.processes.is_main:
-            return [{} for _ in run.run(stopped)]
+            return list(run.run(stopped))
         log = TrainingLog(folder.log, run.progress.step)
-        num_tokens = sum(one.num_counted for one in samples)
+        num_tokens = sum(sample.num_counted for sample in samples)
         words = f"{counted(len(samples), 'sample')} of {num_tokens} tokens, {run.num_parameters} parameters"
         if self.resume and run.progress.step == 0:
             self.screen.say("there is no checkpoint yet: training begins at step 1")
@@ -254,7 +285,7 @@ class _TrainCommand:
             for event in run.run(stopped):
                 log.add(event)
                 view.watch(event)
-        return log.rows
+        return log.events
 
     def _features(
         self,
@@ -280,44 +311,42 @@ class _TrainCommand:
         self.screen.say_whole(f"interrupted; continue with --resume --output {quote(str(self.output))}")
         return ExitCode.INTERRUPTED
 
+    def _document(self, session: TrainingSession, events: Sequence[TrainingEvent], is_interrupted: bool) -> Any:
+        from specdec_cli.train.documents import TrainDocument
+
+        settled = {**session.method.settled(), "learning_rate": session.method.learning_rate}
+        body = TrainDocument.of_events(events, settled, session.data.notices, is_interrupted).as_json()
+        return envelope(TrainDocument, self._recipe.as_dict(), body, **machine_of(session.engine))
+
     def _describe(
-        self, session: TrainingSession, samples: Sequence[Sample], num_parameters: int, rows: Sequence[dict[str, Any]]
+        self, session: TrainingSession, samples: Sequence[Sample], num_parameters: int, document: Mapping[str, Any]
     ) -> None:
         """Write the model card and a recipe beside the draft, once there is one."""
         from specdec_cli.report.training_card import CARD, RECIPE, TrainedDraft
 
-        num_tokens, settled = sum(one.num_counted for one in samples), session.method.settled()
-        made = TrainedDraft(self._recipe, self.output, rows, settled, len(samples), num_tokens, num_parameters)
-        if made.best is not None:
-            session.folder.claim((CARD, RECIPE))
-            write_file(self.output / CARD, made.card(), force=True)
-            write_file(self.output / RECIPE, made.usage_recipe(), force=True)
+        if document["best"] is None:
+            return
+        num_tokens = sum(sample.num_counted for sample in samples)
+        draft = TrainedDraft(self._recipe, self.output, document, len(samples), num_tokens, num_parameters)
+        session.folder.claim((CARD, RECIPE))
+        write_file(self.output / CARD, draft.card(), force=True)
+        write_file(self.output / RECIPE, draft.usage_recipe(), force=True)
 
-    def _report(self, session: TrainingSession, rows: Sequence[dict[str, Any]], is_interrupted: bool) -> None:
-        from specdec_cli.report.html import html
-        from specdec_cli.report.plot import picture
-        from specdec_cli.report.train import train_body
-        from specdec_cli.report.train_pages import SCHEMA
-
-        settled = {**session.method.settled(), "learning_rate": session.method.learning_rate}
-        body = train_body(rows, settled, session.data.notices, is_interrupted)
-        document = envelope(SCHEMA, self._recipe.as_dict(), body, **machine_of(session.engine))
-        session.folder.claim(one.name for one in (self.plot, self.html) if one is not None and is_in(one, self.output))
-        if self.plot is not None:
-            write_file(self.plot, picture(document, self.plot.suffix.lower()), force=True)
-        if self.html is not None:
-            write_file(self.html, html(document), force=True)
+    def _report(self, session: TrainingSession, document: Mapping[str, Any]) -> None:
+        session.folder.claim(file.name for file in self.shared.files.values() if is_in(file, self.output))
+        write_results(document, self.shared, force=True)
         if self.shared.json:
-            deliver(document, to_stdout=True)
-        if body["best"] is not None:
-            best = body["best"]
-            said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
-            self.screen.say(said)
-            if not is_interrupted:
-                payoff = self._payoff(session, best)
-                self.screen.say(payoff.words())
-            k = "" if is_interrupted or payoff.k == best["k"] else f" -k {payoff.k}"
-            self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}{k}")
+            deliver(document, self.shared)
+        best, is_interrupted = document["best"], document["interrupted"]
+        if best is None:
+            return
+        message = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
+        self.screen.say(message)
+        if not is_interrupted:
+            payoff = self._payoff(session, best)
+            self.screen.say(payoff.words())
+        k = "" if is_interrupted or payoff.k == best["k"] else f" -k {payoff.k}"
+        self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}{k}")
 
     def _payoff(self, session: TrainingSession, best: dict[str, Any]) -> Payoff:
         """Predicted gain of the trained draft, from its acceptance and the costs of its steps on this machine."""

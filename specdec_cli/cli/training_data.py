@@ -33,7 +33,7 @@ class PromptReader:
 
     @classmethod
     def of(cls, engine: Engine) -> PromptReader:
-        """That of an engine's target."""
+        """Reader of prompts for an engine's target."""
         assert engine.tokenizer is not None, "a target that is loaded by name has a tokenizer"
         return cls(engine.tokenizer, engine.target.max_context, engine.eos_token_ids)
 
@@ -54,11 +54,11 @@ def training_data(reader: PromptReader, rows: Sequence[PromptRow], chat: bool, s
     from specdec_cli.train.session import TrainingData
 
     tokens = [encode(row.chat() if chat else row.prompt, reader.tokenizer) for row in rows]
-    given = None
+    samples = None
     if settings.keep_answers:
         pairs = zip(rows, tokens, strict=True)
-        given = [_chats(reader, row) if chat else _text(reader, row, prompt) for row, prompt in pairs]
-    return TrainingData.of(tokens, reader.max_context, settings.num_held_out, settings.answers_per_prompt, given)
+        samples = [_chats(reader, row) if chat else _text(reader, row, prompt) for row, prompt in pairs]
+    return TrainingData.of(tokens, reader.max_context, settings.num_held_out, settings.answers_per_prompt, samples)
 
 
 def _text(reader: PromptReader, row: PromptRow, prompt: list[int]) -> list[Sample]:
@@ -74,5 +74,5 @@ def _chats(reader: PromptReader, row: PromptRow) -> list[Sample]:
     from specdec_cli.text.answered_chat import answered_chats
     from specdec_cli.train.samples import Sample
 
-    found = answered_chats(reader.tokenizer, given_chat(row), reader.eos_token_ids)
-    return [Sample.masked(one.tokens, one.is_answer) for one in found]
+    chats = answered_chats(reader.tokenizer, given_chat(row), reader.eos_token_ids)
+    return [Sample.masked(answered.tokens, answered.is_answer) for answered in chats]

@@ -1,6 +1,7 @@
-"""Drafters: one file per drafting method. The folder is the registry; listing it does not import torch.
+"""Drafters: one file per drafting method, and one for all published drafts. Listing them does not import torch.
 
-A drafter from outside is any module with a dataclass named `Drafter`, called by its dotted name.
+The folder is the registry, with the table of published formats (`lm/files/draft_formats.py`) beside it. A drafter from
+outside is any module with a dataclass named `Drafter`, called by its dotted name.
 """
 
 from __future__ import annotations
@@ -8,49 +9,42 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from specdec_cli.call_checks import fits, kind_name
 from specdec_cli.drafters.contract import Drafter
+from specdec_cli.drafters.heads import published_drafter
 from specdec_cli.errors import UsageError, closest
+from specdec_cli.lm.files.draft_formats import kinds_by_method
+from specdec_cli.lm.files.names import meant_name
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.heads.mtp_files import MtpModules
+    from specdec_cli.lm.heads.published import PublishedDraft
 
 __all__ = [
     *("create", "from_fields", "get", "lookups", "methods", "model_name", "options"),
-    *("parse_first", "parse_spec", "parts", "to_spec", "without_model"),
+    *("parse_first", "parse_spec", "parts", "planned", "to_spec", "without_model"),
 ]
 
 _NOT_METHODS = {
-    *(
-        "__init__",
-        "chain_head",
-        "contract",
-        "feature_head",
-        "growth",
-        "language_model",
-        "layers_head",
-        "marginals",
-        "one_pass",
-        "rounds",
-    ),
+    *("__init__", "contract", "growing_draft", "heads", "language_model"),
     *("self_drafter", "suffix_index", "translated_lm"),
-    "either",  # its form is `A+B`
+    "fallback",  # its form is `A+B`
 }
-# The members of `contract.Drafter`.
-_MEMBERS = (
-    *("lm", "forced_lm", "shared_vocabulary", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
-    *("self_drafts", "most_depth", "graphs_obstacle"),
-    *("adopt", "load", "propose", "release", "clear"),
-)
+_MEMBERS = tuple(name for name in vars(Drafter) if not name.startswith("_"))
 _HINT = "write a model's name or folder, or one of: "
 
 
 def methods() -> dict[str, type[Drafter]]:
-    """Every drafting method by name: the files of this folder, with hyphens for the underscores."""
-    files = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_METHODS)
-    return {file.replace("_", "-"): _drafter_of(f"{__name__}.{file}") for file in files}
+    """Every drafting method by name: the files of this folder, and the published drafts that have none."""
+    files = [path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_METHODS]
+    found = {method: published_drafter(method) for method in kinds_by_method()}
+    found |= {file.replace("_", "-"): _drafter_of(f"{__name__}.{file}") for file in files}
+    return dict(sorted(found.items()))
 
 
 def method_of(drafter: Drafter) -> str:
@@ -58,8 +52,11 @@ def method_of(drafter: Drafter) -> str:
     asked = parts(drafter)
     if len(asked) > 1:
         return "+".join(map(method_of, asked))
+    kind = getattr(type(drafter), "kind", None)  # of a published draft, whose class is made from a row of a table
+    if kind is not None:
+        return str(kind.method)
     module = type(drafter).__module__
-    return module.removeprefix(f"{__name__}.").replace("_", "-") if module.startswith(f"{__name__}.") else module
+    return next((name for name, made in methods().items() if type(drafter) is made), module)
 
 
 def _drafter_of(module: str) -> type[Drafter]:
@@ -128,21 +125,44 @@ def from_fields(fields: Mapping[str, Any]) -> Drafter:
     Raises:
         UsageError: as `create` and `parse_first`.
     """
-    from specdec_cli.drafters.either import Either
-
     given = dict(fields)
     first = parse_first(given.pop("first", None))
-    drafter = create(given.pop("method", "model"), given)
+    return planned(given.pop("method", "model"), given, first=first)
+
+
+def planned(
+    method: str,
+    options: Mapping[str, Any],
+    source: PublishedDraft | MtpModules | None = None,
+    first: Sequence[Mapping[str, Any]] = (),
+) -> Drafter:
+    """A drafter whose draft was read.
+
+    Args:
+        method: that drafts.
+        options: of the method.
+        source: what was read for it; None where it reads nothing, or is to read it by itself.
+        first: drafts that are asked before it.
+
+    Raises:
+        UsageError: as `create`.
+    """
+    from specdec_cli.drafters.fallback import DraftWithFallback
+
+    drafter: Any = create(method, options)
+    if source is not None:
+        drafter.source = source
     for one in reversed(first):
-        drafter = Either(from_fields(one), drafter)
-    return drafter
+        drafter = DraftWithFallback(from_fields(one), drafter)
+    found: Drafter = drafter
+    return found
 
 
 def parts(drafter: Drafter) -> list[Drafter]:
     """The drafts that a drafter asks one after the other; itself if it is one alone."""
-    from specdec_cli.drafters.either import Either
+    from specdec_cli.drafters.fallback import DraftWithFallback
 
-    return [*parts(drafter.first), *parts(drafter.second)] if isinstance(drafter, Either) else [drafter]
+    return [*parts(drafter.first), *parts(drafter.second)] if isinstance(drafter, DraftWithFallback) else [drafter]
 
 
 def parse_spec(spec: str) -> dict[str, Any]:
@@ -159,6 +179,7 @@ def parse_spec(spec: str) -> dict[str, Any]:
     known = [name for name in methods() if name != "model"]
     name, colon, rest = spec.partition(":")
     is_folder = os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~"))
+    is_folder = is_folder or (bool(rest) and os.path.isdir(os.path.expanduser(name)))  # `FOLDER:Q4_K_M`
     if "+" in spec and (name in known or not is_folder):
         return _parse_pair(spec)
     if name in known:
@@ -172,7 +193,11 @@ def parse_spec(spec: str) -> dict[str, Any]:
         )
     is_hub_file = "/" in name and rest and "=" not in rest  # `org/repo:FILE.gguf`
     if colon and not is_hub_file:
-        raise UsageError(f"there is no drafting method `{name}` in `{spec}`", _suggest(name, list(known), _HINT))
+        whole = meant_name(spec, known)
+        if whole is not None:
+            raise UsageError(f"there is no draft `{spec}`", f"did you mean `{whole}`?")
+        near = meant_name(name, known) or name
+        raise UsageError(f"there is no drafting method `{name}` in `{spec}`", _suggest(near, list(known), _HINT))
     return {"model": spec}
 
 
@@ -186,8 +211,8 @@ def parse_first(specs: str | None) -> list[dict[str, Any]]:
     allowed = lookups()
     for fields in found:
         if fields.get("method") not in allowed:
-            said = f"the draft `{to_spec(fields)}` cannot come before another one, which would never be asked"
-            raise UsageError(said, f"before the plus sign stands one of: {', '.join(allowed)}")
+            message = f"the draft `{to_spec(fields)}` cannot come before another one, which would never be asked"
+            raise UsageError(message, f"before the plus sign stands one of: {', '.join(allowed)}")
     return found
 
 
@@ -215,10 +240,10 @@ def to_spec(fields: Mapping[str, Any]) -> str:
         return str(fields["model"])
     method = fields["method"]
     defaults = {option.name: option.default for option in options(method)}
-    said = [f"{name}={fields[name]}" for name in defaults if name in fields and fields[name] != defaults[name]]
-    if said and said[0].startswith(f"{_lone_option(method)}=") and len(said) == 1:
-        said = [said[0].partition("=")[2]]
-    return f"{method}:{','.join(said)}" if said else str(method)
+    changed = [f"{name}={fields[name]}" for name in defaults if name in fields and fields[name] != defaults[name]]
+    if len(changed) == 1 and changed[0].startswith(f"{_lone_option(method)}="):
+        changed = [changed[0].partition("=")[2]]
+    return f"{method}:{','.join(changed)}" if changed else str(method)
 
 
 def without_model() -> list[str]:
@@ -233,7 +258,7 @@ def model_name(fields: Mapping[str, Any]) -> str | None:
 
 
 def _is_unbuilt(spec: str) -> bool:
-    """Whether a spec is a form of INTERFACE's table that comes later."""
+    """Whether a spec has a form that other tools take and this one does not."""
     return spec.startswith("parallel:")
 
 

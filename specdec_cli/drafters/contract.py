@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.cache.budget import DraftCache
-    from specdec_cli.lm.cache.unread import Unread
+    from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.self_draft import SelfDraft
@@ -79,7 +79,7 @@ class Guesses:
 
     drafted: Drafted = NOTHING
     q: Tensor | None = None
-    unread: Unread | None = None
+    unread: PendingTokens | None = None
 
     def read(self) -> Guesses:
         """The same with the tokens themselves; the host may wait for them."""
@@ -236,7 +236,7 @@ class ScoresPaths(Protocol):
 
 
 class WithoutFeatures:
-    """Base of drafters that read no hidden states of the target."""
+    """Base of drafters, as one is that has no language model and reads no hidden states of the target."""
 
     one_pass = False
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.rounds import check_guess, draw_of, grow_deeper, take_chains
+from specdec_cli.drafters.growing_draft import GrowingDraft, check_guess, draw_of, grow_deeper, take_chains
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.cache.unread import Unread
+    from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
@@ -32,7 +31,7 @@ class LMDrafter(WithoutFeatures):
         self._loaded: LM | None = None
         self._num_tokens = 0
         self._num_fed: dict[int, int] = {}
-        self._unread: Unread | None = None
+        self._unread: PendingTokens | None = None
 
     @property
     def lm(self) -> LM:
@@ -85,12 +84,12 @@ class LMDrafter(WithoutFeatures):
             grow_deeper(growing, logits, self._num_tokens, self._name)
         return [draft.guesses() for draft in drafts]
 
-    def begin(self, rows: Sequence[DraftRow]) -> list[Growth]:
+    def begin(self, rows: Sequence[DraftRow]) -> list[GrowingDraft]:
         """The rows' guesses before their first token; all of each context but a chunk is in the cache then."""
         for row in rows:
             if row.cache_salt is not None and row.handle not in self._num_fed:
                 self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
-        drafts = [Growth(row, place) for place, row in enumerate(rows)]
+        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows)]
         self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self.lm.max_context)])
         return drafts
 
@@ -105,7 +104,7 @@ class LMDrafter(WithoutFeatures):
         unread, self._unread = self._unread, None
         check_guess(unread, self._name, "try --draft-dtype float32, or another checkpoint if it is float32 already")
 
-    def _feed_long_contexts(self, drafts: Sequence[Growth]) -> None:
+    def _feed_long_contexts(self, drafts: Sequence[GrowingDraft]) -> None:
         """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
         from specdec_cli.lm.door import Row
 
@@ -117,7 +116,7 @@ class LMDrafter(WithoutFeatures):
         for draft in drafts:
             fed[draft.row.handle] = len(draft.row.context)
 
-    def _guess(self, drafts: Sequence[Growth]) -> None:
+    def _guess(self, drafts: Sequence[GrowingDraft]) -> None:
         """Guess for plain rows in one call, where the LM has one for it."""
         from specdec_cli.lm.door import Row
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.chain_head import ChainDrafter
 from specdec_cli.drafters.contract import Resources
+from specdec_cli.drafters.heads import HeadDrafter
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.heads.head import Head
+    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
+    from specdec_cli.lm.heads.mtp_files import MtpModules
 
 _READINGS = ("post-norm", "pre-norm")
 
 
 @dataclass
-class Drafter(ChainDrafter):
+class Drafter(HeadDrafter):
     """Guesses with the target's MTP modules, each for one further token; the last one goes on for all others.
 
     Args:
@@ -31,16 +32,17 @@ class Drafter(ChainDrafter):
     def __post_init__(self) -> None:
         """Refuse another word."""
         super().__init__("the target's MTP modules")
+        self.source: MtpModules | None = None  # the target's checkpoint, where it was read
         if self.recycle not in _READINGS:
             raise UsageError(f"`recycle` must be {' or '.join(_READINGS)}, not `{self.recycle}`")
 
-    def load_heads(self, resources: Resources) -> Sequence[Head]:
-        """The modules, in order."""
+    def load_sequences(self, resources: Resources, target: LM) -> HeadSequences:
+        """The sequences of the modules, in order."""
+        from specdec_cli.lm.heads.head_sequences import HeadSequences
         from specdec_cli.lm.heads.mtp import MtpHead
         from specdec_cli.lm.heads.mtp_files import read_mtp
 
-        target = resources.target
-        assert target is not None, "modules are loaded for a target"
-        modules = read_mtp(target.name, target.origin.revision, resources.trust_remote_code)
+        modules = self.source or read_mtp(target.name, target.origin.revision, resources.trust_remote_code)
         normed = self.recycle == "post-norm"
-        return [MtpHead(modules, module, target, normed) for module in range(len(modules.tensors))]
+        heads = [MtpHead(modules, module, target, normed) for module in range(len(modules.tensors))]
+        return HeadSequences(heads, target, self._name, len(self.taps))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.growing_draft import grow_marginals
 from specdec_cli.drafters.language_model import LMDrafter
-from specdec_cli.drafters.one_pass import grow_marginals
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.door import LM
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.heads.published import PublishedDraft
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Drafter(LMDrafter):
             raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a PARD draft")
         super().__init__(self.model)
         self._mask = 0
+        self.source: PublishedDraft | None = None  # what the folder says, where it was read
 
     def load_lm(self, resources: Resources) -> LM:
         """The language model; its configuration names the mask token.
@@ -48,12 +50,12 @@ class Drafter(LMDrafter):
         Raises:
             UsageError: the folder holds no PARD draft.
         """
-        from specdec_cli.lm.heads.formats import read_published
-        from specdec_cli.lm.heads.pard_files import PardConfig
+        from specdec_cli.lm.heads.pard import PardDraft
+        from specdec_cli.lm.heads.published import read_published
 
-        config = read_published(self.model, resources.revision, method="pard")
-        assert isinstance(config, PardConfig), "the format that has the method has its configuration"
-        self._mask = config.mask_token
+        published = self.source or read_published(self.model, resources.revision, method="pard")
+        assert isinstance(published, PardDraft), "the format that has the method"
+        self._mask = published.mask_token
         return resources.load_lm(self.model)
 
     @property

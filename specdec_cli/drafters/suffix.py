@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
+from specdec_cli.drafters.suffix_index import GuessLimits, SuffixIndex
 from specdec_cli.errors import UsageError
 
 _END = -1  # parts two outputs
@@ -79,11 +79,11 @@ class Drafter(WithoutFeatures):
         if text is None or not text.continues(row.context):
             text = self._texts[row.handle] = _OwnText(row)
         text.follow(row.context)
-        wish = Wish(row.k, row.most_nodes, row.tree, self._num_tokens, self.min_prob, self.min_expected)
-        if not wish.most_nodes:
+        limits = GuessLimits(row.k, row.most_nodes, row.tree, self._num_tokens, self.min_prob, self.min_expected)
+        if not limits.most_nodes:
             return NOTHING
         noise = None if row.shares_noise else text.noise
-        return text.index.propose(wish, self._outputs.of(row.cache_salt, noise))
+        return text.index.propose(limits, self._outputs.of(row.cache_salt, noise))
 
     def release(self, handle: int) -> None:
         """Forget a sequence, and keep its output for those that may share it."""

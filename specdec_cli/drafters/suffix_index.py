@@ -38,7 +38,7 @@ class _Wanted(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GuessLimits:
     """Limits of a guess.
 
     Args:
@@ -86,32 +86,36 @@ class SuffixIndex:
         """Forget the first tokens of those that are left."""
         self._calls.suffix_drop(self._pointer, num)
 
-    def propose(self, wish: Wish, others: SuffixIndex | None = None) -> Drafted:
+    def propose(self, limits: GuessLimits, others: SuffixIndex | None = None) -> Drafted:
         """Continuations of this text's end, as it went on before here and in other texts; nothing where none is known.
 
         Args:
-            wish: what the guess may be.
+            limits: what the guess may be.
             others: further texts.
         """
-        wanted, tokens, parents = _buffers(wish)
+        wanted, tokens, parents = _buffers(limits)
         pointer = None if others is None else others._pointer
         num = self._calls.suffix_propose(self._pointer, pointer, wanted, tokens, parents)
-        if wish.shape is None:
+        if limits.shape is None:
             return Drafted.chain(tokens[:num])
         return Drafted(tuple(tokens[:num]), parents[:num])
 
 
 @functools.lru_cache(maxsize=64)
-def _buffers(wish: Wish) -> tuple[ctypes.Array[_Wanted], ctypes.Array[ctypes.c_int32], ctypes.Array[ctypes.c_int32]]:
-    """A wish for the library, and where it writes tokens and parents."""
-    shape, first = wish.shape, None
+def _buffers(
+    limits: GuessLimits,
+) -> tuple[ctypes.Array[_Wanted], ctypes.Array[ctypes.c_int32], ctypes.Array[ctypes.c_int32]]:
+    """Limits for the library, and where it writes tokens and parents."""
+    shape, first = limits.shape, None
     if shape is not None and not shape.is_dynamic:
         nodes = range(CONTEXT_END, shape.num_nodes(shape.depth))
         children = [shape.children(node) for node in nodes]
         first = (ctypes.c_int32 * (len(children) + 1))(*(its.start for its in children), children[-1].stop)
-    num_children = 1 if shape is None else wish.most_nodes
-    wanted = _Wanted(wish.k, wish.most_nodes, wish.num_tokens, num_children, first, wish.min_prob, wish.min_expected)
-    numbers = ctypes.c_int32 * wish.most_nodes
+    num_children = 1 if shape is None else limits.most_nodes
+    wanted = _Wanted(
+        limits.k, limits.most_nodes, limits.num_tokens, num_children, first, limits.min_prob, limits.min_expected
+    )
+    numbers = ctypes.c_int32 * limits.most_nodes
     return (_Wanted * 1)(wanted), numbers(), numbers()
 
 

@@ -94,7 +94,6 @@ class TranslatedLM:
     state_bytes: int
     taps: tuple[Tap, ...]
     origin: Origin
-    compile_seconds: float | None
     num_parameters: int | None
     num_bytes: int | None
     traffic: Traffic | None

@@ -217,8 +217,8 @@ def ways_of(name: str, match: str, shared: SharedVocabulary) -> set[str]:
     if match != AUTO and (match == TEXT or shared.share_of_text >= LEAST_SHARE):
         return {match}
     if match == INTERSECTION:
-        said = f"the draft `{name}` has too few tokens in common with the target: {shared}"
-        raise UsageError(said, "draft by text: `match: text`")
+        message = f"the draft `{name}` has too few tokens in common with the target: {shared}"
+        raise UsageError(message, "draft by text: `match: text`")
     return {TEXT, INTERSECTION} if shared.share_of_text >= LEAST_SHARE else {TEXT}
 
 
@@ -233,8 +233,8 @@ def _tokenizers(resources: Resources, name: str) -> tuple[Tokenizer, Tokenizer]:
     draft = resources.load_tokenizer(name)
     for role, tokenizer in (("target", resources.tokenizer), (f"draft `{name}`", draft)):
         if tokenizer.is_stand_in:
-            said = f"the drafting method `universal` compares texts, and the {role} has no tokenizer"
-            raise UsageError(said, "name the model alone, without `universal`")
+            message = f"the drafting method `universal` compares texts, and the {role} has no tokenizer"
+            raise UsageError(message, "name the model alone, without `universal`")
     return resources.tokenizer, draft
 
 

@@ -15,7 +15,7 @@ from specdec_cli.events import Event
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.engine.outputs import Timing
+    from specdec_cli.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

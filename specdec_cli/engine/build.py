@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
-from specdec_cli.engine.draft_check import check_draft_numbers, checked_drafters, draft_weights, named_fields
-from specdec_cli.engine.draft_tokenizer import by_tokenizer, draft_tokenizer, of_own_length
+from specdec_cli.engine.drafts import check_draft_numbers, check_drafters, draft_model, draft_weights, read_draft
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings, model_settings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
-from specdec_cli.lm.decoders import decoder_when
-from specdec_cli.lm.files.dummy import is_dummy
-from specdec_cli.lm.files.names import NONE
-from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
@@ -62,48 +58,35 @@ def load_engines(
     """
     settings = settings or LoadSettings()
     options = options or EngineOptions()
-    given = [_draft_fields(draft) for draft in drafts]
-    own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(given)
+    own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(drafts)
     say = settings.progress or (lambda _: None)
-    given = [named_fields(fields, target, its) for fields, its in zip(given, own, strict=True)]
-    made = checked_drafters(target, given, settings)
+    its_plan = _target_plan(target, settings)
+    plans = [read_draft(_draft_fields(draft), its_plan, its) for draft, its in zip(drafts, own, strict=True)]
+    check_drafters(its_plan, [plan.drafter() for plan in plans], settings.max_model_len)
     say(f"loading tokenizer of {target}")
-    tokenizer = chat_tokenizer(
-        load_tokenizer(
-            target,
-            revision=settings.target.revision,
-            trust_remote_code=settings.trust_remote_code,
-            load_format=settings.target.load_format,
-        ),
-        settings.chat_template,
-        settings.chat_variables,
-    )
-    given = [by_tokenizer(fields, tokenizer, target, its) for fields, its in zip(given, own, strict=True)]
-    made = [drafters.from_fields(fields) for fields in given]
+    tokenizer = chat_tokenizer(its_plan.tokenizer(), settings.chat_template, settings.chat_variables)
+    plans = [plan.by_tokenizer(tokenizer, target) for plan in plans]
     say(f"loading target {target}")
     allot_threads()
-    lm = _load(target, settings.target, settings, options, settings.generation_config)
-    if settings.compile:
-        _compile(lm, "target", say)
-    own = [of_own_length(fields, its) for fields, its in zip(given, own, strict=True)]
-    loaders = [_DraftLoader(lm, tokenizer, options, its) for its in own]
-    loaded = [loader.load(drafter) for loader, drafter in zip(loaders, made, strict=True)]
+    lm = _load(its_plan, settings, options)
+    loaders = [_DraftLoader(lm, tokenizer, options, plan.load_settings, plan.model) for plan in plans]
+    loaded = [loader.load(plan.drafter()) for loader, plan in zip(loaders, plans, strict=True)]
     share_out(lm, [model for loader in loaders for model in loader.models], options, settings.kv_cache_bytes)
     # Of several engines, one that decodes without a draft has nothing to shape.
-    plain = replace(options, tree=None) if len(given) > 1 else options
+    plain = replace(options, tree=None) if len(plans) > 1 else options
     return [
         engine_class(
             *(
                 lm,
                 drafter,
                 tokenizer,
-                plain if fields.get("method") == "none" else options,
+                plain if plan.method == "none" else options,
                 lm.eos_token_ids,
-                loader.others(fields),
+                loader.others(plan.method),
             ),
             generation=lm.generation,
         )
-        for drafter, fields, loader in zip(loaded, given, loaders, strict=True)
+        for drafter, plan, loader in zip(loaded, plans, loaders, strict=True)
     ]
 
 
@@ -116,6 +99,7 @@ class _DraftLoader:
         tokenizer: the target's.
         options: how the engine will speculate and batch.
         settings: how models are loaded.
+        model: the plan of the draft, if it is a language model.
         models: the draft models and draft heads that were loaded, whose caches are still to be planned.
     """
 
@@ -123,6 +107,7 @@ class _DraftLoader:
     tokenizer: Tokenizer
     options: EngineOptions
     settings: LoadSettings
+    model: ModelPlan | None = None
     models: list[DraftCache] = field(default_factory=list)
 
     def load(self, drafter: Drafter) -> Drafter:
@@ -146,34 +131,32 @@ class _DraftLoader:
                 plan_cache=self._plan,
                 trust_remote_code=self.settings.trust_remote_code,
                 tokenizer=self.tokenizer,
-                load_tokenizer=partial(draft_tokenizer, settings=self.settings),
+                load_tokenizer=lambda name: Tokenizer(draft_model(name, self.settings).tokenizer()),
             )
         )
         return drafter
 
-    def others(self, own: Mapping[str, Any]) -> dict[str, Drafter]:
+    def others(self, own: str) -> dict[str, Drafter]:
         """The drafters beside an engine's own, by name; predictions come with the requests."""
         per_request = {"prediction": {"per_request": True}}
         return {
             name: self.load(drafters.create(name, per_request.get(name, {})))
             for name in self.settings.others
-            if name != own.get("method")
+            if name != own
         }
 
     def _plan(self, cache: DraftCache) -> None:
         """Plan a cache, in the place of that of the model behind it."""
-        self.models = [one for one in self.models if one is not getattr(cache, "own", None)] + [cache]
+        self.models = [model for model in self.models if model is not getattr(cache, "own", None)] + [cache]
 
     def _load_model(self, name: str) -> LM:
         say = self.settings.progress or (lambda _: None)
         say(f"loading draft {name}")
-        draft, trusted = self.settings.draft, self.settings.trust_remote_code
-        if not is_dummy(name, draft.load_format):
-            check_draft_numbers(name, draft.revision, trusted)
+        own = self.model
+        plan = own if own is not None and own.name == name else draft_model(name, self.settings)
+        check_draft_numbers(plan)
         with draft_weights():
-            lm = _load(name, draft, self.settings, self.options)
-        if self.settings.compile:
-            _compile(lm, "draft", say)
+            lm = _load(plan, self.settings, self.options)
         self.models.append(lm)
         return lm
 
@@ -196,10 +179,10 @@ def another_drafter(
     settings = replace(settings or LoadSettings(), progress=say)
     if engine.tokenizer is None:
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
-    fields = named_fields(fields, engine.target.name, settings)
-    fields = by_tokenizer(fields, engine.tokenizer, engine.target.name, settings)
-    loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, of_own_length(fields, settings))
-    drafter = loader.load(drafters.from_fields(fields))
+    target = _target_plan(engine.target.name, settings)
+    plan = read_draft(fields, target, settings).by_tokenizer(engine.tokenizer, target.name)
+    loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, plan.load_settings, plan.model)
+    drafter = loader.load(plan.drafter())
     for lm in loader.models:
         hold_beside(lm, engine.target.max_context, engine.options)
     return drafter
@@ -227,7 +210,6 @@ def engines_from_recipes(
             block_size=recipe.engine.kv_block_size,
             kv_cache_bytes=given_cache_bytes(recipe.engine),
             decoder=recipe.engine.decoder,
-            compile=recipe.engine.compile is True,
             generation_config=recipe.target.generation_config,
             chat_template=recipe.target.chat_template,
             chat_variables=recipe.target.default_chat_template_kwargs,
@@ -245,34 +227,21 @@ def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
     return drafters.parse_spec(draft) if isinstance(draft, str) else dict(draft)
 
 
-def _load(
-    name: str, model: ModelSettings, settings: LoadSettings, options: EngineOptions, generation_config: str = NONE
-) -> TransformersLM:
-    return load_lm(
-        name,
-        revision=model.revision,
-        dtype=model.dtype,
-        device=model.device,
-        load_format=model.load_format,
-        quantize=model.quantize,
-        compute=model.compute,
-        trust_remote_code=settings.trust_remote_code,
+def _target_plan(name: str, settings: LoadSettings) -> ModelPlan:
+    its = settings.target
+    return ModelPlan(name, its, settings.decoder, settings.generation_config, settings.trust_remote_code)
+
+
+def _load(plan: ModelPlan, settings: LoadSettings, options: EngineOptions) -> TransformersLM:
+    return plan.load(
+        check=settings.check,
+        progress=getattr(settings.progress, "count_bytes", None),
         max_num_seqs=options.max_num_seqs,
         block_size=settings.block_size,
         extra_tokens=options.most_nodes,
         max_model_len=settings.max_model_len,
         num_blocks=-(-_TRIED_TOKENS // settings.block_size),
-        decoder=decoder_when(settings.decoder, settings.compile),
-        generation_config=generation_config,
-        check=settings.check,
-        progress=getattr(settings.progress, "count_bytes", None),
     )
-
-
-def _compile(lm: TransformersLM, role: str, say: LoadProgress) -> None:
-    say(f"compiling {role} {lm.name}: about half a minute")
-    lm.compile()
-    say(f"compiled {role} {lm.name} in {lm.compile_seconds:.1f} s")
 
 
 def engine_options(recipe: Recipe) -> EngineOptions:

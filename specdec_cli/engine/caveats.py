@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdec_cli.engine.draft_tokenizer import matching
+from specdec_cli.engine.drafts import matching
 from specdec_cli.lm.llama import native
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
             "synthetic acceptance: drafted tokens are accepted at random, so the figures say nothing about this draft"
         )
     found += matching(engine.drafter)
-    return [*found, *compiled(engine), *slow_forwards(engine), *not_sharing(engine)]
+    return [*found, *slow_forwards(engine), *not_sharing(engine)]
 
 
 def slow_forwards(engine: Engine) -> list[str]:
@@ -56,7 +56,7 @@ def _lacking_compiler(engine: Engine) -> list[str]:
 
 def _lacking_graphs(engine: Engine) -> list[str]:
     obstacles = [*(lm.graphs_obstacle for lm in _models(engine).values()), engine.drafter.graphs_obstacle]
-    found = dict.fromkeys(one for one in obstacles if one is not None)
+    found = dict.fromkeys(obstacle for obstacle in obstacles if obstacle is not None)
     return [f"{one}; it runs without CUDA graphs, which is slower" for one in found]
 
 
@@ -69,13 +69,6 @@ def not_sharing(engine: Engine) -> list[str]:
         f"prefix caching has no effect on the {' and the '.join(roles)}: the cache has no room for a snapshot of a "
         "recurrent state; raise engine.kv_cache_memory"
     ]
-
-
-def compiled(engine: Engine) -> list[str]:
-    """How long torch compiled, and for what; nothing where it did not."""
-    seconds = {role: lm.compile_seconds for role, lm in _models(engine).items()}
-    words = [f"{took:.1f} s for the {role}" for role, took in seconds.items() if took is not None]
-    return [f"transformers' forward pass is compiled, which took {' and '.join(words)}"] if words else []
 
 
 def _models(engine: Engine) -> dict[str, LM]:

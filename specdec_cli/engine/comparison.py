@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdec_cli.engine.decoding import Decoding, Request, Stopped, Watch, decode, named
 from specdec_cli.engine.outputs import Output, Outputs, first_difference
@@ -112,14 +112,3 @@ def _is_whole(outputs: Outputs) -> bool:
 
 def _is_complete(output: Output) -> bool:
     return output.finish_reason not in (None, "abort")
-
-
-def as_document(comparison: Comparison) -> dict[str, Any]:
-    """The JSON form of a comparison."""
-    plain = comparison.plain
-    ratios = comparison.ratios()
-    return {
-        "plain": {"timing": plain.timing().as_dict(), "speculative": plain.counts().as_dict()},
-        "speedup": {"decode": {"median": comparison.speedup(), "pairs": len(ratios), "ratios": ratios}},
-        "equal": comparison.equal,
-    }

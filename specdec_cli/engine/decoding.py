@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.engine.driver import Driver, never
 from specdec_cli.engine.meter import Meter
-from specdec_cli.engine.outputs import Output, Outputs, Timing, joined_timing
+from specdec_cli.engine.outputs import Output, Outputs
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Event, SpeculativeCounts
+from specdec_cli.timing import Timing, joined_timing
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -91,7 +92,7 @@ class Decoding:
     def timing(self) -> Timing:
         """All passes as one: seconds added up, the first token's of the first pass."""
         timings = [one.timing() for one in self.passes]
-        timings = [one for one in timings if one.total_s is not None]
+        timings = [timing for timing in timings if timing.total_s is not None]
         if len(timings) < 2:
             return timings[0] if timings else Timing()
         num = sum(max(len(output.token_ids) - 1, 0) for output in self.outputs())

@@ -155,10 +155,10 @@ class Drafters:
     def _failed(self, name: str, error: Exception, in_a_row: bool = True) -> None:
         self.num_failures[name] += 1
         self._in_a_row[name] += in_a_row
-        said = f"{type(error).__name__}: {error}".split("\n")[0]
+        message = f"{type(error).__name__}: {error}".split("\n")[0]
         if (name, type(error)) not in self._said:
             self._said.add((name, type(error)))
-            self.notices.append(Noticed(None, f"the draft `{name}` failed ({said}): continuing without its guesses"))
+            self.notices.append(Noticed(None, f"the draft `{name}` failed ({message}): continuing without its guesses"))
         if self._in_a_row[name] >= _MOST_FAILURES:
             self.switched_off.add(name)
             words = f"the draft `{name}` failed {_MOST_FAILURES} times in a row and is disabled"

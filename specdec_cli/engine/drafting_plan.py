@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from specdec_cli.call_checks import check_kind
 from specdec_cli.engine.drafting import NONE, Drafters
-from specdec_cli.engine.options import EngineOptions, check_depth
-from specdec_cli.engine.verify import check_trees, resolve_mode
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
+from specdec_cli.recipe.keys import check_value
+from specdec_cli.recipe.schema import Speculation
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import check_trees, resolve_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +22,14 @@ class DraftingPlan:
     Args:
         draft: name of its drafter.
         k: most tokens to draft one after another in a step.
-        wish: its own k; None where the engine's holds.
+        own_k: that the request asks for; None where the engine's holds.
         tree: shape of its drafts; None for chains.
         verify: its verification mode, resolved.
     """
 
     draft: str
     k: int
-    wish: int | None
+    own_k: int | None
     tree: TreeShape | None
     verify: str
 
@@ -64,20 +66,20 @@ class DraftingPlanner:
         Raises:
             UsageError: an unknown draft or mode, a k out of range, or a tree that does not fit them.
         """
-        wish = num_speculative_tokens
-        check_kind("num_speculative_tokens", wish, int | None)
-        check_depth(wish or 0)
+        own_k = num_speculative_tokens
+        check_kind("num_speculative_tokens", own_k, int | None)
+        check_value(Speculation, "num_speculative_tokens", own_k)
         name = self.drafters.name(draft, prediction)
-        if tree not in (None, NONE) and wish is None:
+        if tree not in (None, NONE) and own_k is None:
             own = TreeShape.parse(tree or "")
-            wish = None if own.is_dynamic else own.depth
-        k = 0 if name == NONE else self.options.depths().most if wish is None else wish
+            own_k = None if own.is_dynamic else own.depth
+        k = 0 if name == NONE else self.options.depths().most if own_k is None else own_k
         shape = self.shape(tree, name, k)
         if shape is not None and shape.is_chain:
             k, shape = min(k, shape.depth), None
         if shape is not None:
             self._check_states(shape.num_nodes(k), name)
-        return DraftingPlan(name, k, wish, shape, self._mode(verify, temperature, shape, name))
+        return DraftingPlan(name, k, own_k, shape, self._mode(verify, temperature, shape, name))
 
     def shape(self, tree: str | None, draft: str, k: int | None = None) -> TreeShape | None:
         """The shape of a request's drafts: its own, or the engine's where its drafter builds trees; None without one.

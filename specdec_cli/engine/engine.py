@@ -4,45 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
-from specdec_cli.call_checks import check_kind, checked_call
-from specdec_cli.drafters.contract import Drafter, Guesses
-from specdec_cli.engine import requests, run
-from specdec_cli.engine.clock import Clock
+from specdec_cli.call_checks import checked_call
+from specdec_cli.drafters.contract import Drafter
+from specdec_cli.engine import requests
 from specdec_cli.engine.drafting import Drafters
 from specdec_cli.engine.drafting_plan import DraftingPlanner
-from specdec_cli.engine.fit import fit
-from specdec_cli.engine.judging import Judge, JudgedRow, Part
+from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.inbox import Inbox, OneThread
 from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, settle, takes_load_arguments
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.outputs import Output
+from specdec_cli.engine.outputs import Generated, Output, Outputs
 from specdec_cli.engine.requests import Prompt
-from specdec_cli.engine.run import Generated
-from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
+from specdec_cli.engine.scheduler import Limits, Scheduler, StepRow
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.stepper import Stepper
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.machine.threads import free_cores
+from specdec_cli.recipe.schema import Recipe
+from specdec_cli.sampling.grammar import Grammar
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 if TYPE_CHECKING:
-    from specdec_cli.recipe.schema import Recipe
-    from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.text.tokenizer import Tokenizer
+
+_MAKES = "`Engine.load` makes an engine from the names of its models"
 
 
 class Engine:
     """Decodes requests in batches: a draft proposes tokens and the target verifies them.
 
-    `Engine.load` and `Engine.from_recipe` make one; the constructor takes parts that are loaded already.
+    `Engine.load` and `Engine.from_recipe` make one; the constructor takes parts that are loaded already. One thread may
+    use it at a time: while a call runs, calls from other threads raise a `UsageError`. AsyncEngine has a thread of its
+    own.
 
     Args:
         target: the model that decides every token of the output.
@@ -54,6 +55,7 @@ class Engine:
         generation: sampling defaults of the target's checkpoint, for callers to read; the engine ignores them.
     """
 
+    @checked_call("Engine", makes=_MAKES)
     def __init__(
         self,
         target: LM,
@@ -64,6 +66,9 @@ class Engine:
         others: Mapping[str, Drafter] | None = None,
         generation: Generation | None = None,
     ) -> None:
+        for name, part, method in (("target", target, "score"), ("drafter", drafter, "propose")):
+            if not hasattr(part, method):
+                raise UsageError(f"{name} must be loaded, not `{part!r}`", _MAKES)
         self.target = target
         self.generation = generation or Generation()
         self.drafter = drafter
@@ -80,20 +85,12 @@ class Engine:
             target.tap(self.drafters.all_taps)
         self._failed: list[Failed] = []
         self._sequences: dict[int, Sequence] = {}
+        self._inbox = Inbox()  # of the requests that `add` queued and `step` tells of
+        self.one_thread = OneThread()
         self._next_id = 0
         self._left_at: float | None = None
-        judge = Judge(self.num_tokens, conditional(self.options.synthetic_acceptance_rates or ()))
-        self._stepper = Stepper(
-            target,
-            self.drafters.propose,
-            judge,
-            Clock(target.device),
-            self.options.p_min,
-            self._fit,
-            self._fence,
-            self._forget,
-            self._taps,
-        )
+        rates = conditional(self.options.synthetic_acceptance_rates or ())
+        self._stepper = Stepper(target, self.drafters.propose, self.num_tokens, rates, self.options.p_min)
         self._notices: list[Noticed] = []
         self._scheduler = Scheduler(
             Limits(
@@ -106,8 +103,6 @@ class Engine:
                 block_size=target.block_size,
             ),
             self.policy,
-            self._start,
-            self._stop,
         )
 
     @classmethod
@@ -144,8 +139,8 @@ class Engine:
         """
         from specdec_cli.engine.build import load_engines
 
-        check_kind("target", target, str)
-        check_kind("draft", draft, str | Mapping[str, Any] | None)
+        if not target.strip():
+            raise UsageError("the target is empty", 'name a model or a folder, or "builtin:target"')
         options, settings = settle(changes, options, settings)
         return load_engines(cls, target, [draft], options=options, settings=settings)[0]
 
@@ -176,14 +171,28 @@ class Engine:
             RunError: a model that does not load.
         """
         from specdec_cli.engine.build import engines_from_recipes
-        from specdec_cli.recipe import Recipe, resolve
+        from specdec_cli.recipe import resolve
 
-        check_kind("recipe", recipe, str | Recipe)
         if isinstance(recipe, str):
+            if not recipe.strip():
+                raise UsageError("the recipe is empty", 'name a shipped recipe such as "builtin", or a file')
             recipe = resolve(recipe).recipe
         return engines_from_recipes(
             cls, [recipe], trust_remote_code=trust_remote_code, others=others, progress=progress
         )[0]
+
+    def __enter__(self) -> Self:
+        """Return the engine, which aborts its open requests at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Abort what is open."""
+        self.close()
+
+    def close(self) -> None:
+        """Abort all open requests. There is nothing else to close: the models' memory is freed with the engine."""
+        for sequence_id in [*self._sequences]:
+            self.abort(sequence_id)
 
     def __repr__(self) -> str:
         """Models, k, verification mode and the number of open requests."""
@@ -201,8 +210,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is running or waiting."""
-        return bool(self._sequences)
+        """Whether any request is running or waiting, or `step` has events to return."""
+        return bool(self._sequences or self._inbox.unread)
 
     @property
     def newest_running(self) -> int | None:
@@ -210,8 +219,11 @@ class Engine:
         running = self._scheduler.running
         return running[-1].id if running else None
 
+    @checked_call()
     def has_room(self, num_tokens: int) -> bool:
         """Whether a context of so many tokens fits into the cache beside the running requests'."""
+        if num_tokens < 0:
+            raise UsageError(f"num_tokens is out of range: `{num_tokens}`", "it must be at least 0")
         return self._scheduler.has_room(num_tokens)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -230,8 +242,8 @@ class Engine:
         draft: str | None = None,
         prediction: Items[int] | None = None,
         grammar: Grammar | None = None,
-        cache_salt: str = "",
-        turn: str = "",
+        cache_salt: str | None = None,
+        turn: str | None = None,
     ) -> int:
         """Queue a request.
 
@@ -262,102 +274,149 @@ class Engine:
         requests.check(tokens, params, self.num_tokens, self.target.max_context, predicted or ())
         plan = self.planner.plan(params.temperature, num_speculative_tokens, verify, tree, draft, prediction)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
-        sequence = Sequence(
-            id=self._next_id,
-            tokens=tokens,
-            num_prompt_tokens=len(tokens),
-            params=params,
-            stop_ids=stop_ids,
-            verify=plan.verify,
-            k=plan.k,
-            max_tokens=min(len(tokens) + params.max_new_tokens, self.target.max_context),
-            text=self.tokenizer.stream(params.stop, stop_ids, params.skip_special_tokens) if self.tokenizer else None,
-            draft=plan.draft,
-            draft_max_context=self.drafters.max_context(plan.draft),
-            wish=plan.wish,
-            prediction=predicted,
-            tree=plan.tree,
-            cache_salt=cache_salt if self.options.prefix_caching else None,
-            turn=turn,
-        )
-        if RULES[sequence.verify].needs_rates and not self._stepper.judge.rates:
-            said = f"verification mode `{sequence.verify}` needs rates"
-            raise UsageError(said, "give the engine synthetic_acceptance_rates")
-        if params.stop and self.tokenizer is None:
-            raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
-        needed, size = self._scheduler.num_blocks_needed(sequence), self.target.block_size
-        if needed > self.target.num_blocks:
-            raise UsageError(
-                f"the request needs {needed * size} tokens of KV cache, drafted ones included, and there are "
-                f"`{self.target.num_blocks * size}`",
-                "lower max_new_tokens or raise kv_cache_memory",
+        text = self.tokenizer.stream(params.stop, stop_ids, params.skip_special_tokens) if self.tokenizer else None
+        with self.one_thread:
+            sequence = Sequence(
+                id=self._next_id,
+                tokens=tokens,
+                num_prompt_tokens=len(tokens),
+                params=params,
+                stop_ids=stop_ids,
+                verify=plan.verify,
+                k=plan.k,
+                max_tokens=min(len(tokens) + params.max_new_tokens, self.target.max_context),
+                text=text,
+                draft=plan.draft,
+                draft_max_context=self.drafters.max_context(plan.draft),
+                own_k=plan.own_k,
+                prediction=predicted,
+                tree=plan.tree,
+                cache_salt=cache_salt or "" if self.options.prefix_caching else None,
+                turn=turn or "",
+                inbox=self._inbox,
             )
-        if grammar is not None:
-            if self.tokenizer is not None and grammar.tokenizer is not self.tokenizer:
-                raise UsageError("the grammar was compiled for another tokenizer", "compile it for the engine's own")
-            sequence.matcher = grammar.start(self.num_tokens, stop_ids, self.eos_token_ids)
-        self._next_id += 1
-        self._sequences[sequence.id] = sequence
-        self._scheduler.add(sequence)
+            if RULES[sequence.verify].needs_rates and not self._stepper.rates:
+                message = f"verification mode `{sequence.verify}` needs rates"
+                raise UsageError(message, "give the engine synthetic_acceptance_rates")
+            if params.stop and self.tokenizer is None:
+                raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
+            needed, size = self._scheduler.num_blocks_needed(sequence), self.target.block_size
+            if needed > self.target.num_blocks:
+                raise UsageError(
+                    f"the request needs {needed * size} tokens of KV cache, drafted ones included, and there are "
+                    f"`{self.target.num_blocks * size}`",
+                    "lower max_new_tokens or raise kv_cache_memory",
+                )
+            if grammar is not None:
+                if self.tokenizer is not None and grammar.tokenizer is not self.tokenizer:
+                    raise UsageError(
+                        "the grammar was compiled for another tokenizer", "compile it for the engine's own"
+                    )
+                sequence.matcher = grammar.start(self.num_tokens, stop_ids, self.eos_token_ids)
+            self._next_id += 1
+            self._sequences[sequence.id] = sequence
+            self._scheduler.add(sequence)
+            self._inbox.open[sequence.id] = None
         return sequence.id
 
+    def deliver(self, sequence_id: int, inbox: Inbox) -> None:
+        """Let a request that was just added have its events in another inbox than `step`'s."""
+        self._sequences[sequence_id].inbox = inbox
+        del self._inbox.open[sequence_id]
+        inbox.open[sequence_id] = None
+
+    @checked_call()
     def abort(self, sequence_id: int) -> list[Event]:
         """End a request now and give its blocks back; an unknown or finished id gives no event."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return []
-        sequence.finish_reason = "abort"
-        if sequence.text is not None:
-            sequence.tail = sequence.text.finish()
-        return [self._finish(sequence)]
+        with self.one_thread:
+            sequence.finish_reason = "abort"
+            if sequence.text is not None:
+                sequence.tail = sequence.text.finish()
+            events: list[Event] = [self._finish(sequence)]
+        if sequence.inbox is self._inbox:
+            del self._inbox.open[sequence_id]
+        elif sequence_id in sequence.inbox.open:
+            sequence.inbox.unread.append(events)
+        return events
 
     def step(self) -> list[Event]:
-        """One verification over all running sequences; its events in order, `Stepped` first.
+        """One verification over all running sequences; its events in order, `Stepped` first; none of an idle engine.
 
-        A request whose own part fails ends with `Failed`, and the others go on. Where the forward itself fails, the
-        error is raised, no sequence has received a token, and the next step recomputes the cache.
+        The events are those of the requests that `add` queued. Those of `stream` and `generate` come from there, and a
+        step that they made while such a request ran is returned here first. A request whose own part fails ends with
+        `Failed`, and the others go on. Where the forward itself fails, the error is raised, no sequence has received a
+        token, and the next step recomputes the cache.
         """
-        with free_cores():
-            return self._step()
+        return self.step_for(self._inbox)
+
+    def step_for(self, inbox: Inbox) -> list[Event]:
+        """A caller's events of the oldest step that it has not read, else of a new one; see `step`."""
+        if self._sequences and not inbox.unread:
+            callers = {id(inbox): inbox, **{id(each.inbox): each.inbox for each in self._sequences.values()}}
+            try:
+                with self.one_thread, free_cores():
+                    events = self._step()
+            except Exception as error:
+                for caller in callers.values():  # requests that ended in the step, and whose events are lost
+                    lost = [Failed(each, error) for each in caller.open if each not in self._sequences]
+                    caller.unread += [lost] if lost else []
+                raise
+            for caller in callers.values():
+                caller.unread.append(events)
+        return inbox.read()
 
     def _step(self) -> list[Event]:
         begin = perf_counter()
         left_at, self._left_at = self._left_at, None
-        batch = self._scheduler.next()
-        assert batch, "a step needs a sequence that can run; look at has_work first"
-        work = self._stepper.run(batch)
-        emitted = tuple(self._take(work.judged))
-        finished = [self._finish(row.sequence) for row, _ in work.parts if row.sequence.finish_reason is not None]
+        preempted = self._scheduler.preempt()
+        for sequence in preempted:
+            self._stop(sequence)
+        for sequence in self._scheduler.admit():
+            sequence.num_computed = self._start(sequence)
+        rows = self._scheduler.rows()
+        assert rows, "of the sequences of an engine, one can always run"
+        for row in rows:
+            row.taps = self._taps(row.sequence)
+            self._notice_draft_limit(row.sequence)
+        try:
+            draft_seconds, verify_seconds = self._stepper.run(rows)
+        except BaseException:
+            for row in rows:  # what a forward that broke off has written is not known
+                self._recompute(row.sequence)
+            raise
+        emitted = tuple(self._take(rows))
+        finished = [self._finish(row.sequence) for row in rows if row.sequence.finish_reason is not None]
         end = perf_counter()
-        stepped = self._stepped(batch, emitted, work.draft_seconds, work.verify_seconds, end - begin)
-        self._tell_policy(emitted, end - begin, 0.0 if left_at is None else begin - left_at, work.draft_seconds)
-        self._left_at = end if self.has_work else None
-        return [stepped, *self._take_news(), *finished]
-
-    def _stepped(
-        self, batch: list[Scheduled], emitted: tuple[Emitted, ...], draft: float, verify: float, seconds: float
-    ) -> Stepped:
-        """Report a step of so many seconds, those of its drafting and its forward among them."""
-        return Stepped(
+        seconds = end - begin
+        stepped = Stepped(
             emitted=emitted,
-            num_running=len(batch),
+            num_running=len(rows),
             num_waiting=len(self._scheduler.waiting),
-            num_prefill_tokens=sum(row.num_prefill_tokens for row in batch),
-            draft_seconds=draft,
-            verify_seconds=verify,
-            overhead_seconds=max(seconds - draft - verify, 0.0),
+            num_prefill_tokens=sum(row.num_prefill_tokens for row in rows),
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            overhead_seconds=max(seconds - draft_seconds - verify_seconds, 0.0),
             num_blocks_used=self.target.num_blocks - self.target.num_free_blocks,
             num_blocks=self.target.num_blocks,
-            num_preemptions=self._scheduler.take_preemptions(),
+            num_preemptions=len(preempted),
         )
+        self._tell_policy(emitted, seconds, 0.0 if left_at is None else begin - left_at, draft_seconds)
+        self._left_at = end if self._sequences else None
+        return [stepped, *self._take_news(), *finished]
 
     def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float, before: float, drafting: float) -> None:
         """The time of a step, including the work since the previous one.
 
         Where that took longer than the step itself it was something else, done now and then.
         """
-        going_on = [one for one in emitted if one.sequence_id in self._sequences]
-        given = {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on}
+        given = {
+            each.sequence_id: (each.num_drafted, each.num_accepted)
+            for each in emitted
+            if each.sequence_id in self._sequences
+        }
         self.policy.observe(seconds + before if before < seconds else seconds, given, drafting)
 
     def _take_news(self) -> list[Event]:
@@ -375,7 +434,10 @@ class Engine:
         params: SamplingParams | Items[SamplingParams] | None = None,
         num_speculative_tokens: int | None = None,
     ) -> Iterator[Event]:
-        """Decode prompts together and yield the engine's events as they happen.
+        """Decode prompts together and yield their events as they happen.
+
+        Several streams and other calls may take turns on one engine: their requests are decoded together, and each
+        yields the events of its own.
 
         Examples:
             for event in engine.stream("Once upon a time", SamplingParams(max_new_tokens=64)):
@@ -397,7 +459,12 @@ class Engine:
         Raises:
             UsageError: a prompt or parameter that the engine does not accept.
         """
-        return run.stream(self, prompts, params, num_speculative_tokens)
+        many = requests.as_many(prompts)
+        with Driver(self) as driver:
+            for prompt, its_params in zip(many, requests.spread(params, len(many)), strict=True):
+                driver.add(prompt, its_params, num_speculative_tokens)
+            for events in driver.steps():
+                yield from events
 
     @checked_call()
     def generate(
@@ -423,28 +490,41 @@ class Engine:
         Raises:
             UsageError: a prompt or parameter that the engine does not accept.
         """
-        return run.generate(self, prompts, params, num_speculative_tokens, progress)
+        many, outputs = requests.as_many(prompts), Outputs()
+        with self.one_thread, Driver(self) as driver:
+            for prompt, its_params in zip(many, requests.spread(params, len(many)), strict=True):
+                tokens = self.encode(prompt)
+                text = requests.text_of(prompt, tokens, self.tokenizer)
+                outputs.add(driver, tokens, text, its_params, num_speculative_tokens)
+            for events in driver.steps():
+                for event in events:
+                    outputs.observe(event)
+                if progress is not None:
+                    progress(Generated.of(outputs))
+        return outputs.finished()
 
-    def _take(self, judged: Items[JudgedRow]) -> Iterator[Emitted]:
-        """Let each sequence take its accepted tokens and the target's own one."""
-        for one in judged:
-            with self._fence(one.part[0].sequence):
-                yield one.take()
+    def trace(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: until 0.2.0 this method traced prompts, as the function `specdec_cli.trace` does now.
 
-    def _fit(self, batch: Items[Scheduled], guesses: Items[Guesses]) -> list[Part]:
-        """Rows with their guesses, cut where a grammar refuses them; its masks go with the rows."""
-        parts = []
-        for i, (row, guess) in enumerate(zip(batch, guesses, strict=True)):
-            self._notice_draft_limit(row.sequence)
-            with self._fence(row.sequence):
-                matcher, fitting = row.sequence.matcher, guess
-                if matcher is not None and row.is_decided:
-                    fitting, row.allowed = fit(guess.read(), matcher, i)
-                parts.append((row, fitting))
-        return parts
+        Raises:
+            UsageError: always; it names the function.
+        """
+        raise UsageError("`Engine.trace` is a function now", "call `specdec_cli.trace(engine, prompts)`")
 
-    def _forget(self, sequence: Sequence) -> None:
-        """Start a sequence again from what the cache holds, now that its own blocks are given back."""
+    def _take(self, rows: Items[StepRow]) -> Iterator[Emitted]:
+        """Let each sequence take its accepted tokens and the target's own one, or end it with its error."""
+        for row in rows:
+            if row.error is not None:
+                self._fail(row.sequence, row.error)
+            elif row.verdict is not None:
+                try:
+                    yield row.take()
+                except Exception as error:
+                    self._fail(row.sequence, error)
+
+    def _recompute(self, sequence: Sequence) -> None:
+        """Give a sequence's blocks back, and start it again from what the cache holds."""
+        self.target.release(sequence.id)
         most = self._stepper.features.known(sequence.id) if self._taps(sequence) else len(sequence.tokens)
         sequence.num_computed = self._adopt(sequence, most)
 
@@ -460,15 +540,11 @@ class Engine:
         del self._sequences[sequence.id]
         self._stop(sequence)
 
-    @contextmanager
-    def _fence(self, sequence: Sequence) -> Iterator[None]:
-        """End the one request whose own part of a step fails; the others stay as they were."""
-        try:
-            yield
-        except Exception as error:
-            sequence.finish_reason = None
-            self._remove(sequence)
-            self._failed.append(Failed(sequence.id, error))
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End the one request whose own part of a step failed; the others stay as they were."""
+        sequence.finish_reason = None
+        self._remove(sequence)
+        self._failed.append(Failed(sequence.id, error))
 
     def _start(self, sequence: Sequence) -> int:
         """Take over what the cache still holds of a sequence's tokens, if its draft can go on there; how many."""

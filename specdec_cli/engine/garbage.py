@@ -1,6 +1,9 @@
 """Objects that Python's garbage collector need not look at."""
 
 import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def leave_alone() -> None:
@@ -10,3 +13,20 @@ def leave_alone() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def importing_torch() -> Iterator[None]:
+    """Have the collector neither run while torch is first imported nor look again at what this brings.
+
+    It would go through a growing number of modules a dozen times before the first token.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()

@@ -5,45 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from specdec_cli.call_checks import check_kind, checked_call, checked_fields
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.files.names import AUTO
-from specdec_cli.recipe.schema import Compute, Decoder, LoadFormat, Quantize
+from specdec_cli.lm.settings import ModelArguments
+from specdec_cli.lm.settings import ModelSettings as ModelSettings  # engines' callers name it here
+from specdec_cli.recipe.keys import check_ranges
+from specdec_cli.recipe.schema import EngineSection
+from specdec_cli.recipe.values import Compute, Decoder, LoadFormat, Quantize
 
 LoadProgress = Callable[[str], None]
 """Called with a short description of each loading phase; its `count_bytes`, if it has one, with the bytes of a file."""
 _DRAFT = "draft_"
 
 
-@checked_fields
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """How one model is loaded.
-
-    Args:
-        revision: branch, tag or commit on the hub.
-        dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
-        device: auto, cpu, cuda or cuda:N.
-        load_format: auto, or dummy for random weights.
-        quantize: none or int8.
-        compute: auto (a GGUF file's blocks as they are, where that is possible), native, or dequantized.
-    """
-
-    revision: str | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    load_format: LoadFormat = "auto"
-    quantize: Quantize = "none"
-    compute: Compute = "auto"
-
-
 def model_settings(model: Any) -> ModelSettings:
     """How a recipe's target or draft is loaded."""
-    return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize, model.compute)
+    return ModelSettings(**{field.name: getattr(model, field.name) for field in fields(ModelSettings)})
 
 
 @checked_fields
@@ -59,7 +41,6 @@ class LoadSettings:
         kv_cache_bytes: memory for each KV cache in bytes; None uses half of the free memory.
         decoder: auto (the built-in decoder on a CPU, CUDA graphs on a GPU, where they support the model), transformers,
             or graphs (CUDA graphs).
-        compile: compile the transformers forward with torch.compile.
         generation_config: auto reads the target's generation_config.json; none ignores it; or a folder.
         chat_template: a file or template text that replaces the target's own; None keeps the target's.
         chat_variables: variables for every conversation's chat template, unless the conversation sets them itself.
@@ -75,7 +56,6 @@ class LoadSettings:
     block_size: int = 16
     kv_cache_bytes: KVCacheBytes = None
     decoder: Decoder = "auto"
-    compile: bool = False
     generation_config: str = AUTO
     chat_template: str | None = None
     chat_variables: Mapping[str, Any] | None = None
@@ -86,13 +66,12 @@ class LoadSettings:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, each by its name."""
-        for name in ("max_model_len", "block_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is out of range: `{value}`")
+        check_ranges(self, EngineSection)
+        if self.block_size < 1:
+            raise UsageError(f"block_size is out of range: `{self.block_size}`", "it must be at least 1")
 
 
-class LoadArguments(TypedDict, total=False):
+class LoadArguments(ModelArguments, total=False):
     """Types of the keyword arguments of `Engine.load`, for editors and type checkers.
 
     `load_parameters` has their defaults, from the data classes that they fill; a test compares both.
@@ -114,7 +93,6 @@ class LoadArguments(TypedDict, total=False):
     block_size: int
     kv_cache_bytes: KVCacheBytes
     decoder: Decoder
-    compile: bool
     generation_config: str
     chat_template: str | None
     chat_variables: Mapping[str, Any] | None
@@ -122,12 +100,6 @@ class LoadArguments(TypedDict, total=False):
     trust_remote_code: bool
     others: tuple[str, ...]
     progress: LoadProgress | None
-    revision: str | None
-    dtype: str
-    device: str
-    load_format: LoadFormat
-    quantize: Quantize
-    compute: Compute
     draft_revision: str | None
     draft_dtype: str
     draft_device: str
@@ -151,8 +123,12 @@ def load_parameters() -> list[LoadParameter]:
     Those of ModelSettings apply to the target; with the prefix `draft_` they apply to the draft.
     """
     owners = ((EngineOptions, ""), (LoadSettings, ""), (ModelSettings, ""), (ModelSettings, _DRAFT))
-    found = [LoadParameter(prefix + one.name, one, owner) for owner, prefix in owners for one in fields(owner)]
-    return [one for one in found if one.name not in ("target", "draft")]
+    return [
+        LoadParameter(prefix + field.name, field, owner)
+        for owner, prefix in owners
+        for field in fields(owner)
+        if field.name not in ("target", "draft")
+    ]
 
 
 def settle(
@@ -166,17 +142,21 @@ def settle(
     check_kind("options", options, EngineOptions | None)
     check_kind("settings", settings, LoadSettings | None)
     options, settings = options or EngineOptions(), settings or LoadSettings()
-    known = {one.name: one for one in load_parameters()}
+    known = {parameter.name: parameter for parameter in load_parameters()}
     of_options, of_loading, of_target, of_draft = (
         {known[name].field.name: value for name, value in changes.items() if is_here(known[name])}
         for is_here in (
-            lambda one: one.owner is EngineOptions,
-            lambda one: one.owner is LoadSettings,
-            lambda one: one.owner is ModelSettings and not one.name.startswith(_DRAFT),
-            lambda one: one.owner is ModelSettings and one.name.startswith(_DRAFT),
+            lambda parameter: parameter.owner is EngineOptions,
+            lambda parameter: parameter.owner is LoadSettings,
+            lambda parameter: parameter.owner is ModelSettings and not parameter.name.startswith(_DRAFT),
+            lambda parameter: parameter.owner is ModelSettings and parameter.name.startswith(_DRAFT),
         )
     )
-    target, draft = replace(settings.target, **of_target), replace(settings.draft, **of_draft)
+    target = replace(settings.target, **of_target)
+    try:
+        draft = replace(settings.draft, **of_draft)
+    except UsageError as error:
+        raise UsageError(f"{_DRAFT}{error.message}", error.hint) from error
     return replace(options, **of_options), replace(settings, target=target, draft=draft, **of_loading)
 
 
@@ -189,12 +169,12 @@ def takes_load_arguments(function: F) -> F:
     `help()`, notebooks and the reference pages then show every argument with its default.
     """
     shown = inspect.signature(function)
-    own = [one for one in shown.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    own = [parameter for parameter in shown.parameters.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     more = [
         inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one.field), annotation=one.field.type
+            load.name, inspect.Parameter.KEYWORD_ONLY, default=_default(load.field), annotation=load.field.type
         )
-        for one in load_parameters()
+        for load in load_parameters()
     ]
     function.__signature__ = shown.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
     return checked_call()(function)
@@ -222,5 +202,5 @@ def loads_like(load: Callable[P, object]) -> Callable[[Callable[..., T]], Callab
     return decorate
 
 
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default is not MISSING else inspect.Parameter.empty
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default is not MISSING else inspect.Parameter.empty

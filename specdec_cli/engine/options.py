@@ -9,11 +9,12 @@ from typing import Any
 from specdec_cli.call_checks import checked_fields
 from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.depth.adaptive import Adaptive
-from specdec_cli.engine.depth.depth import CHANGING, POLICIES, DepthPolicy, Fixed, KByBatch
-from specdec_cli.engine.depth.heuristic import Heuristic
-from specdec_cli.engine.verify import AUTO, RULES
+from specdec_cli.engine.depth.depth import CHANGING, DepthPolicy, Fixed, Heuristic, KByBatch
 from specdec_cli.errors import UsageError
+from specdec_cli.recipe.keys import check_ranges
+from specdec_cli.recipe.schema import EngineSection, Speculation
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import AUTO, RULES
 
 
 @checked_fields
@@ -55,23 +56,19 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, each by its name."""
-        check_depth(self.num_speculative_tokens)
-        ranges = {
-            "verify": self.verify in (*RULES, AUTO),
-            "synthetic_acceptance_rates": (self.synthetic_acceptance_rates is not None) == self._needs_rates,
-            "depth_policy": self.depth_policy in POLICIES,
-            "k_by_batch": _is_table(self.k_by_batch),
-            "p_min": 0 <= self.p_min <= 1,
-            "disable_by_batch_size": self.disable_by_batch_size is None or self.disable_by_batch_size >= 1,
-            "max_num_seqs": self.max_num_seqs >= 1,
-            "max_num_batched_tokens": self.max_num_batched_tokens >= 1,
-            "prefill_chunk": self.prefill_chunk >= 1,
-        }
-        names = {"verify": (AUTO, *RULES), "depth_policy": POLICIES}
-        for name, fine in ranges.items():
-            if not fine:
-                hint = f"one of {', '.join(names[name])}" if name in names else None
-                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`", hint)
+        if self.verify not in (AUTO, *RULES):
+            raise UsageError(f"verify is out of range: `{self.verify}`", f"one of {AUTO}, {', '.join(RULES)}")
+        check_ranges(self, Speculation, EngineSection, without="verify")
+        if (self.synthetic_acceptance_rates is not None) != self._needs_rates:
+            message = (
+                f"verify `{self.verify}` {'needs' if self._needs_rates else 'takes no'} synthetic_acceptance_rates"
+            )
+            raise UsageError(message, 'give them with verify="synthetic", from 0 to 1, none above the one before it')
+        if not _is_table(self.k_by_batch):
+            hint = f"pairs of ascending numbers of sequences, from 1, and k, from 0 to {MOST_DEPTH}"
+            raise UsageError(f"k_by_batch is out of range: `{self.k_by_batch}`", hint)
+        if self.prefill_chunk < 1:
+            raise UsageError(f"prefill_chunk is out of range: `{self.prefill_chunk}`", "it must be at least 1")
         shape = self.shape_of(self.tree)
         if shape is not None and not shape.is_chain and self.verify != AUTO and not RULES[self.verify].judges_trees:
             raise UsageError(
@@ -130,17 +127,6 @@ class EngineOptions:
         """A new depth policy."""
         made: dict[str, type[DepthPolicy]] = {"adaptive": Adaptive, "heuristic": Heuristic}
         return made.get(self.depth_policy, Fixed)()
-
-
-def check_depth(k: int) -> None:
-    """Refuse a number of drafted tokens out of range.
-
-    Raises:
-        UsageError: it is.
-    """
-    if not 0 <= k <= MOST_DEPTH:
-        hint = f"it is from 0, which decodes without a draft, to {MOST_DEPTH}"
-        raise UsageError(f"num_speculative_tokens is out of range: `{k}`", hint)
 
 
 def _is_table(table: Sequence[tuple[int, int]]) -> bool:

@@ -7,36 +7,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.errors import in_words
-from specdec_cli.events import (
-    IMPOSSIBLE,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    SpeculativeCounts,
-    Stepped,
-    TokenLogprob,
-)
+from specdec_cli.events import Event, Failed, Finished, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
+from specdec_cli.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.driver import Driver
     from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.sampling.params import SamplingParams
-
-
-@dataclass(slots=True)
-class Timing:
-    """Seconds of a request: to its first token, from there to its last, and in all."""
-
-    ttft_s: float | None = None
-    decode_s: float | None = None
-    total_s: float | None = None
-    decode_tokens_per_second: float | None = None
-
-    def as_dict(self) -> dict[str, float | None]:
-        """The JSON form."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 _MOST_SHOWN = 60  # characters of a text in a `repr`
@@ -85,31 +62,10 @@ class Output:
         return f"Output({', '.join(parts)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form (INTERFACE, `outputs[]`)."""
-        document: dict[str, Any] = {
-            "index": self.index,
-            "prompt": self.prompt,
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "prompt_tokens": len(self.prompt_token_ids),
-            "completion_tokens": len(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "speculative": self.speculative.as_dict(),
-            "timing": self.timing.as_dict(),
-        }
-        if self.error is not None:
-            document["error"], *_ = in_words(self.error)
-        if self.logprobs is not None:
-            document["logprobs"] = [
-                {
-                    "token_id": one.token_id,
-                    "logprob": max(one.logprob, IMPOSSIBLE),
-                    "top": [[token, max(logprob, IMPOSSIBLE)] for token, logprob in one.top],
-                }
-                for one in self.logprobs
-            ]
-        return document
+        """The JSON form."""
+        from specdec_cli.engine.output_result import OutputResult
+
+        return OutputResult.of(self)
 
 
 @dataclass(slots=True)
@@ -155,7 +111,7 @@ class Outputs:
         Raises:
             UsageError: the engine does not accept it.
         """
-        from specdec_cli.engine.verify import rule_of
+        from specdec_cli.verification import rule_of
 
         sequence_id = driver.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft, tree=tree)
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
@@ -219,26 +175,26 @@ class Outputs:
             output.timing = timing_of(clock.added, clock.first, clock.last, len(output.token_ids) - 1)
 
 
-def timing_of(begin: float, first: float, last: float, num_decoded: int) -> Timing:
-    """Timing from the moments of queueing, first and last token, and the number of tokens after the first."""
-    decode = last - first
-    return Timing(first - begin, decode, last - begin, _rate(num_decoded, decode))
-
-
-def joined_timing(timings: Sequence[Timing], ttft_s: float | None, num_decoded: int) -> Timing:
-    """Several timings as one: their seconds added up.
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Progress of `Engine.generate` after a step.
 
     Args:
-        timings: one after the other.
-        ttft_s: what stands for their times to a first token.
-        num_decoded: tokens after the first ones, of all together.
+        num_finished: prompts with a complete result.
+        num_prompts: all prompts.
+        num_tokens: tokens generated so far, over all prompts.
     """
-    decode = sum(one.decode_s or 0.0 for one in timings)
-    return Timing(ttft_s, decode, sum(one.total_s or 0.0 for one in timings), _rate(num_decoded, decode))
 
+    num_finished: int
+    num_prompts: int
+    num_tokens: int
 
-def _rate(num_decoded: int, seconds: float) -> float | None:
-    return num_decoded / seconds if num_decoded and seconds > 0 else None
+    @classmethod
+    def of(cls, outputs: Outputs) -> Generated:
+        """Progress of these outputs."""
+        results = outputs.finished()
+        num_finished = sum(output.finish_reason is not None for output in results)
+        return cls(num_finished, len(results), sum(len(output.token_ids) for output in results))
 
 
 def first_difference(got: Sequence[int], want: Sequence[int]) -> int | None:

@@ -93,7 +93,16 @@ def check_text(prompt: str, what: str) -> None:
     """
     if not prompt.strip():
         raise EmptyPromptError(f"{what} is empty", "give at least one word")
+    check_unicode(prompt, what)
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Refuse text that no tokenizer reads.
+
+    Raises:
+        UsageError: it holds half a character.
+    """
     try:
-        prompt.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"{what} is not valid Unicode: character `{error.start}`", "give it as UTF-8") from error

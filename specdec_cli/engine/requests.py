@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.call_checks import check_kind
+from specdec_cli.engine.prompts import check_unicode
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.params import SamplingParams
 
@@ -31,6 +32,8 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
         return _token_ids(given)
     if is_chat:
         _check_messages(given)
+    else:
+        check_unicode(given, "the prompt")
     if tokenizer is None:
         raise UsageError("a prompt of text needs a tokenizer", "give token ids")
     return tokenizer.chat(given) if is_chat else tokenizer.encode(given)
@@ -53,8 +56,11 @@ def _token_ids(given: Any) -> list[int]:
 def _check_messages(messages: Sequence[Any]) -> None:
     for message in messages:
         is_whole = isinstance(message, Mapping) and isinstance(message.get("role"), str)
-        if not is_whole or not ("content" in message or "tool_calls" in message):
+        content = message.get("content") if is_whole else None
+        if not isinstance(content, str | list) and not (content is None and is_whole and message.get("tool_calls")):
             raise UsageError(f"`{_shown(message)}` is no chat message", _FORMS)
+        if isinstance(content, str):
+            check_unicode(content, "a message")
 
 
 def _shown(value: Any) -> str:

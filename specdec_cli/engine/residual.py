@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.engine.group import RowGroup, Verdict, together
+from specdec_cli.engine.verify import RowGroup, Verdict, together
 
 
 @dataclass(slots=True, eq=False)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine.depth.depth import DecodingRow, DepthPolicy, Fixed, KByBatch
 from specdec_cli.engine.sequence import Sequence
 
 if TYPE_CHECKING:
-    from specdec_cli.sampling.grammar import BoolArray
+    from specdec_cli.engine.verify import Verdict
+    from specdec_cli.events import Emitted
+    from specdec_cli.lm.door import Tap
+    from specdec_cli.sampling.chain import BoolArray, Distribution
 
 
 @dataclass(slots=True)
@@ -38,22 +43,61 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Scheduled:
-    """A sequence's part in a step: feed `tokens[:num_fed]`, draft `k` tokens; logits only once all is fed.
+class StepRow:
+    """A sequence's part in a step: how much of it is fed and drafted, and what the step found.
 
-    `allowed` [positions verified, V] bool is what its grammar allows there, known once the tokens are drafted.
+    Args:
+        sequence: whose part it is.
+        num_fed: `tokens[:num_fed]` are in the cache after the step; logits are wanted only once all are.
+        k: most tokens to draft.
+        num_prefill_tokens: tokens of its prompt that the step feeds.
+        taps: the target's hidden states that its drafter reads.
+        guesses: what was drafted.
+        allowed: [places, V] bool, what its grammar allows at each place that is verified; None allows everything.
+        p: distributions of all rows verified with it.
+        first_place: where in p the row begins.
+        verdict: what stands of the guesses; None for a chunk of a prompt.
+        error: why the request ends in this step, if it does.
     """
 
     sequence: Sequence
     num_fed: int
     k: int
     num_prefill_tokens: int = 0
+    taps: Items[Tap] = ()
+    guesses: Guesses = field(default_factory=Guesses)
     allowed: BoolArray | None = None
+    p: Distribution | None = None
+    first_place: int = 0
+    verdict: Verdict | None = None
+    error: Exception | None = None
 
     @property
     def is_decided(self) -> bool:
         """Whether this step gives the sequence a next token (it is no chunk of what is fed before that)."""
         return self.num_fed == len(self.sequence.tokens)
+
+    def take(self) -> Emitted:
+        """Give the sequence its accepted tokens and the target's own one.
+
+        Raises:
+            LogitsError: the target had no distribution at a position that the output reached.
+        """
+        p, verdict, drafted = self.p, self.verdict, self.guesses.drafted
+        assert p is not None, "a row is verified before its sequence takes tokens"
+        assert verdict is not None, "a verified row has a verdict"
+        if not p.broken and self.sequence.params.logprobs is None:
+            return self.sequence.extend(drafted, verdict.path, verdict.own)
+        places = [self.first_place, *(self.first_place + node + 1 for node in verdict.path)]
+        for error in (p.broken[place] for place in places if place in p.broken):
+            raise error
+        tokens, num = [*(drafted.tokens[node] for node in verdict.path), verdict.own], self.sequence.params.logprobs
+        logprobs = [p.logprobs(*at, num) for at in zip(places, tokens, strict=True)] if num is not None else ()
+        return self.sequence.extend(drafted, verdict.path, verdict.own, logprobs)
+
+
+ROWS_BESIDE = 4
+"""Rows that all other turns together have in a step, for each row of the smallest turn."""
 
 
 @dataclass(slots=True)
@@ -65,23 +109,21 @@ class Scheduler:
     decides at the same positions, with as many drafted tokens.
 
     Turns share the batch: a waiting sequence whose turn has none running replaces the youngest of the largest turn.
+    They share a step, too: the many choices of one request, all in one step, would make each token of a single choice
+    beside them as dear as all of theirs, so they decode a few at a time.
 
     Blocks are counted as if none were shared, so that neither the target's cache nor a draft's can run out.
 
     Args:
         limits: bounds of a step.
         policy: chooses k.
-        start: told of a sequence that is admitted; how many of its tokens are cached already.
-        stop: told of a sequence that is preempted, which must give its blocks back.
     """
 
     limits: Limits
     policy: DepthPolicy = field(default_factory=Fixed)
-    start: Callable[[Sequence], int] = lambda _: 0
-    stop: Callable[[Sequence], None] = lambda _: None
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
-    num_preemptions: int = 0
+    num_steps: int = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -94,30 +136,46 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def next(self) -> list[Scheduled]:
-        """The next step's rows; what no longer fits is preempted, what fits is admitted."""
-        self._preempt()
-        self._take_turns()
-        self._admit()
+    def rows(self) -> list[StepRow]:
+        """The step's rows of what runs: after `preempt` and `admit`."""
         budget = self.limits.max_num_batched_tokens
-        rows: list[Scheduled] = []
+        rows: list[StepRow] = []
+        resting = self._resting()
         for sequence in self.running:
-            if sequence.num_computed == sequence.num_to_compute and not sequence.is_prefilling:
-                rows.append(Scheduled(sequence, len(sequence.tokens), self._k(sequence)))
+            if _decodes(sequence):
+                if sequence not in resting:
+                    rows.append(StepRow(sequence, len(sequence.tokens), self._k(sequence)))
                 continue
             num_fed = self._chunks(sequence, budget, is_first=budget == self.limits.max_num_batched_tokens)
             if num_fed > sequence.num_computed:
                 num_prefill = num_fed - sequence.num_computed
                 budget -= num_prefill
-                rows.append(Scheduled(sequence, num_fed, 0, num_prefill))
+                rows.append(StepRow(sequence, num_fed, 0, num_prefill))
         self._choose(rows)
         return rows
 
-    def _choose(self, rows: list[Scheduled]) -> None:
+    def _resting(self) -> list[Sequence]:
+        """The sequences that sit this step out, so that a turn with few rows does not wait for one with many."""
+        self.num_steps += 1
+        by_turn: dict[str, list[Sequence]] = {}
+        for sequence in filter(_decodes, self.running):
+            by_turn.setdefault(sequence.turn, []).append(sequence)
+        resting: list[Sequence] = []
+        if len(by_turn) > 1:
+            fewest = min(map(len, by_turn.values()))
+            most = max(fewest, ROWS_BESIDE * fewest // (len(by_turn) - 1))
+            for sequences in by_turn.values():
+                resting += sorted(sequences, key=lambda sequence: sequence.last_step)[most:]
+        for sequence in self.running:
+            if sequence not in resting:
+                sequence.last_step = self.num_steps
+        return resting
+
+    def _choose(self, rows: list[StepRow]) -> None:
         """Have the policy choose k for the rows that decode."""
         decoding = [row for row in rows if not row.num_prefill_tokens]
-        wishes = [_wish(row.sequence, row.k) for row in decoding]
-        for row, k in zip(decoding, self.policy.choose(wishes, len(decoding) == len(rows)), strict=True):
+        chosen = self.policy.choose([_decoding_row(row) for row in decoding], len(decoding) == len(rows))
+        for row, k in zip(decoding, chosen, strict=True):
             assert 0 <= k <= row.k, "a policy never drafts more than a row may"
             row.k = k
 
@@ -139,60 +197,67 @@ class Scheduler:
         """Whether a context of so many tokens fits beside those that run."""
         return self._num_reserved() + -(-num_tokens // self.limits.block_size) <= self.limits.num_blocks
 
-    def take_preemptions(self) -> int:
-        """How many sequences were preempted since this was last asked."""
-        num, self.num_preemptions = self.num_preemptions, 0
-        return num
-
     def _num_reserved(self) -> int:
         return sum(self.num_blocks_next(sequence) for sequence in self.running)
 
-    def _preempt(self) -> None:
-        """Send the youngest back to the queue until the others have blocks for their next step."""
+    def preempt(self) -> list[Sequence]:
+        """Send sequences back to the queue that no longer fit, or whose turn gives up a place.
+
+        Returns:
+            These; they must give their blocks back before any sequence is admitted.
+        """
+        preempted: list[Sequence] = []
         while self._num_reserved() > self.limits.num_blocks:
             assert len(self.running) > 1, "a request that cannot run alone is refused when it is added"
-            self._send_back(self.running[-1])
+            preempted.append(self._send_back(self.running[-1]))
+        return preempted + self._take_turns()
 
-    def _take_turns(self) -> None:
+    def _take_turns(self) -> list[Sequence]:
         """Make room for the first waiting sequence whose turn has none running, if another turn has several."""
+        preempted: list[Sequence] = []
         counts = Counter(sequence.turn for sequence in self.running)
         newcomer = next((one for one in self.waiting if one.turn not in counts), None)
         while newcomer is not None and self.running and not self._fits(newcomer, self._num_reserved()):
             turn, num_running = counts.most_common(1)[0]
             if num_running < 2:
-                return
-            self._send_back(next(one for one in reversed(self.running) if one.turn == turn))
+                return preempted
+            youngest = next(sequence for sequence in reversed(self.running) if sequence.turn == turn)
+            preempted.append(self._send_back(youngest))
             counts[turn] -= 1
         if newcomer is not None:
             self.waiting.remove(newcomer)
             self.waiting.appendleft(newcomer)
+        return preempted
 
-    def _send_back(self, sequence: Sequence) -> None:
+    def _send_back(self, sequence: Sequence) -> Sequence:
         """Preempt a running sequence: it waits in front of all others."""
         self.running.remove(sequence)
         sequence.num_computed = 0
-        self.stop(sequence)
         self.waiting.appendleft(sequence)
-        self.num_preemptions += 1
+        return sequence
 
     def _fits(self, sequence: Sequence, reserved: int) -> bool:
         """Whether a sequence can be admitted, with a block to spare for each that runs: they grow."""
         has_place = len(self.running) < self.limits.max_num_seqs
         return has_place and reserved + self.num_blocks_next(sequence) + len(self.running) <= self.limits.num_blocks
 
-    def _admit(self) -> None:
-        """Admit what fits; to preempt is dear."""
+    def admit(self) -> Iterator[Sequence]:
+        """Admit the waiting sequences that fit, one by one: few, as to preempt is dear.
+
+        Yields:
+            Each, so that it takes over what is cached of it; `num_computed` says how much.
+        """
         reserved = self._num_reserved()
         while self.waiting and self._fits(self.waiting[0], reserved):
             sequence = self.waiting.popleft()
             reserved += self.num_blocks_next(sequence)
-            sequence.num_computed = self.start(sequence)
             self.running.append(sequence)
+            yield sequence
 
     def _k(self, sequence: Sequence) -> int:
-        """Most tokens to draft: the request's wish within the table, what it may still emit, both context limits."""
+        """Most tokens to draft: k of the table, what it may still emit, and both context limits."""
         length = len(sequence.tokens)
-        k = min(sequence.k, self.limits.k_by_batch.k(len(self.running), sequence.wish))
+        k = min(sequence.k, self.limits.k_by_batch.k(len(self.running), sequence.own_k))
         k = min(k, sequence.room - 1, self.limits.max_context - length)
         if sequence.draft_max_context is not None:
             k = min(k, sequence.draft_max_context - length + 1)
@@ -216,5 +281,11 @@ class Scheduler:
         return fed
 
 
-def _wish(sequence: Sequence, most: int) -> DecodingRow:
-    return DecodingRow(sequence.id, sequence.draft, most, len(sequence.tokens), sequence.room)
+def _decodes(sequence: Sequence) -> bool:
+    """Whether nothing of its tokens must be fed before its next token."""
+    return sequence.num_computed == sequence.num_to_compute and not sequence.is_prefilling
+
+
+def _decoding_row(row: StepRow) -> DecodingRow:
+    sequence = row.sequence
+    return DecodingRow(sequence.id, sequence.draft, row.k, len(sequence.tokens), sequence.room)

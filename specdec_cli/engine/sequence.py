@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import CONTEXT_END
+from specdec_cli.engine.inbox import Inbox
 from specdec_cli.events import Emitted, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
@@ -35,11 +36,14 @@ class Sequence:
         matcher: its place in the grammar that the output must follow; None without one.
         draft: name of its drafter.
         draft_max_context: longest context that its drafter reads; None has no limit.
-        wish: its own k, or None for the engine's.
+        own_k: that its request asks for; None takes the engine's.
         prediction: tokens that its output is expected to follow; None without any.
         tree: shape of its drafts; None for chains.
         cache_salt: shares cached prefixes with sequences of the same salt; None shares nothing.
-        turn: sequences of the same turn share their places in the batch where another turn waits.
+        turn: sequences of the same turn share their places in the batch where another turn waits, and their rows of a
+            step where another turn runs.
+        inbox: takes the events of its caller.
+        last_step: number of the last step in which it decoded.
         num_computed: how many of its tokens are in the cache.
         num_cached_tokens: how many of its prompt's were there when it began; None before.
     """
@@ -56,11 +60,13 @@ class Sequence:
     matcher: Matcher | None = None
     draft: str = ""
     draft_max_context: int | None = None
-    wish: int | None = None
+    own_k: int | None = None
     prediction: list[int] | None = None
     tree: TreeShape | None = None
     cache_salt: str | None = None
     turn: str = ""
+    inbox: Inbox = field(default_factory=Inbox, repr=False)
+    last_step: int = 0
     num_computed: int = 0
     num_cached_tokens: int | None = None
     warned_of_draft_limit: bool = False
@@ -93,14 +99,14 @@ class Sequence:
         """Tokens that it may still emit."""
         return self.max_tokens - len(self.tokens)
 
-    def extend(self, drafted: Drafted, path: Items[int], own: int, logprobs: Items[TokenLogprob]) -> Emitted:
+    def extend(self, drafted: Drafted, path: Items[int], own: int, logprobs: Items[TokenLogprob] = ()) -> Emitted:
         """Take a step's accepted tokens and the target's own one, cut where the request ends.
 
         Args:
             drafted: the drafted tokens of this step.
             path: the nodes that the target accepted, one after the other.
             own: the target's own next token after those.
-            logprobs: one for each of the accepted tokens and the own one, or none.
+            logprobs: one for each of the accepted tokens and the own one, if they are wanted.
         """
         from_prefill = self.is_prefilling
         tokens = [*(drafted.tokens[node] for node in path), own]
@@ -153,9 +159,9 @@ class Sequence:
 
 def _ranks(drafted: Drafted, path: Items[int], num_kept: int) -> tuple[tuple[int, int], ...]:
     """The accepted child's rank and the number of children, at each place whose outcome is in the kept tokens."""
-    found = []
+    ranks = []
     for node, accepted in list(zip((CONTEXT_END, *path), (*path, None), strict=True))[:num_kept]:
         children = drafted.children(node)
         if children:
-            found.append((0 if accepted is None else children.index(accepted) + 1, len(children)))
-    return tuple(found)
+            ranks.append((0 if accepted is None else children.index(accepted) + 1, len(children)))
+    return tuple(ranks)

@@ -3,116 +3,118 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.drafters.contract import DraftRow, Guesses
-from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.features import FeatureBook
-from specdec_cli.engine.judging import Fence, Judge, JudgedRow, Part
-from specdec_cli.engine.scheduler import Scheduled
-from specdec_cli.engine.sequence import Sequence as Request
-from specdec_cli.engine.verify import rule_of
-from specdec_cli.lm.door import LM, Row, Tap, Tapped
+from specdec_cli.engine.scheduler import StepRow
+from specdec_cli.engine.verify import VerifyRow, verify
+from specdec_cli.lm.door import LM, Row, Tapped
+from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
+from specdec_cli.sampling.grammar import GrammarError
+from specdec_cli.verification import rule_of
+
+if TYPE_CHECKING:
+    from specdec_cli.sampling.grammar import BoolArray, Matcher
 
 Propose = Callable[[Sequence[tuple[str, DraftRow]]], list[Guesses]]
 """Guesses for rows, each by the drafter named beside it."""
-Fit = Callable[[Sequence[Scheduled], Sequence[Guesses]], list[Part]]
-"""What is verified of the guesses; rows that end before may be left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """Result of a step's work.
+class Clock:
+    """Marks moments of a device's work: by the host's clock, or by a GPU's events, without waiting for them.
 
     Args:
-        parts: rows with what was verified for them.
-        judged: the verdicts of those rows that get a next token.
-        draft_seconds: seconds of drafting.
-        verify_seconds: seconds of the target's forward.
+        device: where the work is done.
     """
 
-    parts: list[Part]
-    judged: list[JudgedRow]
-    draft_seconds: float
-    verify_seconds: float
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._stream: Any = None
 
+    def mark(self) -> Any:
+        """This moment, or that at which a GPU comes to it."""
+        if not self._is_cuda:
+            return perf_counter()
+        cuda: Any = torch.cuda
+        event = cuda.Event(enable_timing=True)
+        if self._stream is None:
+            self._stream = cuda.current_stream(self._device)  # to ask for it takes longer than to mark a moment
+        event.record(self._stream)
+        return event
 
-def as_proposed(batch: Sequence[Scheduled], guesses: Sequence[Guesses]) -> list[Part]:
-    """Every row with its whole guess."""
-    return list(zip(batch, guesses, strict=True))
-
-
-def unfenced(_: Request) -> AbstractContextManager[None]:
-    """Let an exception through."""
-    return nullcontext()
-
-
-def unknown_again(sequence: Request) -> None:
-    """Nothing of a sequence is in the cache."""
-    sequence.num_computed = 0
-
-
-def untapped(_: Request) -> Sequence[Tap]:
-    """No hidden states are read."""
-    return ()
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another; waits for a GPU that has not come to it yet."""
+        if not self._is_cuda:
+            return float(end - begin)
+        if not end.query():
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
 
 
 @dataclass(slots=True)
 class Stepper:
-    """Propose, score, distribution, verify; the sequences take nothing of the verdicts yet.
+    """Draft, fit the grammars, score, verify. Every row gets its verdict or its error; the sequences take nothing yet.
 
     Args:
         target: scores.
         propose: asks the drafters.
-        judge: turns logits into verdicts.
-        clock: of the target's device.
+        num_tokens: V, the real vocabulary.
+        rates: of verification mode synthetic, the chance of each drafted token when all before it stand.
         p_min: drafts stop before a position whose largest q is below this.
-        fit: cuts guesses to what may be verified.
-        fence: stands around what is one request's own.
-        forget: told of each sequence whose cached tokens a broken forward has made unknown.
-        taps: the target's hidden states that a sequence's drafter reads.
-        features: those that drafters have not read yet.
+        features: the target's hidden states that drafters have not read yet.
     """
 
     target: LM
     propose: Propose
-    judge: Judge
-    clock: Clock
+    num_tokens: int
+    rates: Sequence[float] = ()
     p_min: float = 0.0
-    fit: Fit = as_proposed
-    fence: Fence = unfenced
-    forget: Callable[[Request], None] = unknown_again
-    taps: Callable[[Request], Sequence[Tap]] = untapped
     features: FeatureBook = field(default_factory=FeatureBook)
+    _clock: Clock = field(init=False)
 
-    def run(self, batch: Sequence[Scheduled]) -> StepWork:
+    def __post_init__(self) -> None:
+        """Take the clock of the target's device."""
+        self._clock = Clock(self.target.device)
+
+    def run(self, rows: Sequence[StepRow]) -> tuple[float, float]:
         """Do a step's work for scheduled rows.
 
+        Returns:
+            Seconds of drafting and of the target's forward.
+
         Raises:
-            Exception: the forward failed; what its sequences had in the cache is given back.
+            Exception: the forward failed; what its sequences had in the cache is not known.
         """
-        mark = self.clock.mark
-        marks = [mark()]
-        guesses = self._guesses(batch)
-        marks.append(mark())
-        parts = self.fit(batch, guesses)
-        marks.append(mark())
-        logits = self._score(parts)
-        marks.append(mark())
-        judged = self.judge.judge([part for part in parts if part[0].is_decided], logits, self.fence)
-        for one in judged:
-            self.features.accept(one.part[0].sequence.id, one.verdict.path)
-        return StepWork(parts, judged, *(self.clock.seconds(*marks[i : i + 2]) for i in (0, 2)))
+        mark, seconds = self._clock.mark, self._clock.seconds
+        begin = mark()
+        self._draft([row for row in rows if row.k > 0])
+        drafted = mark()
+        self._fit_grammars(rows)
+        fitted = mark()
+        logits = self._score([row for row in rows if row.error is None])
+        scored = mark()
+        self.verify([row for row in rows if row.is_decided and row.error is None], logits)
+        for row in rows:
+            if row.taps and row.verdict is not None:
+                self.features.accept(row.sequence.id, row.verdict.path)
+        return seconds(begin, drafted), seconds(fitted, scored)
 
-    def _guesses(self, batch: Sequence[Scheduled]) -> list[Guesses]:
-        asked = [(row.sequence.draft, self._draft_row(row)) for row in batch if row.k > 0]
-        proposed = iter(self.propose(asked))
-        return [next(proposed) if row.k > 0 else Guesses() for row in batch]
+    def _draft(self, rows: Sequence[StepRow]) -> None:
+        """Give rows their guesses."""
+        asked = [(row.sequence.draft, self._draft_row(row)) for row in rows]
+        for row, guesses in zip(rows, self.propose(asked), strict=True):
+            row.guesses = guesses
 
-    def _draft_row(self, row: Scheduled) -> DraftRow:
+    def _draft_row(self, row: StepRow) -> DraftRow:
         sequence = row.sequence
         rule = rule_of(sequence.verify, sequence.params.temperature)
         return DraftRow(
@@ -128,40 +130,119 @@ class Stepper:
             prediction=sequence.prediction,
             cache_salt=sequence.cache_salt,
             tree=sequence.tree,
-            features=self._features(sequence),
+            features=self._features(row),
         )
 
-    def _features(self, sequence: Request) -> torch.Tensor | None:
+    def _features(self, row: StepRow) -> Tensor | None:
         """The hidden states that its drafter has not read yet."""
-        taps = self.taps(sequence)
-        if not taps:
+        if not row.taps:
             return None
-        columns = [self.target.taps.index(tap) for tap in taps]
-        return self.features.take(sequence.id, len(sequence.tokens), columns)
+        columns = [self.target.taps.index(tap) for tap in row.taps]
+        return self.features.take(row.sequence.id, len(row.sequence.tokens), columns)
 
-    def _score(self, parts: Sequence[Part]) -> torch.Tensor:
+    def _fit_grammars(self, rows: Sequence[StepRow]) -> None:
+        """Cut guesses where the grammar of their row refuses them, and give rows the masks of what is verified."""
+        for i, row in enumerate(rows):
+            matcher = row.sequence.matcher
+            if matcher is not None and row.is_decided:
+                try:
+                    row.guesses, row.allowed = fit(row.guesses.read(), matcher, i)
+                except Exception as error:
+                    row.error = error
+
+    def _score(self, rows: Sequence[StepRow]) -> Tensor:
         """One forward over all rows: prompts' chunks and k+1 verify rows together; none where all rows have ended."""
-        if not parts:
+        if not rows:
             return torch.empty(0, self.target.vocab_size)
-        rows = [self._row(row, guess) for row, guess in parts]
-        try:
-            logits = self.target.score(rows)
-        except BaseException:
-            for row, _ in parts:  # what a forward that broke off has written is not known
-                self.target.release(row.sequence.id)
-                self.forget(row.sequence)
-            raise
-        for row, _ in parts:
+        scored = [_to_score(row) for row in rows]
+        logits = self.target.score(scored)
+        for row in rows:
             row.sequence.num_computed = min(row.num_fed, len(row.sequence.tokens) - 1)
-        for scored in rows:
-            if scored.tapped is not None:
-                self.features.add(scored.handle, scored.tapped, len(scored.context))
+        for its in scored:
+            if its.tapped is not None:
+                self.features.add(its.handle, its.tapped, len(its.context))
         return logits
 
-    def _row(self, row: Scheduled, guess: Guesses) -> Row:
-        sequence = row.sequence
-        tapped = Tapped() if self.taps(sequence) else None
-        if not row.is_decided:
-            return Row(sequence.id, sequence.tokens[: row.num_fed], 0, tapped=tapped)
-        num_logits = len(guess.drafted) + 1
-        return Row(sequence.id, sequence.tokens, num_logits, guess.drafted, guess.unread, tapped=tapped)
+    def verify(self, rows: Sequence[StepRow], logits: Tensor) -> None:
+        """Verify all rows together; where that fails each alone, so that only those end whose own part it is.
+
+        Args:
+            rows: of those that get a next token.
+            logits: [sum of drafted tokens + 1, V] float32, rows in order.
+        """
+        if not rows:
+            return
+        try:
+            self._verify(rows, logits)
+        except Exception:
+            each = torch.split(logits, [len(row.guesses.drafted) + 1 for row in rows])
+            for row, its_logits in zip(rows, each, strict=True):
+                try:
+                    self._verify([row], its_logits)
+                except Exception as error:
+                    row.error = error
+
+    def _verify(self, rows: Sequence[StepRow], logits: Tensor) -> None:
+        chain = [
+            ChainRow(s.params, s.tokens, s.num_prompt_tokens, row.guesses.drafted, s.stop_ids, row.allowed)
+            for s, row in ((row.sequence, row) for row in rows)
+        ]
+        p = distribution(logits, chain, self.num_tokens)  # a device is waited for here, and has its guesses sent before
+        for row in rows:
+            row.guesses = row.guesses.read()
+        verdicts = verify(
+            p,
+            [
+                VerifyRow(s.verify, s.params, len(s.tokens), row.guesses, self.rates)
+                for s, row in ((row.sequence, row) for row in rows)
+            ],
+        )
+        first = 0
+        for row, verdict in zip(rows, verdicts, strict=True):
+            row.p, row.first_place, row.verdict = p, first, verdict
+            first += len(row.guesses.drafted) + 1
+
+
+def _to_score(row: StepRow) -> Row:
+    """The part of a row that the target reads."""
+    sequence, tapped = row.sequence, Tapped() if row.taps else None
+    if not row.is_decided:
+        return Row(sequence.id, sequence.tokens[: row.num_fed], 0, tapped=tapped)
+    drafted = row.guesses.drafted
+    return Row(sequence.id, sequence.tokens, len(drafted) + 1, drafted, row.guesses.unread, tapped=tapped)
+
+
+def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolArray]:
+    """Cut each path of a guess at the first token that the grammar refuses.
+
+    Where tokens were sampled from q the refused one stays, as its path's last: p is 0 there, so that it never stands,
+    and the own token comes from what q leaves of p. To drop it because of its value would skip that correction and
+    bias the output. Without chance, and where the mode compares with the target's own choice, dropping it changes
+    nothing.
+
+    Args:
+        guesses: drafted tokens, read; may be empty.
+        matcher: the sequence's place in its grammar.
+        place: the row's place in the call, for the error.
+
+    Returns:
+        The guess, and allowed tokens [len(drafted) + 1, V] bool, one row for each place that is verified.
+
+    Raises:
+        LogitsError: the grammar cannot continue, so that no token is left.
+    """
+    drafted, q = guesses.drafted, guesses.q
+    try:
+        seen = matcher.look(drafted)
+    except GrammarError as error:
+        raise LogitsError(error.message, place, error.hint) from error
+    if q is None:
+        kept = list(seen.fitting)
+    else:
+        kept = [node for node, parent in enumerate(drafted.parents) if parent in seen.masks]
+    # What would follow a refused token, or one after which nothing is emitted, is never used.
+    everything = np.ones_like(seen.masks[CONTEXT_END])
+    allowed = np.stack([seen.masks.get(node, everything) for node in (CONTEXT_END, *kept)])
+    if q is not None and len(kept) < len(drafted):
+        q = q[kept] if kept else None
+    return Guesses(drafted.keep(kept), q), allowed

@@ -18,125 +18,175 @@ After full acceptance the own token comes from p at the last position. At temper
 greedy: with a one-hot p each of these rules accepts x = argmax p alone and adds argmax p. Noise is keyed by the
 position at which the step began and the offset in it, gumbel's by the absolute position.
 
-Letters: B rows, n positions of rows, V vocabulary.
+Letters: B rows, n places of rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, islice, takewhile
 from math import exp, isfinite
 
 import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.engine.group import RowGroup, Verdict, VerifyRow
-from specdec_cli.engine.residual import rejection, traversal
-from specdec_cli.errors import UsageError
+from specdec_cli.drafters.contract import Guesses
+from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
-from specdec_cli.tree_shape import TreeShape
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import GREEDY, RULES
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A way to decide which drafted tokens stand, and what it asks of a draft and promises of the output.
-
-    Everything that depends on the verification mode asks these fields, so a new rule is one entry in RULES.
+@dataclass(slots=True)
+class VerifyRow:
+    """One sequence's step.
 
     Args:
-        judge: one verdict for each row of a group.
-        samples: whether it decides at temperatures above 0.
-        needs_q: whether a draft that draws its tokens by chance has to say what from. Without its q such a token would
-            be judged as if the draft had proposed it with certainty, which biases the output.
-        shares_noise: whether the target chooses each token by noise that is keyed by the token's position alone, so
-            that a draft which chooses by the same noise often chooses the same token.
-        is_lossless: whether the output follows the target's distribution.
-        keeps_tokens: whether the output is, token for token, that of decoding without a draft.
-        needs_rates: whether given chances decide, at every temperature, and not the target.
-        judges_trees: whether it judges nodes that are no chain.
+        mode: a name in RULES.
+        params: its sampling parameters; seed and index key the noise.
+        position: length of its context when the step began.
+        guesses: what was drafted; may be empty.
+        rates: for a rule that needs them, the chance of each drafted token when all before it stand; none is 0.
     """
 
-    judge: Callable[[RowGroup], list[Verdict]]
-    samples: bool = True
-    needs_q: bool = False
-    shares_noise: bool = False
-    is_lossless: bool = True
-    keeps_tokens: bool = False
-    needs_rates: bool = False
-    judges_trees: bool = False
+    mode: str
+    params: SamplingParams
+    position: int
+    guesses: Guesses
+    rates: Sequence[float] = ()
 
 
-def resolve_mode(mode: str, temperature: float, tree: TreeShape | None = None, draws: bool = False) -> str:
-    """The mode a request decodes with.
+@dataclass(slots=True)
+class Verdict:
+    """The drafted nodes that stand, each a child of the one before it, and the target's own token after them."""
 
-    `auto` is greedy at temperature 0. Above it, block judges chains; trees that were built without chance are judged by
-    the target's own draws, than which no lossless rule accepts more of them; sampled trees by traversal.
+    path: tuple[int, ...]
+    own: int
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """The rows of one rule. What has a vocabulary's width lives on p's device, all else on the host, row by row.
 
     Args:
-        mode: a name in RULES, or `auto`.
-        temperature: the request's.
-        tree: shape of its drafts; None for chains.
-        draws: whether its drafter draws tokens by chance.
-
-    Raises:
-        UsageError: an unknown mode, or `greedy` for a request that samples.
+        p: the distribution of all rows of the call.
+        rows: of the rule.
+        starts: each row's first position in p.
     """
-    if mode == AUTO:
-        if temperature == 0:
-            return GREEDY
-        if tree is None:
-            return "block"
-        return "traversal" if draws and not tree.is_dynamic else "exact-match"
-    if mode not in RULES:
-        raise UsageError(f"unknown verification mode `{mode}`", f"one of {AUTO}, {', '.join(MODES)}")
-    if temperature > 0 and not RULES[mode].samples:
-        raise UsageError(
-            f"verification mode `{mode}` does not fit temperature `{temperature:g}`",
-            "use --verify auto, or --temperature 0",
-        )
-    return mode
+
+    p: Distribution
+    rows: list[VerifyRow]
+    starts: list[int]
+
+    @property
+    def drafted(self) -> list[Drafted]:
+        """Each row's drafted tokens."""
+        return [row.guesses.drafted for row in self.rows]
+
+    @property
+    def tokens(self) -> list[tuple[int, ...]]:
+        """The same without their order."""
+        return [row.guesses.drafted.tokens for row in self.rows]
+
+    def places(self) -> list[int]:
+        """Where in p each row's drafted tokens are decided: behind their parents."""
+        return [
+            start + parent + 1
+            for start, drafted in zip(self.starts, self.drafted, strict=True)
+            for parent in drafted.parents
+        ]
+
+    def all_places(self) -> list[int]:
+        """Every place of these rows in p."""
+        return [
+            place
+            for start, drafted in zip(self.starts, self.drafted, strict=True)
+            for place in range(start, start + len(drafted) + 1)
+        ]
+
+    def probs(self, places: list[int]) -> Tensor:
+        """Rows [len(places), V] of p, to be read only."""
+        assert self.p.probs is not None, "rows that sample have a dense p"
+        if places and places == list(range(places[0], places[-1] + 1)):  # no copy
+            return self.p.probs[places[0] : places[-1] + 1]
+        return self.p.probs[self._tensor(places)]
+
+    def of_drafted(self, values: Tensor) -> list[list[float]]:
+        """Values of each row's drafted tokens, from `values` [n, V] of the same places as p."""
+        width = values.shape[1]
+        flat = [
+            place * width + token for place, token in zip(self.places(), chain.from_iterable(self.tokens), strict=True)
+        ]
+        return self.by_row(values.take(self._tensor(flat)).tolist() if flat else [])
+
+    def p_of_drafted(self) -> list[list[float]]:
+        """Each row's p(x)."""
+        assert self.p.probs is not None, "rows that sample have a dense p"
+        return self.of_drafted(self.p.probs)
+
+    def by_row(self, values: Iterable[float]) -> list[list[float]]:
+        """Values of all rows' drafted tokens, row by row."""
+        rest = iter(values)
+        return [list(islice(rest, len(tokens))) for tokens in self.tokens]
+
+    def q_of_drafted(self) -> list[list[float]]:
+        """Each row's q(x), 1 where it was drafted without chance."""
+        drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.drafted]
+        values: Iterator[float] = iter(())
+        if drawn:
+            q = together([guesses.q for guesses in drawn if guesses.q is not None])
+            tokens = torch.tensor([token for guesses in drawn for token in guesses.drafted.tokens], device=q.device)
+            shape = len(tokens), self.p.scores.shape[1]
+            assert q.shape == shape, "q has a row for each drafted token, as wide as p"
+            found = q.gather(1, tokens[:, None])[:, 0].tolist()
+            assert min(found) > 0, "a drafted token has a probability under the q that it was sampled from"
+            values = iter(found)
+        return [
+            [1.0] * len(drafted) if row.guesses.q is None else list(islice(values, len(drafted)))
+            for row, drafted in zip(self.rows, self.drafted, strict=True)
+        ]
+
+    def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
+        """Each row's first n uniform numbers, keyed by the position at which the step began; the j-th is offset j."""
+        keys = [row.params.seed for row in self.rows], [row.params.index for row in self.rows]
+        found: list[list[float]] = noise.uniforms_many(*keys, [row.position for row in self.rows], purpose, n).tolist()
+        return found
+
+    def acceptance_uniforms(self) -> list[list[float]]:
+        """Uniform numbers of each row's drafted tokens; a node's offset is its number."""
+        most = max(map(len, self.tokens))
+        drawn = self.uniforms(Purpose.ACCEPT, most) if most else [[] for _ in self.rows]
+        return [row[: len(tokens)] for row, tokens in zip(drawn, self.tokens, strict=True)]
+
+    def own_tokens(self, offsets: Sequence[int], weights: Tensor) -> list[int]:
+        """Each row's own token, drawn from weights [B, V] by the uniform number of its offset."""
+        uniforms = self.uniforms(Purpose.OWN, max(offsets) + 1)
+        drawn: list[int] = inverse_cdf(weights, [u[i] for u, i in zip(uniforms, offsets, strict=True)]).tolist()
+        return drawn
+
+    def gumbel_tokens(self) -> list[int]:
+        """argmax(log p + g) at all places of these rows, g keyed by the position of the token that is chosen."""
+        keys = [
+            (row.params.seed, row.params.index, row.position + drafted.depth(node))
+            for row, drafted in zip(self.rows, self.drafted, strict=True)
+            for node in range(CONTEXT_END, len(drafted))
+        ]
+        tokens: list[int] = noise.gumbel_argmax(self.probs(self.all_places()), *zip(*keys, strict=True)).tolist()
+        return tokens
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.p.scores.device)
 
 
-def rule_of(mode: str, temperature: float) -> Rule:
-    """The rule that judges a request: at temperature 0, where every other one comes to the same, greedy.
-
-    With a one-hot p each rule that looks at p accepts its token alone and adds it, `typical` as well.
-
-    Args:
-        mode: a name in RULES, or `auto`.
-        temperature: the request's.
-
-    Raises:
-        UsageError: as `resolve_mode`.
-    """
-    rule = RULES[resolve_mode(mode, temperature)]
-    return RULES[GREEDY] if temperature == 0 and not rule.needs_rates else rule
-
-
-def check_trees(mode: str, temperature: float) -> None:
-    """Refuse a mode that has no rule for drafted trees; ask before anything runs.
-
-    Args:
-        mode: a name in RULES, or `auto`.
-        temperature: the request's.
-
-    Raises:
-        UsageError: it judges chains alone; or as `resolve_mode`.
-    """
-    if not rule_of(mode, temperature).judges_trees:
-        fitting = ", ".join(
-            name for name, rule in RULES.items() if rule.judges_trees and rule.samples and not rule.needs_rates
-        )
-        raise UsageError(
-            f"verification mode `{resolve_mode(mode, temperature)}` judges chains alone, and this draft builds trees",
-            f"use --verify with one of {fitting}, or leave the tree out",
-        )
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Parts [n_i, V] one after another; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
@@ -181,17 +231,20 @@ def _walk_all(group: RowGroup, chosen: list[int]) -> list[Verdict]:
     return [_walk(drafted, chosen, start) for drafted, start in zip(group.drafted, starts, strict=False)]
 
 
-def _greedy(group: RowGroup) -> list[Verdict]:
+def greedy(group: RowGroup) -> list[Verdict]:
+    """The nodes that are the target's likeliest tokens, and its likeliest token behind them."""
     return [
         _walk(drafted, group.p.likeliest, start) for drafted, start in zip(group.drafted, group.starts, strict=True)
     ]
 
 
-def _gumbel(group: RowGroup) -> list[Verdict]:
+def gumbel(group: RowGroup) -> list[Verdict]:
+    """The nodes that are the likeliest under the noise of their positions."""
     return _walk_all(group, group.gumbel_tokens())
 
 
-def _exact_match(group: RowGroup) -> list[Verdict]:
+def exact_match(group: RowGroup) -> list[Verdict]:
+    """The nodes that are the target's own draws at their positions."""
     uniforms = group.uniforms(Purpose.OWN, max(drafted.max_depth for drafted in group.drafted) + 1)
     used = [
         row[drafted.depth(node)]
@@ -201,7 +254,8 @@ def _exact_match(group: RowGroup) -> list[Verdict]:
     return _walk_all(group, inverse_cdf(group.probs(group.all_places()), used).tolist())
 
 
-def _typical(group: RowGroup) -> list[Verdict]:
+def typical(group: RowGroup) -> list[Verdict]:
+    """The first tokens that pass a bound which falls with the entropy of p."""
     p = group.probs(group.places())
     entropy = group.by_row(torch.special.entr(p).sum(dim=-1, dtype=torch.float64).tolist())
     num_accepted = [
@@ -211,7 +265,7 @@ def _typical(group: RowGroup) -> list[Verdict]:
     return _with_own(group, num_accepted, _p_behind(group, num_accepted))
 
 
-def _synthetic(group: RowGroup) -> list[Verdict]:
+def synthetic(group: RowGroup) -> list[Verdict]:
     """Chance alone decides, but a token that cannot occur (banned, or against a grammar) never stands."""
     # Where nothing is banned, nothing is looked up: on a GPU that would be two more waits.
     scores = group.of_drafted(group.p.scores) if group.p.may_ban else [[0.0] * len(row) for row in group.tokens]
@@ -252,20 +306,3 @@ def _with_own(group: RowGroup, num_accepted: Sequence[int], weights: Tensor) -> 
 def _leading(num_accepted: Sequence[int], own: Sequence[int]) -> list[Verdict]:
     """Verdicts of chains, of which so many first tokens stand."""
     return [Verdict(tuple(range(num)), token) for num, token in zip(num_accepted, own, strict=True)]
-
-
-GREEDY = "greedy"
-AUTO = "auto"
-RULES: dict[str, Rule] = {
-    GREEDY: Rule(_greedy, samples=False, keeps_tokens=True, judges_trees=True),
-    "rejection": Rule(rejection, needs_q=True, judges_trees=True),
-    "block": Rule(traversal, needs_q=True),
-    "traversal": Rule(traversal, needs_q=True, judges_trees=True),
-    "gumbel": Rule(_gumbel, shares_noise=True, keeps_tokens=True, judges_trees=True),
-    "exact-match": Rule(_exact_match, judges_trees=True),
-    "typical": Rule(_typical, is_lossless=False),
-    "synthetic": Rule(_synthetic, is_lossless=False, needs_rates=True, judges_trees=True),
-}
-"""Every verification mode. The order is that of messages."""
-MODES = tuple(name for name, rule in RULES.items() if not rule.needs_rates)
-"""The modes that verify."""

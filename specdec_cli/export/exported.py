@@ -55,12 +55,12 @@ class ExportJob:
         """The head of every file. Made last: what was not read by then is warned about."""
         self.settings.warn_of_the_rest()
         source = f", from {self.source}." if self.source else "."
-        said = [f"Written by specdec {self.specdec} for {self.engine}{source}"]
-        said += self.measured or ["Nothing was measured: give the result of a measurement with --measured FILE."]
-        said += [f"Warning: {sentence}." for sentence in self.settings.warnings]
+        message = [f"Written by specdec {self.specdec} for {self.engine}{source}"]
+        message += self.measured or ["Nothing was measured: give the result of a measurement with --measured FILE."]
+        message += [f"Warning: {sentence}." for sentence in self.settings.warnings]
         if next_command is not None:
-            said.append(f"Measure it: {next_command}")
-        return "".join(f"{mark} {on_one_line(line)}\n" for line in said)
+            message.append(f"Measure it: {next_command}")
+        return "".join(f"{mark} {on_one_line(line)}\n" for line in message)
 
 
 def script(comment: str, words: Sequence[str], before: Sequence[str] = ()) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec_cli.export.draft_kind import DRAFT_MODEL
 from specdec_cli.export.exported import HERE, Export, ExportJob, flags, quoted, script
-from specdec_cli.export.settings import ExportSettings, is_gguf
+from specdec_cli.export.settings import ExportSettings, is_gguf, is_hub_choice
 
 NAME, VERSION = "llama.cpp", "of November 2026"
 _TYPES = {
@@ -40,7 +40,7 @@ def export(job: ExportJob) -> Export:
     settings = job.settings
     convert: list[str] = []
     target = _gguf(settings, "target", settings.target, convert)
-    arguments: dict[str, Any] = {"model": target} | _speculation(settings, convert) | _server(settings)
+    arguments: dict[str, Any] = target | _speculation(settings, convert) | _server(settings)
     following = settings.next_command()
     comment = job.comment(following)
     files = {"llamacpp.sh": script(comment, ["llama-server", *flags(arguments)], [HERE])}
@@ -67,7 +67,7 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
         return {}
     found: dict[str, Any] = {"spec_type": kind}
     if draft.method != "mtp":
-        found["spec_draft_model"] = _gguf(settings, "draft", settings.draft_model, convert)
+        found |= _gguf(settings, "draft", settings.draft_model, convert)
     found |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
     least = settings.chains_only(knows_confidence=True)
     return found | ({} if least is None else {"spec_draft_p_min": least})
@@ -95,17 +95,30 @@ def _server(settings: ExportSettings) -> dict[str, Any]:
     return found
 
 
-def _gguf(settings: ExportSettings, section: str, name: str, convert: list[str]) -> str:
-    """The GGUF file of a model; where it is none yet, the line that makes it is added."""
+_OPTIONS = {"target": ("model", "hf_repo"), "draft": ("spec_draft_model", "spec_draft_hf")}
+"""Options for a file on this machine and for one of a hub repository."""
+
+
+def _gguf(settings: ExportSettings, section: str, name: str, convert: list[str]) -> dict[str, Any]:
+    """The option with a model's GGUF file; where it is none yet, the line that makes it is added."""
     settings.without(f"{section}.quantize", "quantize the GGUF file with llama-quantize")
+    option, hub_option = _OPTIONS[section]
+    if is_hub_choice(name):
+        repo, _, choice = name.partition(":")
+        is_file = choice.endswith(".gguf")
+        if is_file and section == "draft":
+            settings.warn(f"llama.cpp takes `{repo}:QUANTIZATION` as a draft, not a file such as `{choice}`")
+        return {hub_option: repo, "hf_file": choice} if is_file and section == "target" else {hub_option: name}
     if is_gguf(name):
-        return name
+        from specdec_cli.lm.files.gguf_choice import local_gguf  # transformers behind it takes a second to import
+
+        return {option: str(local_gguf(name) or name)}
     outtype = _OUTTYPES.get(str(settings.value(f"{section}.dtype")), "auto")
     words = [name, "--outtype", outtype, "--outfile", f"$HERE/{section}.gguf"]
     if section == "draft" and settings.draft.method != DRAFT_MODEL:
         words += ["--target-model-dir", settings.target]
     convert.append(" ".join(['python "$LLAMACPP/convert_hf_to_gguf.py"', *map(quoted, words)]))
-    return f"$HERE/{section}.gguf"
+    return {option: f"$HERE/{section}.gguf"}
 
 
 def _converter(comment: str, lines: list[str]) -> str:

@@ -78,18 +78,17 @@ def _draft_name(draft: Mapping[str, Any]) -> str:
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Sentences that say what was measured, on which machine, and whether it was busy."""
     kind = str(document["schema"]).partition("/")[0].removeprefix("specdec.")
-    if kind == "engine-sweep":
-        return _engine_sweep(document)
-    environment, workload = document["environment"], document["workload"]
-    where = environment["gpu"] or environment["cpu"] or environment["device"]
+    environment, workload, engine = document["environment"], document["workload"], document.get("engine")
+    machine = environment["gpu"] or environment["cpu"] or environment["device"] or environment["platform"]
+    where = machine if engine is None else f"{engine['name']} {engine['version'] or ''}".rstrip() + f" on {machine}"
     date = str(document["created"])[:10]
-    said = [
+    message = [
         f"Measured by specdec {kind} on {where} on {date}, {workload['num_prompts']} prompts of {workload['dataset']}:"
     ]
-    said += _FIGURES[kind](document)
+    message += _FIGURES[kind](document)
     if document["machine"].get("busy"):
-        said.append(f"But {document['machine']['busy']}.")
-    return said
+        message.append(f"But {document['machine']['busy']}.")
+    return message
 
 
 def _bench(document: Mapping[str, Any]) -> list[str]:
@@ -101,47 +100,38 @@ def _bench(document: Mapping[str, Any]) -> list[str]:
 
 
 def _sweep_k(document: Mapping[str, Any]) -> list[str]:
-    found = document["recommended"]
-    shape = f"tree {found['tree']}" if found.get("tree") else f"k = {found['k']}"
-    speed = found["speedup"]
-    figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
-    return [f"verdict {found['verdict']}: {shape}{figures}."]
+    by_size = document["by_batch_size"]
+    message = []
+    for at_size in by_size:
+        found, size = at_size["recommended"], f"batch size {at_size['batch_size']}: " if len(by_size) > 1 else ""
+        shape, speed = f"tree {found['tree']}" if found.get("tree") else f"k = {found['k']}", found["speedup"]
+        figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
+        message.append(f"{size}verdict {found['verdict']}: {shape}{figures}.")
+    for costs in document.get("engine_sweep", {}).get("costs", ()):
+        plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
+        message.append(
+            f"batch size {costs['batch_size']}: a step takes {plain:.1f} ms and {base:.1f} + {slope:.1f} k ms more "
+            "with k drafted tokens."
+        )
+    return message
 
 
 def _compare_drafts(document: Mapping[str, Any]) -> list[str]:
     rows: Sequence[Mapping[str, Any]] = document["rows"]
-    said = [
+    message = [
         f"{row['draft']} at k = {row['best_k']} {_speedup(row['speedup'])} as fast as without a draft" for row in rows
     ]
-    return [f"verdict {document['verdict']}: " + "; ".join(said) + "."]
-
-
-def _engine_sweep(document: Mapping[str, Any]) -> list[str]:
-    engine, where = document["engine"], document["environment"]["platform"]
-    said = [
-        f"Measured by specdec sweep-k on {engine['name']} {engine['version']} on {where} on "
-        f"{str(document['created'])[:10]}, {document['prompts']} prompts:"
-    ]
-    for found in document["by_batch_size"]:
-        costs, recommended = found["costs"], found["recommended"]
-        plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
-        speed = recommended["speedup"]
-        figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
-        said.append(
-            f"batch size {found['batch_size']}: a step takes {plain:.1f} ms and {base:.1f} + {slope:.1f} k ms more "
-            f"with k drafted tokens; verdict {recommended['verdict']}: k = {recommended['k']}{figures}."
-        )
-    return said
+    return [f"verdict {document['verdict']}: " + "; ".join(message) + "."]
 
 
 def measured_k(document: Mapping[str, Any]) -> tuple[int | None, tuple[tuple[int, int], ...]]:
     """The k that a sweep on an engine recommends, and its table of k by batch size; None and nothing of others."""
-    if not str(document["schema"]).startswith("specdec.engine-sweep/"):
+    if "engine_sweep" not in document:
         return None, ()
     sizes = document["by_batch_size"]
     if any(found["recommended"]["verdict"] == "inconclusive" for found in sizes):
         return None, ()
-    table = document["table"]
+    table = document["engine_sweep"]["tables"]
     pairs = () if table is None else tuple((int(size), int(k)) for size, k in table["k_by_batch"].items())
     return max(int(found["recommended"]["k"]) for found in sizes), pairs
 
@@ -150,7 +140,6 @@ _FIGURES: dict[str, Any] = {
     "bench": _bench,
     "sweep-k": _sweep_k,
     "compare-drafts": _compare_drafts,
-    "engine-sweep": _engine_sweep,
 }
 
 

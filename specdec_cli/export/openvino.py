@@ -77,8 +77,7 @@ def _draft(settings: ExportSettings, convert: list[str]) -> tuple[str, dict[str,
     if not k:
         return "", {}
     settings.one_k()
-    if settings.value("speculation.verify") in ("typical", "synthetic"):
-        settings.without("speculation.verify", "OpenVINO GenAI has no such rule")
+    settings.lossless_rule()
     if draft.method == "ngram":
         settings.chains_only()
         if draft.option("min") not in (None, 1):

@@ -12,11 +12,13 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.export.draft_kind import DraftKind, configuration, draft_kind, folder_of
-from specdec_cli.recipe.schema import MODEL_KEYS, Recipe, default_of
+from specdec_cli.lm.files.names import folder_and_choice, is_hub_name
+from specdec_cli.recipe.keys import default_of
+from specdec_cli.recipe.schema import MODEL_KEYS, Recipe
+from specdec_cli.verification import RULES, Rule
 
 _PATHS = (".", "/", "~")
 _SECTIONS = ("target", "draft", "speculation", "sampling", "structured", "engine", "serve")
-_LOSSLESS = ("auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match")
 
 
 @dataclass
@@ -204,23 +206,33 @@ class ExportSettings:
         if any(value is not None for value in given):
             self.warn("the settings of serve are left out: this is a script and no server")
 
+    @property
+    def rule(self) -> Rule | None:
+        """The rule of verification; None where the recipe leaves it to the engine."""
+        return RULES.get(self.value("speculation.verify"))
+
+    def lossless_rule(self, reason: str = "{engine} has no such rule") -> bool:
+        """Warn of a rule with which the output does not follow the target; whether there is none."""
+        is_lossless = self.rule is None or self.rule.is_lossless
+        if not is_lossless:
+            self.without("speculation.verify", reason.format(engine=self.engine))
+        return is_lossless
+
     def exact_match(self) -> None:
         """Warn of a rule that an engine does not have which accepts what the target itself chooses."""
-        verify = self.value("speculation.verify")
-        if verify not in _LOSSLESS:
-            self.without("speculation.verify", f"{self.engine} accepts only what the target would choose")
-        elif verify in ("rejection", "block", "traversal") and self.is_sampled:
+        is_lossless = self.lossless_rule("{engine} accepts only what the target would choose")
+        if is_lossless and self.rule is not None and self.rule.needs_q and self.is_sampled:
             self.warn(
-                f"speculation.verify = {verify} is left out: {self.engine} accepts a drafted token where the target "
-                "draws the same one, so fewer drafted tokens are accepted"
+                f"speculation.verify = {self.value('speculation.verify')} is left out: {self.engine} accepts a drafted "
+                "token where the target draws the same one, so fewer drafted tokens are accepted"
             )
 
     def no_counterpart(self) -> None:
         """Warn that the engine will decode without a draft."""
         self._has_counterpart = False
         if self.k:
-            said = f"{self.engine} has no counterpart of {self.draft.what}, and decodes without a draft"
-            self.warn(f"the draft is left out: {said}")
+            message = f"{self.engine} has no counterpart of {self.draft.what}, and decodes without a draft"
+            self.warn(f"the draft is left out: {message}")
         self._read.update(f"speculation.{key}" for key in type(self.recipe.speculation).model_fields)
         self._read.update(f"draft.{key}" for key in MODEL_KEYS)
         for name in self.draft.options:
@@ -279,5 +291,10 @@ def _in_quotes(text: str) -> str:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a model is a GGUF file."""
-    return Path(name).suffix == ".gguf"
+    """Whether a model is a GGUF file: on this machine, or chosen in a folder or a hub repository."""
+    return Path(name).suffix == ".gguf" or folder_and_choice(name) is not None or is_hub_choice(name)
+
+
+def is_hub_choice(name: str) -> bool:
+    """Whether a name chooses a GGUF file of a hub repository."""
+    return ":" in name and is_hub_name(name) and folder_and_choice(name) is None

@@ -105,10 +105,7 @@ def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any
 
 def _rule(settings: ExportSettings) -> dict[str, Any]:
     verify, method = settings.value("speculation.verify"), settings.draft.method
-    if verify in ("typical", "synthetic"):
-        settings.without("speculation.verify", "SGLang has no such rule")
-        return {}
-    if not settings.is_sampled:
+    if not settings.lossless_rule() or not settings.is_sampled:
         return {}
     settings.warn("SGLang verifies greedily on a CPU, whatever the temperature")
     if verify == "block" and method in (*_HEADS, *_BLOCKS):

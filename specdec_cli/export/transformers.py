@@ -68,8 +68,7 @@ def _assistant(settings: ExportSettings) -> tuple[str, dict[str, str]]:
     if draft.method not in (DRAFT_MODEL, "universal"):
         settings.no_counterpart()
         return "", {}
-    if settings.value("speculation.verify") in ("typical", "synthetic"):
-        settings.without("speculation.verify", "transformers has no such rule")
+    settings.lossless_rule()
     threshold = settings.chains_only(knows_confidence=True) or 0.0
     text = _ASSISTANT.format(
         draft=repr(settings.draft_model), loading=_loading(settings, "draft"), k=k, threshold=threshold

@@ -143,31 +143,30 @@ def _parallel(settings: ExportSettings) -> dict[str, Any]:
     target = settings.value("target.tensor_parallel_size")
     if settings.draft.method in (DRAFT_MODEL, "pard", "universal"):
         if size is not None and size != target:
-            said = f"vLLM runs a draft model on as many devices as the target, {target}"
-            settings.warn(f"draft.tensor_parallel_size = {size} is left out: {said}")
+            message = f"vLLM runs a draft model on as many devices as the target, {target}"
+            settings.warn(f"draft.tensor_parallel_size = {size} is left out: {message}")
         return {"draft_tensor_parallel_size": target} if target > 1 else {}
     return {} if size is None else {"draft_tensor_parallel_size": size}
 
 
 def _rule(settings: ExportSettings) -> dict[str, Any]:
-    verify = settings.value("speculation.verify")
     rates = settings.given("speculation.synthetic_acceptance_rates")
     length = settings.given("speculation.synthetic_acceptance_length")
     if rates is not None or length is not None:
         rule: dict[str, Any] = {"rejection_sample_method": "synthetic"}
         made = {"synthetic_acceptance_rates": list(rates)} if rates is not None else {}
         return rule | (made or {"synthetic_acceptance_length": length})
-    if verify == "typical":
-        settings.without("speculation.verify", "vLLM has no typical acceptance")
+    settings.lossless_rule()
     if not settings.is_sampled or settings.draft.method in ("ngram", "suffix"):
         return {}
     if settings.draft.method == "universal":
         settings.warn("vLLM takes the likeliest token of a draft with another tokenizer, whatever the temperature")
         return {}
-    if verify in ("gumbel", "exact-match", "greedy"):
+    own = settings.rule
+    if own is not None and own.is_lossless and not own.needs_q:
         return {"draft_sample_method": "greedy"}
     rule = {"draft_sample_method": "probabilistic"}
-    if verify in ("block", "traversal"):
+    if own is not None and own.judges_jointly:
         settings.warn("block verification needs vLLM's V2 model runner, which has no CPU form")
         rule["rejection_sample_method"] = "block"
     return rule

@@ -1,8 +1,8 @@
 """The check at load of weights that stay in a file's blocks: the decoder's logits beside those of their numbers.
 
-The first layers decode a few tokens here and in transformers' own forward pass in float32, on
-weights that the gguf package dequantized. There the inputs of each product are rounded to whole numbers as the
-decoder rounds them, so what is left between the two is the order of sums, and the cache's dtype.
+The first layers decode a few tokens here and in transformers' own forward pass in float32, on weights that the gguf
+package dequantized, or `files.dequantize` where they are in safetensors. There the inputs of each product are rounded
+to whole numbers as the decoder rounds them, so what is left between the two is the order of sums and the cache's dtype.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.oracle import relative_error
+from specdec_cli.lm.gguf_blocks import empty_model
+from specdec_cli.lm.oracle import relative_error, spread_tokens
 from specdec_cli.lm.self_draft import SelfDraft
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _NUM_LAYERS = 2
 _NUM_TOKENS = 12
 _NUM_OUTPUTS = 512  # of the vocabulary, whose logits are compared
-_STRIDE = 7919  # prime: tokens from all over the vocabulary, none of them twice
-_BLOCK = 32
 # The largest relative error between the two.
 _ALLOWED = 0.15
 
@@ -41,7 +39,7 @@ class BlocksOracle:
     def __init__(self, model: Any) -> None:
         vocab_size = int(model.config.vocab_size)
         num_tokens = max(2, min(_NUM_TOKENS, model.config.max_position_embeddings))
-        self._tokens = [1 + i * _STRIDE % max(vocab_size - 1, 1) for i in range(num_tokens)]
+        self._tokens = spread_tokens(num_tokens, vocab_size)
         self._outputs = torch.linspace(0, vocab_size - 1, min(_NUM_OUTPUTS, vocab_size)).long()
         with torch.no_grad():
             self._logits = self._reference(model)
@@ -79,18 +77,19 @@ class BlocksOracle:
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[: config.num_hidden_layers]
         config._attn_implementation = "eager"
-        with init_empty_weights(include_buffers=False):
-            made = type(model)._from_config(config, dtype=torch.float32)
+        made = empty_model(type(model), config, torch.float32)
         known = dict(model.named_modules())
         for name, module in made.named_modules():
             for part, _ in list(module.named_parameters(recurse=False)):
-                own = getattr(known[name], part)
-                rows = getattr(known[name], "file_rows", None)
+                own, rows = getattr(known[name], part), getattr(known[name], "file_rows", None)
                 if part == "weight" and rows is not None:
                     own = rows[self._rows_of(name, model)].reference()
+                elif part == "weight" and isinstance(module, nn.Linear | nn.Embedding):
+                    own = own[self._rows_of(name, model)]
                 setattr(module, part, nn.Parameter(own.detach().float(), requires_grad=False))
-            if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0]),))
+            if isinstance(module, nn.Linear) and hasattr(known[name], "file_rows"):
+                size = known[name].file_rows.scale_inputs
+                module.register_forward_pre_hook(lambda _, inputs, size=size: (_rounded(inputs[0], size),))
         made.get_input_embeddings().padding_idx = None  # one of those that are not needed
         ids = torch.arange(len(self._tokens))[None]
         logits: Tensor = made.eval()(input_ids=ids, use_cache=False).logits[0]
@@ -104,9 +103,9 @@ class BlocksOracle:
         return self._outputs if module is model.get_output_embeddings() else slice(None)
 
 
-def _rounded(inputs: Tensor) -> Tensor:
-    """Inputs [..., in] as whole numbers of blocks mean them."""
-    parts = inputs.view(*inputs.shape[:-1], -1, _BLOCK)
+def _rounded(inputs: Tensor, size: int) -> Tensor:
+    """Inputs [..., in] as whole numbers mean them that have a scale for so many."""
+    parts = inputs.view(*inputs.shape[:-1], -1, size)
     scales = parts.abs().amax(-1, keepdim=True) / 127
     codes = (parts / scales.clamp(min=torch.finfo(torch.float32).tiny) + 128.5).floor() - 128
     rounded: Tensor = codes * scales

@@ -1,4 +1,4 @@
-"""The choice of a model's forward: our own decoder, or transformers' in one of three ways, and what each refuses."""
+"""The choice of a model's forward: our own decoder, or transformers', eager or in graphs, and what each refuses."""
 
 from __future__ import annotations
 
@@ -29,30 +29,13 @@ if TYPE_CHECKING:
     from specdec_cli.lm.forward.eager import EagerForward
     from specdec_cli.lm.forward.packed import PackedForward
 
-DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS, COMPILED_AUTO) = (
-    "auto", "transformers", "compiled", "graphs", "compiled graphs", "compiled auto",
-)  # fmt: skip
-COMPILING = (COMPILED, COMPILED_GRAPHS, COMPILED_AUTO)
-"""Decoders whose layers torch compiles."""
-_RECORDED = (GRAPHS, COMPILED_GRAPHS)
-_CHOOSING = (AUTO, COMPILED_AUTO)
-_OBSTACLES = {
-    TRANSFORMERS: "it is disabled",
-    COMPILED: "torch compiles transformers' forward pass, not our own",
-    GRAPHS: "graphs record this one",
-    COMPILED_GRAPHS: "torch compiles this one for graphs",
-    COMPILED_AUTO: "torch compiles transformers' forward pass, not our own",
-}
-
-
-def decoder_when(decoder: str, is_compiled: bool) -> str:
-    """The entry of DECODERS for a recipe's decoder and its compile setting."""
-    return {GRAPHS: COMPILED_GRAPHS, AUTO: COMPILED_AUTO}.get(decoder, COMPILED) if is_compiled else decoder
+DECODERS = AUTO, TRANSFORMERS, GRAPHS = "auto", "transformers", "graphs"
+_OBSTACLES = {TRANSFORMERS: "it is disabled", GRAPHS: "graphs record this one"}
 
 
 def tries_graphs(decoder: str, device: torch.device) -> bool:
     """Whether a decoder records graphs where that works, and otherwise does without."""
-    return decoder in _CHOOSING and device.type == "cuda"
+    return decoder == AUTO and device.type == "cuda"
 
 
 def recording_of(forward: Forward, decoder: str) -> Recording:
@@ -64,7 +47,7 @@ def recording_of(forward: Forward, decoder: str) -> Recording:
     """
     if not forward.name.endswith("graphs"):
         return "none"
-    return "required" if decoder in _RECORDED else "tried"
+    return "required" if decoder == GRAPHS else "tried"
 
 
 def graphs_obstacle(name: str, config: Any, device: torch.device) -> str | None:
@@ -80,7 +63,7 @@ def own_obstacle(model: Any, decoder: str, device: torch.device | None = None) -
     """Why transformers' forward decodes a model; None where our own decoder does.
 
     Args:
-        model: a causal LM, on paper too.
+        model: a causal LM, of fake tensors too.
         decoder: one of DECODERS.
         device: where it would run; None is where it is.
     """
@@ -122,11 +105,13 @@ def forward_for(
             )
         leave_files(model)
         return OwnForward(decoder_of_ours, Layouts(block_size))
-    packed = _packed_forward(model)
+    from specdec_cli.lm.families.patches import packed_forward  # transformers' models behind it take seconds to import
+
+    packed = packed_forward(model, name)
     if kind != "plain":
         leave_files(model)
     pack_model(model, kind)
-    if packed.is_bitwise and decoder not in COMPILING:  # torch's compiler does not see through it
+    if packed.is_bitwise:
         keep_bits(model)
     return _transformers_forward(packed, name, decoder, kind, weight_bytes, block_size, max_context)
 
@@ -159,41 +144,33 @@ def self_draft_forward(
     """
     if isinstance(target, OwnForward):
         return OwnForward(target.decoder.self_draft(draft.layers, draft.quantize == "int8"), Layouts(block_size))
-    packed = _packed_forward(model)
+    from specdec_cli.lm.families.patches import packed_forward
+
+    packed = packed_forward(model, draft.spec)
     return _transformers_forward(packed, draft.spec, decoder, kind, weight_bytes, block_size, max_context)
-
-
-def _packed_forward(model: Any) -> PackedForward:
-    """Rows of several sequences in one forward, the same bits in any company where that is promised."""
-    from specdec_cli.lm.forward.packed import PackedForward  # transformers' models behind it take seconds to import
-
-    return PackedForward(model, is_bitwise=model.device.type == "cpu" and model.dtype != torch.float32)
 
 
 def _transformers_forward(
     packed: PackedForward, name: str, decoder: str, kind: Kind, weight_bytes: int, block_size: int, max_context: int
 ) -> Forward:
     """transformers' forward of a model whose linear layers are packed, and what it runs in."""
-    from specdec_cli.lm.forward.compiled import CompiledForward
     from specdec_cli.lm.forward.eager import EagerForward
     from specdec_cli.lm.forward.recorded import RecordedForward
     from specdec_cli.lm.invariance import rows_together
 
     model, is_bitwise = packed.model, packed.is_bitwise
-    threads = _threads(model, decoder, kind, weight_bytes, is_bitwise)
+    threads = _threads(model, kind, weight_bytes, is_bitwise)
     layouts = Layouts(
         block_size,
         model.device,
-        is_bitwise and not packed.runs_apart,
-        # A graph for one token alone would be another one.
-        has_company=is_bitwise or decoder in (COMPILED, COMPILED_AUTO),
+        is_bitwise and not packed.patches.runs_apart,
+        has_company=is_bitwise,
         rows_together=rows_together(model.dtype, kind) if is_bitwise and model.dtype == torch.bfloat16 else MOST_ROWS,
     )
-    made = CompiledForward if decoder in COMPILING else EagerForward
-    forward = made(packed, packed.probe(name), layouts, threads)
+    forward = EagerForward(packed, packed.probe(), layouts, threads)
     if tries_graphs(decoder, model.device):
         return _recorded_if_possible(forward, name, max_context)
-    return RecordedForward(forward, max_context) if decoder in _RECORDED else forward
+    return RecordedForward(forward, max_context) if decoder == GRAPHS else forward
 
 
 def _recorded_if_possible(forward: EagerForward, name: str, max_context: int) -> Forward:
@@ -212,22 +189,17 @@ def _recorded_if_possible(forward: EagerForward, name: str, max_context: int) ->
     return recorded
 
 
-def _threads(
-    model: Any, decoder: str, kind: Kind, weight_bytes: int, is_bitwise: bool
-) -> Callable[[], AbstractContextManager[None]]:
-    """Threads of transformers' forward pass: as many as there are free cores, or a fixed number.
-
-    torch compiles a forward for a number of threads, and bits that depend on it must not depend on the neighbours.
-    """
+def _threads(model: Any, kind: Kind, weight_bytes: int, is_bitwise: bool) -> Callable[[], AbstractContextManager[None]]:
+    """Threads of transformers' forward pass: one for each free core; a fixed number where bits depend on it."""
     from specdec_cli.lm.invariance import same_bits_on_one_thread
 
     if model.device.type != "cpu":
         return nullcontext
-    is_fixed = decoder in COMPILING or (is_bitwise and not same_bits_on_one_thread(model.dtype, kind))
+    is_fixed = is_bitwise and not same_bits_on_one_thread(model.dtype, kind)
     return partial(fixed_threads if is_fixed else watched_forward, most_threads(weight_bytes))
 
 
-def check_decoder(name: str, decoder: str, config: Any, device: torch.device, quantize: str) -> None:
+def check_decoder(name: str, decoder: str, config: Any, device: torch.device) -> None:
     """Refuse a decoder that a model cannot have, before its weights are read.
 
     Args:
@@ -235,32 +207,12 @@ def check_decoder(name: str, decoder: str, config: Any, device: torch.device, qu
         decoder: one of DECODERS.
         config: of the model.
         device: where it would run.
-        quantize: none, or int8.
 
     Raises:
         UsageError: it cannot.
     """
-    if decoder in COMPILING:
-        check_compilable(name, config, device, quantize)
-    if decoder in _RECORDED:
+    if decoder == GRAPHS:
         check_recordable(name, config, device)
-
-
-def check_compilable(name: str, config: Any, device: torch.device, quantize: str) -> None:
-    """Refuse what torch's compiler does not see through.
-
-    Raises:
-        UsageError: int8 weights on a CPU, a family with an attention of its own, or with a recurrent state.
-    """
-    hint = "leave --compile out"
-    if quantize != "none" and device.type == "cpu":
-        raise UsageError(f"`{quantize}` weights cannot be compiled: their products are torch's own operators", hint)
-    if attention_of(config) != NAME:
-        raise UsageError(
-            f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
-        )
-    if carries_state(config):
-        raise UsageError(f"architecture `{config.model_type}` of `{name}` cannot be compiled: it carries a state", hint)
 
 
 def check_recordable(name: str, config: Any, device: torch.device) -> None:

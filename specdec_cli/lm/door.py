@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from specdec_cli.lm.cache.unread import Unread
+    from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.hidden_states import HiddenStates
     from specdec_cli.lm.self_draft import SelfDraft
@@ -82,7 +82,7 @@ class Row:
     context: Sequence[int]
     num_logits: int
     drafted: Drafted = NOTHING
-    unread: Unread | None = None
+    unread: PendingTokens | None = None
     draw: Draw | None = None
     tapped: Tapped | None = None
 
@@ -118,7 +118,7 @@ class Continuations:
     """
 
     tokens: list[list[int]]
-    unread: Unread | None = None
+    unread: PendingTokens | None = None
     q: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -163,11 +163,6 @@ class LM(Protocol):
     @property
     def decoder(self) -> str:
         """Whose forward runs, for people and documents: `own`, `transformers` with what is done to it, or `table`."""
-        ...
-
-    @property
-    def compile_seconds(self) -> float | None:
-        """How long torch compiled its forward; None where it did not."""
         ...
 
     @property

@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.files import given_path
-from specdec_cli.lm.compute import is_native
-from specdec_cli.lm.decoders import COMPILING, check_decoder, graphs_obstacle, own_obstacle, tries_graphs
+from specdec_cli.lm.decoders import AUTO, graphs_obstacle, own_obstacle, tries_graphs
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.adapter import check_adapter
-from specdec_cli.lm.files.architecture import check_architecture
-from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
-from specdec_cli.lm.files.generation import read_generation
-from specdec_cli.lm.files.gguf_weights import check_gguf_tensors
+from specdec_cli.lm.files.checkpoint import clear_errors
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.names import NONE
-from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
-from specdec_cli.lm.files.quantization import (
-    check_quantization,
-    forget_quantization,
-    method_of,
-    settings_of,
-    stays_quantized,
-    take_form,
-)
+from specdec_cli.lm.files.quantization import forget_quantization, method_of, settings_of, stays_quantized
 from specdec_cli.lm.files.reading import quiet
-from specdec_cli.lm.files.weights_files import check_weights, stored_as, stored_bytes
+from specdec_cli.lm.files.weights_files import stored_as, stored_bytes
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
-from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
-from specdec_cli.lm.forward.packed import PackedForward
-from specdec_cli.lm.from_files import model_on_paper
-from specdec_cli.lm.gguf_blocks import block_bytes
+from specdec_cli.lm.from_files import fake_model, fake_model_of
 from specdec_cli.lm.heads.mtp_files import MtpModules, find_mtp
-from specdec_cli.lm.kernels.kinds import kind_when
+from specdec_cli.lm.kernels.kinds import kind_for
 from specdec_cli.lm.kernels.packing import weights_of
-from specdec_cli.lm.llama.families import kept_as
-from specdec_cli.lm.load import device_named, resolve_dtype, tokenizer_in
+from specdec_cli.lm.llama.families import family_of, kept_as
+from specdec_cli.lm.llama.model_fields import shape_of
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.lm.self_draft import SelfDraft
+from specdec_cli.lm.settings import ModelArguments, ModelSettings
 from specdec_cli.lm.traffic import model_traffic, num_experts
 
 
@@ -71,7 +56,8 @@ class ModelFacts:
         load_format: auto, or dummy for random weights.
         read_bytes: of weights that a forward of one token reads: an input embedding that is not the output's is
             looked up, and a token takes a share of the experts.
-        decoder: whose forward runs it: `own`, `own, native` on a GGUF file's blocks, or `transformers` and why.
+        decoder: whose forward runs it: `own`, `own, native` on blocks, `own, dequantized` and why, `transformers` and
+            why.
         stored_as: form of its files, `safetensors` or for example `GGUF (Q4_K, Q6_K)`; None where they are not here.
         stored_bytes: their size.
         num_mtp_modules: modules in its checkpoint that `--draft mtp` guesses with.
@@ -109,104 +95,100 @@ class ModelFacts:
 def describe(
     name: str,
     *,
-    revision: str | None = None,
-    dtype: str = "auto",
+    decoder: str = AUTO,
     trust_remote_code: bool = False,
-    load_format: str = "auto",
-    quantize: str = "none",
-    compute: str = "auto",
-    device: str = "auto",
-    decoder: str = "auto",
     self_draft: SelfDraft | None = None,
+    **settings: Unpack[ModelArguments],
 ) -> ModelFacts:
-    """Read a model's configuration and headers, and refuse it by name if the engine would.
+    """The facts about a model by its name, as `model_facts` reads them; nothing is fetched but small files."""
+    plan = ModelPlan(name, ModelSettings(**settings), decoder, NONE, trust_remote_code, fetches_weights=False)
+    return model_facts(plan, self_draft)
 
-    The engine's own checks, loader and probe run, on paper (`lm.paper`): what they raise, loading raises.
+
+def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFacts:
+    """Read a model's headers, and refuse it by name if the engine would.
+
+    The engine's own checks, loader and probe run with fake tensors: what they raise, loading raises.
 
     Args:
-        name: a local folder, a hub id, a built-in name or a shape.
-        revision: branch, tag or commit of a hub id.
-        dtype: auto, or a dtype's name.
-        trust_remote_code: run Python code that comes with the model.
-        load_format: auto, or dummy.
-        quantize: none, or int8.
-        compute: as `load_lm` takes it.
-        device: where it would run, whether that is here or not.
-        decoder: as `load_lm` takes it.
+        plan: of the model.
         self_draft: describe this draft of the model, which adds its own weights alone; None describes the model.
 
     Raises:
-        UsageError: an architecture that cannot be a target or a draft, or not compiled; int8 on a GPU.
-        RunError: no such model, files that are broken or do not belong together, or no compiler.
+        UsageError: an architecture that cannot be a target or a draft, or not recorded; int8 on a GPU.
+        RunError: no such model, or files that are broken or do not belong together.
     """
-    is_dummy = dummy.is_dummy(name, load_format)
-    folder = small_files(name, revision, trust_remote_code, not is_dummy)
-    place = _place(device)
+    plan.check()
+    name, config, quantize, place = plan.name, plan.config, plan.settings.quantize, plan.device
     with quiet(), clear_errors(name):
-        config = read_config(name, folder, trust_remote_code)
-        check_architecture(name, config, trust_remote_code)
-        check_decoder(name, decoder, config, place, quantize)
-        if decoder in COMPILING:
-            check_compiler(place)
-        is_complete = not is_dummy and _has_weights(name, folder)
-        if is_dummy:
-            forget_quantization(config)
-        else:
-            check_quantization(name, config, folder if is_complete else None, quantize)
-            check_gguf_tensors(name, folder, config)
-        modules = find_mtp(name, folder, config, trust_remote_code) if is_complete else None
-        method = method_of(config)
-        form = None if is_dummy else take_form(config)
-        if is_complete:
-            check_adapter(name, folder, stays_quantized(config))
-        kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
-        with on_paper():
-            source = folder if is_complete else None
-            whole = model_on_paper(name, source, config, kind, trust_remote_code, form)
-            found = own_obstacle(whole, decoder, place)
-            shared = weights_of(whole, kept_as(kind_when(decoder in COMPILING, kind, place, quantize), found))
-            native = is_complete and is_native(
-                name, folder, config, compute, quantize=quantize, decoder=decoder, device=place
-            )
-            if native:
-                sizes = block_bytes(name, folder, config)
+        modules = find_mtp(name, plan.folder, plan.stored_config, plan.trust_remote_code) if plan.is_complete else None
+        with _fake_tensors_for(plan):
+            whole = fake_model(plan)
+            obstacle = own_obstacle(whole, plan.decoder, place)
+            shared = weights_of(whole, kept_as(kind_for(plan.dtype, place, quantize), obstacle))
+            if plan.is_native:
+                sizes = _block_bytes(plan)
                 shared = [replace(weight, num_bytes=sizes.get(weight.name, weight.num_bytes)) for weight in shared]
             draft = self_draft or SelfDraft()
             if self_draft is not None:
-                _check_self_draft(self_draft, name, config, found, "blocks" if native else quantize)
+                _check_self_draft(self_draft, name, config, obstacle, "blocks" if plan.is_native else quantize)
             model = first_layers(whole, draft.layers)
-            kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code, draft.layers)
+            if obstacle is None:
+                shape: CacheShape | None = _own_cache(model)
+            else:
+                shape = _probe(name, model) or _probe_unquantized(plan, draft.layers)
             left = weights_of_first_layers(shared, whole, draft.layers)
         packed = left if draft.quantize == "none" else weights_of(model, "int8")
         text = model.config.get_text_config()
+        if tries_graphs(plan.decoder, place):
+            obstacle = graphs_obstacle(name, config, place)
+            decoder = "transformers, graphs" if obstacle is None else f"transformers ({obstacle})"
+        else:
+            decoder = "own" if obstacle is None else f"transformers ({obstacle})"
+        if obstacle is None and plan.dequantized_because is not None:
+            decoder = f"own, dequantized ({plan.dequantized_because})"
         return ModelFacts(
             name=name if self_draft is None else self_draft.spec,
             architecture=config.model_type,
-            dtype=str(kind).removeprefix("torch."),
+            dtype=str(plan.dtype).removeprefix("torch."),
             max_context=max_context(text, None),
-            embedding_size=int(text.vocab_size) if kept is None else kept.vocab_size,
+            embedding_size=int(text.vocab_size) if shape is None else shape.vocab_size,
             hidden_size=getattr(text, "hidden_size", None),
             num_parameters=dummy.num_parameters(model),
             weights_bytes=added_bytes(packed, [] if self_draft is None else shared),
-            weights_counted_in="headers of its files" if is_complete else "configuration",
-            kv_bytes_per_token=None if kept is None else kept.kv_bytes_per_token,
-            state_bytes=0 if kept is None else kept.state_bytes,
-            prefix_state_bytes=0 if kept is None else kept.prefix_state_bytes,
-            eos_token_ids=() if is_dummy else _eos_token_ids(folder, config),
+            weights_counted_in="headers of its files" if plan.is_complete else "configuration",
+            kv_bytes_per_token=None if shape is None else shape.kv_bytes_per_token,
+            state_bytes=0 if shape is None else shape.state_bytes,
+            prefix_state_bytes=0 if shape is None else shape.prefix_state_bytes,
+            eos_token_ids=plan.eos_token_ids,
             is_mixture_of_experts=num_experts(text) > 1,
-            is_complete=is_complete,
-            load_format="dummy" if is_dummy else "auto",
+            is_complete=plan.is_complete,
+            load_format="dummy" if plan.is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
-            decoder="own, native"
-            if native
-            else _decoder(found)
-            if not tries_graphs(decoder, place)
-            else _graphs(name, config, place),
-            stored_as=stored_as(name, folder, method) if is_complete else None,
-            stored_bytes=stored_bytes(name, folder) if is_complete else None,
+            decoder="own, native" if plan.is_native else decoder,
+            stored_as=stored_as(name, plan.folder, method_of(plan.stored_config)) if plan.is_complete else None,
+            stored_bytes=stored_bytes(name, plan.folder) if plan.is_complete else None,
             num_mtp_modules=0 if modules is None else len(modules.tensors),
-            mtp_bytes=None if modules is None else _mtp_bytes(modules, kind),
+            mtp_bytes=None if modules is None else _mtp_bytes(modules, plan.dtype),
         )
+
+
+def _fake_tensors_for(plan: ModelPlan) -> AbstractContextManager[None]:
+    """Context in which a plan's model loads without numbers; that of the built-in pair does so by itself."""
+    if plan.is_plain_torch:
+        return nullcontext()
+    from specdec_cli.lm.files.fake_tensors import fake_tensors  # torch's compiler behind it takes two seconds to import
+
+    return fake_tensors()
+
+
+def _block_bytes(plan: ModelPlan) -> dict[str, int]:
+    """Bytes of the weights of a model in blocks that are not in its dtype, by transformers' names."""
+    if plan.header is None:
+        return plan.integers.num_bytes
+    from specdec_cli.lm.gguf_blocks import block_bytes
+
+    return block_bytes(plan.header, plan.outline)
 
 
 def _mtp_bytes(modules: MtpModules, dtype: torch.dtype) -> int | None:
@@ -225,96 +207,33 @@ def _check_self_draft(draft: SelfDraft, name: str, config: Any, obstacle: str | 
     draft.check_copy(name, "own" if obstacle is None else "transformers", quantized or "none")
 
 
+def _own_cache(model: Any) -> CacheShape:
+    """Cache of our own decoder, which stores the keys and values of every layer."""
+    shape = shape_of(model.config, family_of(model))
+    return CacheShape(shape.kv_bytes(model.config.num_hidden_layers, model.dtype), int(model.config.vocab_size))
+
+
 def _probe(name: str, model: Any) -> CacheShape | None:
     """Bytes that the model caches per token; None if its forward pass depends on values, which meta tensors lack.
 
     Raises:
         UsageError: it does not run on a block cache.
     """
+    from specdec_cli.lm.families.patches import packed_forward  # transformers' models behind it take seconds to import
+    from specdec_cli.lm.files.fake_tensors import NEEDS_NUMBERS
+
     try:
-        return PackedForward(model).probe(name)
+        return packed_forward(model, name).probe()
     except UsageError as error:
         if isinstance(error.__cause__, NEEDS_NUMBERS):
             return None
         raise
 
 
-def _probe_unquantized(
-    name: str, config: Any, dtype: torch.dtype, trust_remote_code: bool, num_layers: int | None
-) -> CacheShape | None:
+def _probe_unquantized(plan: ModelPlan, num_layers: int | None) -> CacheShape | None:
     """The same with unquantized weights, which cache as much; None if the weights are unquantized."""
-    if settings_of(config) is None:
+    if settings_of(plan.config) is None:
         return None
-    plain = copy.deepcopy(config)
+    plain = copy.deepcopy(plan.config)
     forget_quantization(plain)
-    return _probe(name, first_layers(model_on_paper(name, None, plain, dtype, trust_remote_code), num_layers))
-
-
-def describe_tokenizer(
-    name: str, *, revision: str | None = None, trust_remote_code: bool = False, load_format: str = "auto"
-) -> Any:
-    """A model's transformers tokenizer, without its weights.
-
-    Raises:
-        RunError: there is none, or it is broken.
-    """
-    folder = small_files(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
-    return tokenizer_in(name, folder, trust_remote_code, not dummy.is_dummy(name, load_format))
-
-
-def small_files(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
-    """The folder of a model; of a hub id only the files beside the weights are fetched.
-
-    Args:
-        name: a local folder, a hub id, a built-in name or a shape.
-        revision: branch, tag or commit of a hub id.
-        trust_remote_code: fetch Python files too.
-        has_weights: its weights are wanted, now or later.
-
-    Raises:
-        UsageError: it is something else than a causal LM.
-        RunError: no such folder, and no hub that has it.
-    """
-    return model_folder(name, revision, trust_remote_code, has_weights, fetches_weights=False)
-
-
-def _has_weights(name: str, folder: Path) -> bool:
-    """Whether the weights are here whole; a local folder must have them, a hub id's may be fetched later.
-
-    Raises:
-        RunError: a local folder's are missing or broken.
-    """
-    try:
-        check_weights(name, folder)
-    except SpecdecError:
-        if name.startswith("builtin:") or given_path(name).exists():
-            raise
-        return False
-    return True
-
-
-def _decoder(obstacle: str | None) -> str:
-    return "own" if obstacle is None else f"transformers ({obstacle})"
-
-
-def _graphs(name: str, config: Any, place: torch.device) -> str:
-    obstacle = graphs_obstacle(name, config, place)
-    return "transformers, graphs" if obstacle is None else f"transformers ({obstacle})"
-
-
-def _place(device: str) -> torch.device:
-    """The device by its name, whether it is here or not."""
-    return device_named(device) if device == "auto" else torch.device(device)
-
-
-def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Tokens that end a text, by the generation configuration, else by the model's."""
-    given = read_generation(folder, NONE).eos_token_ids
-    for eos in (
-        given or None,
-        getattr(config, "eos_token_id", None),
-        getattr(config.get_text_config(), "eos_token_id", None),
-    ):
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
-    return ()
+    return _probe(plan.name, first_layers(fake_model_of(plain, plan.dtype, plan.trust_remote_code), num_layers))

@@ -16,10 +16,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import WeightsError
-from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
-from specdec_cli.lm.files.gguf_folder import gguf_of
 from specdec_cli.lm.files.headers import differing, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.merging import merged
 from specdec_cli.lm.files.quantization import check_finite, give_dtype, is_dequantized, settings_of
@@ -28,72 +26,63 @@ from specdec_cli.lm.forward.implementations import attention_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.files.gguf_weights import Progress
+    from specdec_cli.lm.plan import ModelPlan
 
-ON_PAPER = "batched_mm"  # experts in one product each, with no branch on what a router chose
-Form = dict[str, Any] | None
-"""The `quantization_config` of weights that `files.dequantize` undoes; None for others."""
+FAKE_EXPERTS = "batched_mm"  # experts in one product each, with no branch on what a router chose
 _NO_ADAPTER = {"subfolder": "none"}
 """Where transformers looks for an adapter beside a whole model, which it would apply: nowhere."""
 
 
 def registered_attention(config: Any) -> str:
     """The attention that a family takes (`attention_of`), known to transformers from now on."""
-    import specdec_cli.lm.forward.apart  # noqa: F401  # it and the two that it imports register themselves
+    import specdec_cli.lm.forward.registration  # noqa: F401  # which registers when it is imported
 
     return attention_of(config)
 
 
-def model_on_paper(
-    name: str, folder: Path | None, config: Any, dtype: torch.dtype, trust_remote_code: bool, form: Form = None
-) -> Any:
-    """The model that `load_lm` would decode with, as its checks see it; asked within `paper.on_paper`.
-
-    Args:
-        name: for messages.
-        folder: with the weights, of which headers are read; None where there are none.
-        config: of the model.
-        dtype: of the weights.
-        trust_remote_code: run Python code that comes with the model.
-        form: settings of quantized weights that are undone here.
+def fake_model(plan: ModelPlan) -> Any:
+    """The model that a plan would decode with, as its checks see it; asked within `fake_tensors`.
 
     Raises:
         WeightsError: the files do not hold the model that the configuration describes.
     """
-    if folder is not None and gguf_of(folder) is None:
-        model = model_from_files(name, folder, config, dtype, trust_remote_code, form, is_on_paper=True)
-    else:
-        model = auto_class_of(config).from_config(
-            copy.deepcopy(config),
-            dtype=dtype,
-            attn_implementation=registered_attention(config),
-            experts_implementation=ON_PAPER,
-            trust_remote_code=trust_remote_code,
-        )
+    if plan.is_plain_torch:
+        return plan.outline
+    if plan.is_complete and plan.header is None:
+        return model_from_files(plan, is_fake=True).eval()
+    return fake_model_of(plan.config, plan.dtype, plan.trust_remote_code)
+
+
+def fake_model_of(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model of a configuration in plain numbers, in evaluation mode; asked within `fake_tensors`.
+
+    Args:
+        config: of the model.
+        dtype: of the weights.
+        trust_remote_code: run Python code that comes with the model.
+    """
+    model = auto_class_of(config).from_config(
+        copy.deepcopy(config),
+        dtype=dtype,
+        attn_implementation=registered_attention(config),
+        experts_implementation=FAKE_EXPERTS,
+        trust_remote_code=trust_remote_code,
+    )
     return model.eval()
 
 
 def model_from_files(
-    name: str,
-    folder: Path,
-    config: Any,
-    dtype: torch.dtype,
-    trust_remote_code: bool,
-    form: Form = None,
+    plan: ModelPlan,
     *,
-    is_on_paper: bool = False,
+    is_fake: bool = False,
     has_our_attention: bool = True,
     progress: Progress | None = None,
 ) -> Any:
     """The transformers model in plain numbers, every weight of which came from its files.
 
     Args:
-        name: for messages.
-        folder: of the model, with its weights.
-        config: of the model.
-        dtype: of the weights.
-        trust_remote_code: run Python code that comes with the model.
-        form: settings of quantized weights that are undone here.
-        is_on_paper: headers are read in the place of numbers; asked within `paper.on_paper`.
+        plan: of the model, whose weights are on this machine.
+        is_fake: headers are read in the place of numbers; asked within `fake_tensors`.
         has_our_attention: attention is replaced by ours where it can be; else it is transformers' default.
         progress: told how many bytes of a GGUF file are dequantized, and of how many.
 
@@ -101,6 +90,7 @@ def model_from_files(
         WeightsError: the files do not hold the model that the configuration describes.
         RunError: an adapter does not fit it.
     """
+    name, folder, config, dtype, form = plan.name, plan.folder, plan.config, plan.dtype, plan.undone
     settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
     how: dict[str, Any] = {
         "dtype": dtype,
@@ -109,22 +99,21 @@ def model_from_files(
         "ignore_mismatched_sizes": True,  # they are refused below, by name
         "adapter_kwargs": _NO_ADAPTER,
     }
-    if gguf_of(folder) is not None:
+    if plan.header is not None:
         from specdec_cli.lm.files.gguf_weights import load_gguf
 
-        model, report = load_gguf(name, folder, config, how, progress)
-    elif is_on_paper or form is not None:
-        outline, files = (
-            dummy.on_paper(config, dtype, trust_remote_code),
-            [folder / one for one in weights_files(name, folder)],
-        )
-        tensors = _tied_headers(outline, files, dtype) if is_on_paper else read_tensors(files)
+        model, report = load_gguf(plan, how, progress)
+    elif is_fake or form is not None:
+        outline = plan.outline
+        files = [folder / file for file in weights_files(name, folder)]
+        own_config = copy.deepcopy(outline.config)
+        tensors = _tied_headers(outline, own_config, files, dtype) if is_fake else read_tensors(files)
         if form is not None:
             tensors = plain_weights(name, tensors, form, descriptions(files), dtype)
-        how |= {"config": outline.config} | ({"experts_implementation": ON_PAPER} if is_on_paper else {})
+        how |= {"config": own_config} | ({"experts_implementation": FAKE_EXPERTS} if is_fake else {})
         model, report = type(outline).from_pretrained(None, state_dict=tensors, **how)
     else:
-        how |= {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        how |= {"trust_remote_code": plan.trust_remote_code, "local_files_only": True}
         how["use_safetensors"] = not is_pickled(weights_files(name, folder)[0])
         model, report = auto_class_of(config).from_pretrained(folder, config=config, **how)
     unread = _unread_beside_weights(model, report["unexpected_keys"]) if settings is None else []
@@ -132,25 +121,25 @@ def model_from_files(
     wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
     wrong += [f"`{key}` is not read" for key in unread]
     if wrong:
-        said = f"the weights of `{name}` do not match its `config.json`: {wrong[0]}"
-        raise WeightsError(said, "copy or download the model again")
+        message = f"the weights of `{name}` do not match its `config.json`: {wrong[0]}"
+        raise WeightsError(message, "copy or download the model again")
     if has_bfloat16:
         give_dtype(model, dtype)
-    if (has_bfloat16 or form is not None) and not is_on_paper:
+    if (has_bfloat16 or form is not None) and not is_fake:
         check_finite(name, model)
-    return merged(name, folder, model, is_on_paper)
+    return merged(plan.checkpoint, model, is_fake)
 
 
-def _tied_headers(outline: Any, files: list[Path], dtype: torch.dtype) -> dict[str, Any]:
-    """A checkpoint's tensors on paper, where transformers cannot ask whether two that a model ties are one.
+def _tied_headers(outline: Any, config: Any, files: list[Path], dtype: torch.dtype) -> dict[str, Any]:
+    """A checkpoint's tensors as fake ones, where transformers cannot ask whether two that a model ties are one.
 
-    It ties what is equal, and otherwise keeps both whatever the configuration says.
+    It ties what is equal, and otherwise keeps both whatever the configuration says, which says so afterwards.
     """
     headers, pairs = read_headers(files), outline.all_tied_weights_keys
     own = differing(files, pairs, dtype)
     if own:
-        for config in (outline.config, outline.config.get_text_config()):
-            config.tie_word_embeddings = False
+        for its in (config, config.get_text_config()):
+            its.tie_word_embeddings = False
         return headers
     return {key: header for key, header in headers.items() if pairs.get(key) not in headers}
 

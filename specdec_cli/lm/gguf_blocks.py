@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
-from torch import Tensor, nn
+from torch import nn
 
-from specdec_cli.lm.files.dummy import on_paper
-from specdec_cli.lm.files.gguf_folder import gguf_of
-from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
-from specdec_cli.lm.files.gguf_weights import hf_names, tensor_processor
+from specdec_cli.errors import NotFiniteError
+from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor
+from specdec_cli.lm.files.gguf_tensors import place_of, tensor_names
 from specdec_cli.lm.llama.file_rows import FileRows, has_layout
+from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
 
 
 def ggml_type(tensor: GgufTensor) -> int:
@@ -37,50 +35,47 @@ def blocks_obstacle(header: GgufHeader) -> str | None:
     return None
 
 
-def block_bytes(name: str, folder: Path, config: Any) -> dict[str, int]:
+def block_bytes(header: GgufHeader, outline: Any) -> dict[str, int]:
     """Bytes of each weight in a GGUF file, by transformers' names."""
-    path = gguf_of(folder)
-    assert path is not None, "the folder is made from a GGUF file"
-    header, outline = read_gguf_header(name, path), on_paper(config, "auto", False)
-    names = hf_names(outline, tensor_processor(header, outline))
-    found = {names.get(key) or names.get(key.removesuffix(".weight")): tensor for key, tensor in header.tensors.items()}
+    names = tensor_names(header, outline)
+    found = {place_of(names, key): tensor for key, tensor in header.tensors.items()}
     return {place: tensor.num_bytes for place, tensor in found.items() if place is not None}
 
 
-def model_in_blocks(name: str, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+def model_in_blocks(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype) -> Any:
     """The transformers model of a GGUF file without the numbers of its matrices.
 
     Norms and biases are read, in float32. A matrix is its module's `file_rows`; the `weight` there takes no memory.
 
     Args:
-        name: for messages.
-        folder: made by `gguf_folder`, of a file without a `blocks_obstacle` and with the tensors of its configuration.
-        config: of the model.
+        name: of the model, for messages.
+        header: of a file without a `blocks_obstacle` and with the tensors of its configuration.
+        outline: of the model.
         dtype: that the model decodes in.
+
+    Raises:
+        NotFiniteError: a norm or a bias holds numbers that are not finite; a matrix is asked when it is packed.
     """
-    path = gguf_of(folder)
-    assert path is not None, "the folder is made from a GGUF file"
-    header, outline = read_gguf_header(name, path), on_paper(config, "auto", False)
-    with init_empty_weights(include_buffers=False):
-        model = type(outline)._from_config(copy.deepcopy(outline.config), dtype=dtype)
-    processor = tensor_processor(header, outline)
-    names, data = hf_names(outline, processor), np.memmap(path, np.uint8, "r")
+    model = empty_model(type(outline), copy.deepcopy(outline.config), dtype)
+    names, data = tensor_names(header, outline), {path: np.memmap(path, np.uint8, "r") for path in header.paths}
     for key, tensor in header.tensors.items():
-        place = names.get(key) or names.get(key.removesuffix(".weight"))
+        place = place_of(names, key)
         if place is None:
             continue
         module_name, _, part = place.rpartition(".")
-        module, begin = model.get_submodule(module_name), header.data_start + tensor.offset
-        own = data[begin : begin + tensor.num_bytes]
+        module = model.get_submodule(module_name)
+        own = data[tensor.path][tensor.begin : tensor.begin + tensor.num_bytes]
         if len(tensor.shape) == 2:
             module.weight = nn.Parameter(torch.zeros((), dtype=dtype).expand(tensor.shape), requires_grad=False)
             rows = own.reshape(tensor.shape[0], -1)
-            module.file_rows = FileRows(
-                key, ggml_type(tensor), tensor.shape[1], rows, _order(processor, key, tensor, names)
-            )
+            # The file's row of each of transformers' rows.
+            order = names.restored(key, np.arange(tensor.shape[0], dtype=np.float32)[:, None])[:, 0].astype(np.int64)
+            module.file_rows = FileRows(key, name, ggml_type(tensor), tensor.shape[1], rows, torch.from_numpy(order))
         else:
             numbers = own.view(f"<f{tensor.num_bytes // tensor.num_numbers}").astype(np.float32)
-            numbers = _processed(processor, key, numbers.reshape(tensor.shape), names)
+            if not np.isfinite(numbers).all():
+                raise NotFiniteError(key, name)
+            numbers = names.restored(key, numbers.reshape(tensor.shape))
             setattr(module, part, nn.Parameter(torch.from_numpy(numbers), requires_grad=False))
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if not hasattr(outputs, "file_rows"):  # it is tied
@@ -88,13 +83,11 @@ def model_in_blocks(name: str, folder: Path, config: Any, dtype: torch.dtype) ->
     return model
 
 
-def _order(processor: Any, key: str, tensor: GgufTensor, names: dict[str, str]) -> Tensor:
-    """The file's row of each of transformers' rows [rows] int64: the converter of some families moves them."""
-    numbers = np.arange(tensor.shape[0], dtype=np.float32)[:, None]
-    return torch.from_numpy(_processed(processor, key, numbers, names)[:, 0].astype(np.int64))
+def empty_model(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+    """A model whose weights have shapes and no memory; what it computes of its configuration is there."""
+    if issubclass(model_class, LlamaForCausalLM):
+        return model_class(config).to(dtype)
+    from accelerate import init_empty_weights
 
-
-def _processed(processor: Any, key: str, numbers: Any, names: dict[str, str]) -> Any:
-    """A tensor of the file as transformers reads it."""
-    result = processor.process(numbers, key, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
-    return np.ascontiguousarray(result.weights)
+    with init_empty_weights(include_buffers=False):
+        return model_class._from_config(config, dtype=dtype)

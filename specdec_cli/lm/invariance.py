@@ -12,21 +12,26 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
+from specdec_cli.document import Count, computed
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Span
+from specdec_cli.lm.files.plain_config import PlainConfig
 from specdec_cli.lm.forward.attention import RowMasks, attend, causal
 from specdec_cli.lm.kernels.kinds import Kind, kind_for, pack
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.llama import LlamaDecoder
+from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
 
-DECODER = {"vocab_size": 97, "hidden_size": 88, "intermediate_size": 150, "num_hidden_layers": 2}
+DECODER: dict[str, Any] = {"vocab_size": 97, "hidden_size": 88, "intermediate_size": 150, "num_hidden_layers": 2}
 DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
+DECODER |= {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
+EXPERTS |= {"layer_types": ["sliding_attention", "full_attention"]}
 LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
 CONTEXTS = (20, 63, 200, 511, 700)
@@ -48,11 +53,11 @@ class InvarianceCheck:
 
     kernel: str
     dtype: str
-    rows_tried: tuple[int, ...]
-    rows_that_differ: tuple[int, ...]
+    rows_tried: tuple[Count, ...]
+    rows_that_differ: tuple[Count, ...]
     needed: bool
 
-    @property
+    @computed
     def holds(self) -> bool:
         """Whether every number of rows gave the same bits."""
         return not self.rows_that_differ
@@ -128,13 +133,9 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
     if native.missing() is not None or dtype == torch.float16:
         return
     tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]
-    configs = {"": transformers.LlamaConfig(**DECODER), " and experts": transformers.GptOssConfig(**DECODER, **EXPERTS)}
     kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
-    for (more, config), (words, kind) in itertools.product(configs.items(), kinds.items()):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
-        decoder = LlamaDecoder(model, kind)
+    for (more, make), (words, kind) in itertools.product(_MODELS.items(), kinds.items()):
+        decoder = LlamaDecoder(_random(make(), dtype), kind)
         decoder.allocate(len(tokens), len(tokens))
 
         def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
@@ -147,6 +148,58 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
         whole = last(len(tokens))
         differ = tuple(n for n in ROWS if not torch.equal(last(n), whole[-n:]))
         yield InvarianceCheck(f"own decoder, {words} weights{more}", _name(dtype), ROWS, differ, needed=True)
+
+
+class GptOssForCausalLM(LlamaForCausalLM):
+    """The weights of a small gpt-oss by transformers' names: experts, biases, sinks and windows. It has no forward."""
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__(config)
+        layer: Any
+        for layer in self.model.layers:
+            attention, layer.mlp = layer.self_attn, _Experts(config)
+            attention.sinks = _weight(config.num_attention_heads)
+            for product in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+                product.bias = _weight(product.out_features)
+
+
+class _Experts(nn.Module):
+    """A router and its experts, which have the activation with a limit."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        num_experts, hidden, width = config.num_local_experts, config.hidden_size, config.intermediate_size
+        router: Any = nn.Linear(hidden, num_experts, device="meta")
+        router.num_experts, router.top_k = num_experts, config.num_experts_per_tok
+        experts: Any = nn.Module()
+        experts.alpha, experts.limit = 1.702, 7.0
+        experts.gate_up_proj = _weight(num_experts, hidden, 2 * width)
+        experts.gate_up_proj_bias = _weight(num_experts, 2 * width)
+        experts.down_proj = _weight(num_experts, width, hidden)
+        experts.down_proj_bias = _weight(num_experts, hidden)
+        self.router, self.experts = router, experts
+
+
+def _weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device="meta"))
+
+
+_MODELS: dict[str, Callable[[], LlamaForCausalLM]] = {
+    "": lambda: LlamaForCausalLM(PlainConfig(**DECODER)),
+    " and experts": lambda: GptOssForCausalLM(PlainConfig(**DECODER, **EXPERTS)),
+}
+
+
+def _random(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
+    """A model with random weights, around one in norms, and an output layer of its own."""
+    model.lm_head.weight = _weight(*model.lm_head.weight.shape)
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, empty in model.state_dict().items():
+        numbers = torch.randn(empty.shape, generator=generator) * (0.1 if empty.dim() == 1 else empty.shape[-1] ** -0.5)
+        weights[name] = (numbers + 1 if "norm" in name else numbers).to(dtype)
+    model.load_state_dict(weights, assign=True)
+    return model.requires_grad_(False)
 
 
 def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:

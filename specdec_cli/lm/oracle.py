@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NUM_TOKENS = 10
 _NUM_ALONE = 3
-_STRIDE = 7919  # prime: tokens from all over the vocabulary, none of them twice
+_STRIDE = 7919  # prime, so that no token comes twice
 # The relative error that a precision explains in any model; float32 amplified by the worst of random models.
 _ALLOWED = {torch.float32: 0.001, torch.float16: 0.02, torch.bfloat16: 0.1}
 # Weights and activations in whole numbers: of real models up to 0.35, of random ones of 24 layers 0.39.
@@ -60,7 +60,7 @@ class Oracle:
         self.is_quantized = stays_quantized(model.config) is not None
         num_tokens = max(2, min(_NUM_TOKENS, getattr(config, "max_position_embeddings", None) or _NUM_TOKENS))
         num_ids = int(config.vocab_size)
-        tokens = [(1 + i * _STRIDE % max(num_ids - 1, 1)) % num_ids for i in range(2 * num_tokens)]
+        tokens = spread_tokens(2 * num_tokens, num_ids)
         self.texts = tokens[0::2], tokens[1::2]
         self._failure: Exception | None = None
         self._rounded: Tensor | None = None
@@ -88,8 +88,8 @@ class Oracle:
             RunError: transformers' own forward fails.
         """
         if self._failure is not None:
-            said = f"transformers' own forward pass of `{name}` fails: {first_line(self._failure)}"
-            raise RunError(said, "try another --dtype, or choose another checkpoint") from self._failure
+            message = f"transformers' own forward pass of `{name}` fails: {first_line(self._failure)}"
+            raise RunError(message, "try another --dtype, or choose another checkpoint") from self._failure
 
     def error(self, lm: TransformersLM) -> float:
         """The largest relative error of our path, NaN before any; 0 where transformers' own logits are no numbers."""
@@ -158,6 +158,11 @@ class Oracle:
         if self._rounded is None:
             return 0.0
         return max(relative_error(found, right) for found, right in zip(self._rounded, self.logits, strict=True))
+
+
+def spread_tokens(count: int, num_ids: int) -> list[int]:
+    """So many tokens from all over a vocabulary, none of them twice if it has enough."""
+    return [(1 + i * _STRIDE % max(num_ids - 1, 1)) % num_ids for i in range(count)]
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:

@@ -20,11 +20,12 @@ from transformers import (
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
-from specdec_cli.lm.files.quantization import take_form
+from specdec_cli.lm.decoders import TRANSFORMERS
+from specdec_cli.lm.files.checkpoint import clear_errors
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.from_files import model_from_files
-from specdec_cli.lm.load import device_named, resolve_dtype
+from specdec_cli.lm.plan import ModelPlan
+from specdec_cli.lm.settings import ModelSettings
 
 _PAGE_TOKENS = 32
 _MOST_BATCH_TOKENS = 2048  # of one step of continuous batching; longer prompts enter in pieces
@@ -291,13 +292,11 @@ def load_peer(
 
 def _load(name: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool) -> Any:
     """transformers' model of the same numbers as ours, dequantized and merged as they are, with its own attention."""
-    folder = model_folder(name, revision, trust_remote_code)
+    plan = ModelPlan(name, ModelSettings(revision, dtype, device), TRANSFORMERS, trust_remote_code=trust_remote_code)
+    for obstacle in plan.obstacles:
+        raise obstacle
     with quiet(), clear_errors(name):
-        config = read_config(name, folder, trust_remote_code)
-        form = take_form(config)
-        resolved = resolve_dtype(name, dtype, config, folder)
-        model = model_from_files(name, folder, config, resolved, trust_remote_code, form, has_our_attention=False)
-        model = model.to(device_named(device)).eval()
+        model = model_from_files(plan, has_our_attention=False).to(plan.device).eval()
     settings = model.generation_config
     for name_of in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_length"):
         setattr(settings, name_of, None)  # a checkpoint's own sampling defaults are not ours

@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from specdec_cli.lm.kernels.packing import is_linear
 
 _HALVES = (torch.bfloat16, torch.float16)
-_OUTPUTS = 2**14  # of the output layer, that are float32 together
+OUTPUTS = 2**14
+"""Outputs of the output layer that are float32 together."""
+CHECKED_ROWS = 120
+"""Rows of float32 logits that the check at load takes memory for: both texts twice, and copies of them."""
 _SEED = 5
 
 
@@ -89,7 +92,7 @@ def _tensors_of(module: nn.Module, layers: set[nn.Module]) -> Iterator[Tensor]:
 
 def _in_parts(head: Any, x: Tensor) -> Tensor:
     """The output layer's product in float32, of some of its outputs at a time."""
-    logits = torch.cat([F.linear(x, weight.float()) for weight in head.weight.split(_OUTPUTS)], -1)
+    logits = torch.cat([F.linear(x, weight.float()) for weight in head.weight.split(OUTPUTS)], -1)
     return logits if head.bias is None else logits + head.bias.float()
 
 

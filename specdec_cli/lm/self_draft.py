@@ -47,9 +47,9 @@ class SelfDraft:
             UsageError: the draft would have all layers of the target, or more.
         """
         if self.layers is not None and self.layers >= num_layers:
-            said = f"`{self.spec}` drafts with {self.layers} layers, and `{target}` has {num_layers}"
+            message = f"`{self.spec}` drafts with {self.layers} layers, and `{target}` has {num_layers}"
             hint = f"choose 1 to {num_layers - 1} layers" if num_layers > 1 else "choose another draft"
-            raise UsageError(said, hint)
+            raise UsageError(message, hint)
 
     def check_copy(self, target: str, decoder: str, quantize: str) -> None:
         """Refuse to quantize weights that cannot be copied.
@@ -57,13 +57,18 @@ class SelfDraft:
         Args:
             target: its name, for the message.
             decoder: whose forward runs it, as `LM.decoder` says.
-            quantize: how the target's weights are quantized already; none where they are not.
+            quantize: how the target's weights are quantized already; `blocks` of a GGUF file; none where they are not.
 
         Raises:
             UsageError: they are quantized already, or laid out for another decoder than our own.
         """
         if self.quantize == "none":
             return
+        if quantize == "blocks":
+            raise UsageError(
+                f"`{self.spec}` cannot copy the weights of `{target}`, which stay in the blocks of its GGUF file",
+                "decode it in plain numbers (--compute dequantized), or choose another draft",
+            )
         if quantize != "none":
             raise UsageError(
                 f"`{self.spec}` cannot copy the weights of `{target}`, which are quantized already (`{quantize}`)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from specdec_cli.lm.cache.cache_plan import (
     draft_blocks_wanted,
     plan_caches,
 )
-from specdec_cli.lm.cache.contexts import Contexts
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import Contexts, ForwardInput
 from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import num_snapshots
@@ -40,6 +39,17 @@ from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import Traffic, model_traffic
 
 
+class CacheArguments(TypedDict, total=False):
+    """The keyword arguments of TransformersLM that size its cache, for type checkers; a test compares both."""
+
+    max_num_seqs: int
+    max_model_len: int | None
+    block_size: int
+    kv_cache_bytes: KVCacheBytes
+    num_blocks: int | None
+    extra_tokens: int
+
+
 class TransformersLM:
     """A causal LM of transformers, as `lm.door.LM` describes it.
 
@@ -56,9 +66,8 @@ class TransformersLM:
             to `kv_cache_bytes`.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
         decoder: one of `decoders.DECODERS`: auto (our own where it knows the shape, see lm.llama; on a GPU graphs where
-            they can be recorded), transformers (its own forward), compiled (the same, by torch once `compile` is
-            called; until then it runs as it is), graphs (the same, on a GPU, in recorded graphs of fixed shapes, see
-            lm.forward.graphs), compiled graphs, or compiled auto (graphs on a GPU where they can be recorded).
+            they can be recorded), transformers (its own forward), or graphs (the same, on a GPU, in recorded
+            graphs of fixed shapes, see lm.forward.graphs).
         kind: what the linear layers become, from `linear.kind_for`.
 
     Attributes:
@@ -66,7 +75,6 @@ class TransformersLM:
         weight_bytes: memory for them; a draft that is made of its target counts what it adds.
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
-        compile_seconds: what `compile` took; None where it was not called.
         recording: whether a draft head on it runs in CUDA graphs, as its own steps do.
         taps: the hidden states that `score` gives to rows that want them.
         origin: where the weights are from, as `load_lm` found them.
@@ -136,22 +144,8 @@ class TransformersLM:
 
     @property
     def decoder(self) -> str:
-        """Whose forward runs: `own`, `own, native`, or `transformers`, and behind it `compiled`, `graphs` or both."""
+        """Whose forward runs: `own`, `own, native`, `transformers`, or `transformers, graphs`."""
         return f"{self._forward.name}, native" if self.kind == "blocks" else self._forward.name
-
-    @property
-    def compile_seconds(self) -> float | None:
-        """How long `compile` took; None where it was not called."""
-        return self._forward.compile_seconds
-
-    def compile(self) -> None:
-        """Compile transformers' forward and run it, so that no later step waits; a minute or so on a CPU.
-
-        Raises:
-            RunError: there is no C++ compiler, or torch cannot compile this forward.
-        """
-        self._forward.compile(self.name)
-        self.hold(self.num_blocks)
 
     @property
     def num_parameters(self) -> int:
@@ -202,8 +196,6 @@ class TransformersLM:
         made.kv_bytes_per_token = made._forward.shape.kv_bytes_per_token
         made.state_bytes = made._forward.shape.state_bytes
         made.hold(0)
-        if self.compile_seconds is not None:
-            made.compile()
         count_in(made)
         return made
 
@@ -348,11 +340,11 @@ class TransformersLM:
         feeds = self._contexts.feeds(longer, is_long=False)
         found = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens)
         if found is None:  # what was reserved is given back
-            kept = [Row(row.handle, feed.held.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
+            kept = [Row(row.handle, feed.sequence.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
             self._contexts.feeds(kept, is_long=False)
             return None
         for feed, row, guessed in zip(feeds, rows, found.tokens, strict=True):
-            feed.held.hold([*row.context, *guessed[: row.num_logits - 1]], found.unread)
+            feed.sequence.record([*row.context, *guessed[: row.num_logits - 1]], found.unread)
         return found
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
@@ -375,7 +367,7 @@ class TransformersLM:
             feed.is_tapped = row.tapped is not None
         logits = self._forward.score(feeds)
         for feed in feeds:
-            feed.held.hold(feed.context, feed.unread, feed.tree)
+            feed.sequence.record(feed.context, feed.unread, feed.tree)
         for row, feed in zip(rows, feeds, strict=True):
             if row.tapped is not None:
                 row.tapped.first, row.tapped.found = feed.keep, feed.states
@@ -383,11 +375,11 @@ class TransformersLM:
             self._leave_no_nan(feeds, logits)
         return logits
 
-    def _leave_no_nan(self, feeds: Sequence[Feed], logits: Tensor) -> None:
+    def _leave_no_nan(self, feeds: Sequence[ForwardInput], logits: Tensor) -> None:
         """Wipe what rows without a distribution have filed."""
         largest = logits.amax(1)
         if largest.isfinite().all():
             return
         for feed, its in zip(feeds, torch.split(largest, [feed.num_logits for feed in feeds]), strict=True):
             if not its.isfinite().all():
-                self._forward.wipe(self._contexts.spoil(feed.held))
+                self._forward.wipe(self._contexts.spoil(feed.sequence))

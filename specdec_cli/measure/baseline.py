@@ -9,10 +9,12 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path, read_text
-from specdec_cli.measure.gates import RECOMMENDED, GateResult, figure_at, judge, parse_all, value_at
+from specdec_cli.measure.documents.parts import GateResult
+from specdec_cli.measure.gates import RECOMMENDED, figure_at, judge, parse_all
+from specdec_cli.measure.paths import value_at
 from specdec_cli.measure.stats import MIN_PAIRS, TOO_FEW, lacks_interval
 from specdec_cli.recipe.gate import parse_percentage
-from specdec_cli.recipe.schema import Gates
+from specdec_cli.recipe.schema import Gates, Recipe
 
 _MORE_IS_BETTER = ("speedup.decode", "speedup.latency", RECOMMENDED)
 _LESS_IS_BETTER = (
@@ -65,7 +67,7 @@ def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str
         judged += against_baseline(document, baseline, gates.max_regression)
         unlike = (other_recipe(document, baseline), other_circumstances(document, baseline))
         document["notices"] += [one for one in unlike if one is not None]
-    document["gates"] = [one.as_dict() for one in judged]
+    document["gates"] = [one.as_json() for one in judged]
     return judged
 
 
@@ -95,16 +97,16 @@ def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, A
     assert old is not None, "only what the baseline has is compared"
     if new is None:
         found = value_at(document, name)
-        said = "nothing was measured" if not found or found.get("median") is None else _NOT_COMPARED.format(name)
-        return GateResult(expression, None, None, False, said)
+        message = "nothing was measured" if not found or found.get("median") is None else _NOT_COMPARED.format(name)
+        return GateResult(expression=expression, value=None, ci95=None, passed=False, reason=message)
     logs = [[math.log(one) for one in three] for three in (new, old)]
     (new_log, new_low, new_high), (old_log, old_low, old_high) = logs
     ratio = math.exp(new_log - old_log)
     low = ratio * math.exp(-math.hypot(new_log - new_low, old_high - old_log))
     high = ratio * math.exp(math.hypot(new_high - new_log, old_log - old_low))
     passed = low <= 1 + allowed if is_time else high >= 1 - allowed
-    said = f"{name} is {new[0]:.4g}, the baseline's {old[0]:.4g}: {ratio:.3g} of it (95 %: {low:.3g} to {high:.3g})"
-    return GateResult(expression, ratio, (low, high), passed, said)
+    message = f"{name} is {new[0]:.4g}, the baseline's {old[0]:.4g}: {ratio:.3g} of it (95 %: {low:.3g} to {high:.3g})"
+    return GateResult(expression=expression, value=ratio, ci95=(low, high), passed=passed, reason=message)
 
 
 def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
@@ -118,8 +120,11 @@ def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, flo
 
 def other_recipe(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:
     """A sentence where the baseline measured something else, or None."""
-    new, old = document.get("recipe") or {}, baseline.get("recipe") or {}
-    changed = [name for name in _SAME if new.get(name) != old.get(name)]
+    new, old, defaults = document.get("recipe") or {}, baseline.get("recipe") or {}, Recipe().as_dict()
+    # An earlier version's recipe lacks the settings that came later, which stood at their defaults.
+    changed = [
+        name for name in _SAME if defaults[name] | (new.get(name) or {}) != defaults[name] | (old.get(name) or {})
+    ]
     if "endpoint" in document:
         plan, earlier = document["plan"], baseline.get("plan") or {}
         changed += [name for name in _SAME_OF_SERVERS if (plan[name] or None) != (earlier.get(name) or None)]

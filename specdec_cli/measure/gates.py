@@ -5,46 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import GateError, UsageError, did_you_mean
+from specdec_cli.measure.paths import first_key, value_at
 from specdec_cli.measure.stats import FIGURES, MIN_PAIRS
 from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.gate import VERDICTS, GateExpression, parse_gate
 from specdec_cli.recipe.schema import Gates
 
+if TYPE_CHECKING:
+    from specdec_cli.measure.documents.parts import GateResult
+
 _BY_TASK = ("by_task.", "task_winners.")
 RECOMMENDED = "recommended.speedup"
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """A gate and what became of it.
-
-    Args:
-        expression: what was asked.
-        value: the figure or the verdict; None where nothing was measured, which fails.
-        ci95: its interval, or None for a plain number.
-        passed: whether the gate holds.
-        reason: in words.
-    """
-
-    expression: str
-    value: float | str | None
-    ci95: tuple[float, float] | None
-    passed: bool
-    reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form (INTERFACE, `gates[]`)."""
-        return {
-            "expression": self.expression,
-            "value": self.value,
-            "ci95": None if self.ci95 is None else list(self.ci95),
-            "passed": self.passed,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +38,17 @@ class Pairs:
 
     @classmethod
     def of(cls, rows: Sequence[PromptRow], batch_size: int, repeats: int) -> Pairs:
-        """Those of some prompts."""
+        """Count the pairs of some prompts."""
         return cls(Counter(map(task_of, rows)), batch_size, repeats)
 
     def under(self, path: str) -> int:
-        """Those of a figure: what is replayed rests on prompts, what is measured on groups of them.
+        """Number of pairs behind a figure: replayed ones rest on prompts, measured ones on groups of prompts.
 
         Of a single group its repeats are the pairs.
         """
         task = next((below for name in _BY_TASK if (below := path.partition(name)[2])), None)
         counts = self.prompts_by_task
-        num = sum(counts.values()) if task is None else counts[_first_key(task, list(counts))[0]]
+        num = sum(counts.values()) if task is None else counts[first_key(task, list(counts))[0]]
         if _is_replayed(path):
             return num
         num_groups = -(-num // self.batch_size)
@@ -151,15 +126,15 @@ def _walked(
         if "items" in node:
             named = names_here
             known: Sequence[str] = [*named, "0", "1", "…"]
-            key, rest = _first_key(rest, named)
+            key, rest = first_key(rest, named)
             inner = node["items"] if key in named or key.isdigit() else None
         elif "properties" in node:
             known = list(node["properties"])
-            key, rest = _first_key(rest, known)
+            key, rest = first_key(rest, known)
             inner = node["properties"].get(key)
         else:
             known = names_here
-            key, rest = _first_key(rest, known)
+            key, rest = first_key(rest, known)
             inner = node.get("additionalProperties") if key in known else None
         if not isinstance(inner, Mapping):
             where = f"`{above}`" if above else "the document"
@@ -185,13 +160,6 @@ def _is_verdict(node: Mapping[str, Any]) -> bool:
 
 def _is_interval(node: Mapping[str, Any]) -> bool:
     return "ci95" in node.get("properties", ())
-
-
-def _first_key(path: str, known: Sequence[str]) -> tuple[str, str]:
-    """The longest known key that a path begins with (a task's name may hold dots), else its first part."""
-    fitting = [key for key in known if path == key or path.startswith(f"{key}.")]
-    key = max(fitting, key=len, default=path.partition(".")[0])
-    return key, path[len(key) + 1 :]
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -229,47 +197,31 @@ def _is_firmly_plain(document: Mapping[str, Any], above: str) -> bool:
     return verdict == "do-not-speculate" or (verdict is None and value_at(document, f"{above}k") == 0)
 
 
-def _judge_verdict(gate: GateExpression, found: Any) -> GateResult:
-    if not isinstance(found, str):
-        return GateResult(str(gate), None, None, False, "nothing was measured")
-    return GateResult(str(gate), found, None, not gate.is_crossed_by(found), f"{gate.path} is {found}")
-
-
 def _judge(gate: GateExpression, found: Any) -> GateResult:
-    if gate.verdict is not None:
-        return _judge_verdict(gate, found)
+
+    from specdec_cli.measure.documents import parts
+
+    value, interval, passed, reason = _compared(gate, found)
+    return parts.GateResult(expression=str(gate), value=value, ci95=interval, passed=passed, reason=reason)
+
+
+def _compared(gate: GateExpression, found: Any) -> tuple[float | str | None, tuple[float, float] | None, bool, str]:
+    """The value that a gate is about, its interval, whether the gate holds, and why."""
+    if gate.verdict is not None and isinstance(found, str):
+        return found, None, not gate.is_crossed_by(found), f"{gate.path} is {found}"
     value = next((found[key] for key in FIGURES if key in found), None) if isinstance(found, Mapping) else found
     interval = found.get("ci95") if isinstance(found, Mapping) else None
-    if value is None:
-        return GateResult(str(gate), None, None, False, "nothing was measured")
+    if value is None or gate.verdict is not None:
+        return None, None, False, "nothing was measured"
     if isinstance(found, Mapping) and interval is None:
-        said = f"{gate.path} is {value:.4g} without an interval to judge by, which takes {MIN_PAIRS} pairs or more"
-        return GateResult(str(gate), float(value), None, False, said)
+        message = f"{gate.path} is {value:.4g} without an interval to judge by, which takes {MIN_PAIRS} pairs or more"
+        return float(value), None, False, message
     low, high = interval or (value, value)
     crossed = gate.is_crossed(low) and gate.is_crossed(high)
     if gate.operator == "==":
         crossed = crossed and low == high
-    said = f"{value:.4g}" if interval is None else f"{value:.4g} (95 %: {low:.4g} to {high:.4g})"
-    return GateResult(str(gate), float(value), (low, high) if interval else None, not crossed, f"{gate.path} is {said}")
-
-
-def value_at(document: Mapping[str, Any], path: str) -> Any:
-    """The value at a path; None where it was not measured."""
-    node: Any = document
-    while path and node is not None:
-        items = _items(node)
-        key, path = _first_key(path, list(items))
-        node = items.get(key)
-    return node
-
-
-def _items(node: Any) -> Mapping[str, Any]:
-    """The children of a node by key; items of a list by position, and by the name of their draft."""
-    if isinstance(node, Mapping):
-        return node
-    items = list(node) if isinstance(node, list) else []
-    named = {one["draft"]: one for one in items if isinstance(one, Mapping) and isinstance(one.get("draft"), str)}
-    return {str(place): one for place, one in enumerate(items)} | named
+    message = f"{value:.4g}" if interval is None else f"{value:.4g} (95 %: {low:.4g} to {high:.4g})"
+    return float(value), interval, not crossed, f"{gate.path} is {message}"
 
 
 def raise_if_crossed(judged: Sequence[GateResult]) -> None:

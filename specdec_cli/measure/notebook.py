@@ -1,4 +1,4 @@
-"""Traces and predictions for Python programs and notebooks: `trace = engine.trace(prompts)`, `trace.predict()`.
+"""Traces and predictions for Python programs and notebooks: `trace(engine, prompts).predict()`.
 
 The functions underneath are those of `sweep-k` and `compare-drafts`, so the figures are the same.
 """
@@ -19,6 +19,7 @@ from specdec_cli.call_checks import checked_call
 from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.engine.requests import Prompt, as_many, params_of
 from specdec_cli.errors import UsageError
@@ -33,7 +34,6 @@ from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
-    from specdec_cli.engine.loading import LoadSettings
     from specdec_cli.measure.predict.cost import Costs
     from specdec_cli.measure.predict.trace import Trace
 
@@ -43,44 +43,45 @@ Say = Callable[[str], None]
 Row = dict[str, Any]
 
 
-class TracingEngine(Engine):
-    """An engine that can also trace prompts; `specdec_cli.Engine` is this class."""
+@checked_call()
+def trace(
+    engine: Engine,
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | None = None,
+    *,
+    progress: Say | None = None,
+) -> WorkloadTrace:
+    """Decode prompts once without a draft, to predict what drafts would gain on them.
 
-    __doc__ = Engine.__doc__
+    Examples:
+        traced = trace(engine, ["Once upon a time", "The dog"], SamplingParams(max_new_tokens=64))
+        traced.predict()  # every k from 1 to 8, with the engine's draft
+        traced.predict("ngram", k=[2, 4]).to_pandas()
+        traced.compare(["builtin:draft", "ngram"])
 
-    @checked_call("Engine.trace")
-    def trace(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, progress: Say | None = None
-    ) -> WorkloadTrace:
-        """Decode prompts once without a draft, to predict what drafts would gain on them.
+    Args:
+        engine: decodes the prompts; predictions measure step costs on it, so it must be idle.
+        prompts: one prompt or several: text, token ids, or chat messages.
+        params: sampling parameters for all of them; greedy, 128 tokens by default.
+        progress: called with a short description of each phase, here and in predictions from this trace.
 
-        Examples:
-            trace = engine.trace(["Once upon a time", "The dog"], SamplingParams(max_new_tokens=64))
-            trace.predict()  # every k from 1 to 8, with the engine's draft
-            trace.predict("ngram", k=[2, 4]).to_pandas()
-            trace.compare(["builtin:draft", "ngram"])
-
-        Args:
-            prompts: one prompt or several: text, token ids, or chat messages.
-            params: sampling parameters for all of them; greedy, 128 tokens by default.
-            progress: called with a short description of each phase, here and in predictions from this trace.
-
-        Raises:
-            UsageError: the engine still decodes requests, or no prompt fits the context.
-        """
-        params = params_of(params)
-        if self.has_work:
-            raise UsageError("the engine still decodes requests", "trace when they have finished")
-        many, say = as_many(prompts), progress or (lambda _: None)
-        tokens = [self.encode(prompt) for prompt in many]
-        rows = [PromptRow(place, one if isinstance(one, str) else "") for place, one in enumerate(many)]
-        if not rows:
-            raise UsageError("there is no prompt to trace")
-        workload = tokenize(rows, "prompts", lambda row: tokens[row.index], params, self.target.max_context)
+    Raises:
+        UsageError: the engine still decodes requests, or no prompt fits the context.
+    """
+    params = params_of(params)
+    if engine.has_work:
+        raise UsageError("the engine still decodes requests", "trace when they have finished")
+    many, say = as_many(prompts), progress or (lambda _: None)
+    tokens = [engine.encode(prompt) for prompt in many]
+    rows = [PromptRow(place, prompt if isinstance(prompt, str) else "") for place, prompt in enumerate(many)]
+    if not rows:
+        raise UsageError("there is no prompt to trace")
+    workload = tokenize(rows, "prompts", lambda row: tokens[row.index], params, engine.target.max_context)
+    with engine.one_thread:
         made = trace_target(
-            self, workload.requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
+            engine, workload.requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
         )
-        return WorkloadTrace(self, workload, made, say)
+    return WorkloadTrace(engine, workload, made, say)
 
 
 class ResultTable(Sequence[Row]):
@@ -180,6 +181,7 @@ class WorkloadTrace:
         """Notes about the figures, such as prompts that do not fit the context."""
         return [*([self.workload.notice] if self.workload.notice else []), *self.trace.notices]
 
+    @checked_call()
     def predict(
         self, draft: DraftSpec | None = None, k: Iterable[int] = range(1, 9), *, settings: LoadSettings | None = None
     ) -> ResultTable:
@@ -188,8 +190,8 @@ class WorkloadTrace:
         Step costs are measured on this machine, which takes up to 15 seconds per draft; they are kept for later calls.
 
         Examples:
-            trace.predict(k=range(1, 5))
-            trace.predict("ngram")
+            traced.predict(k=range(1, 5))
+            traced.predict("ngram")
 
         Args:
             draft: a model or method, as for `Engine.load`; None is the engine's own draft.
@@ -209,13 +211,14 @@ class WorkloadTrace:
         rows = [row for row in prediction.rows if row.k in depths]
         return ResultTable([_row(row) for row in rows], f"{name}: {choose(rows).why}")
 
+    @checked_call()
     def compare(
         self, drafts: Sequence[DraftSpec], k: Iterable[int] = range(1, 9), *, settings: LoadSettings | None = None
     ) -> ResultTable:
         """Predict each draft's speed-up at its own best k; `specdec compare-drafts` also measures it.
 
         Examples:
-            trace.compare(["builtin:draft", "ngram"])
+            traced.compare(["builtin:draft", "ngram"])
 
         Args:
             drafts: models or methods, as for `Engine.load`.
@@ -255,7 +258,7 @@ class WorkloadTrace:
                 self._drafters[name] = another_drafter(self.engine, fields, settings, self.say)
             found = self._drafters[name]
         if type(found).__module__ == drafters.get("none").__module__:
-            raise UsageError("there is no draft to predict", 'name one: trace.predict("ngram")')
+            raise UsageError("there is no draft to predict", 'name one: `predict("ngram")`')
         return name, found
 
     def _predict(self, name: str, drafter: Drafter, k_max: int) -> Prediction:
@@ -265,11 +268,12 @@ class WorkloadTrace:
             raise UsageError("the engine still decodes requests", "predict when they have finished")
         fixed = replace(options.at_depth(k_max), tree=None)  # chains are predicted
         if (name, k_max) not in self._costs:
-            self.say(f"tracing {name}")
-            self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max, target=self.engine.target)
-            self.say(f"measuring the cost of steps with {name} cost")
-            made = variant(self.engine, drafter, fixed)
-            self._costs[name, k_max] = sweep.profile_workload(made, self.workload, k_max, 1)
+            with self.engine.one_thread:
+                self.say(f"tracing {name}")
+                self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max, target=self.engine.target)
+                self.say(f"measuring the cost of steps with {name}")
+                made = variant(self.engine, drafter, fixed)
+                self._costs[name, k_max] = sweep.profile_workload(made, self.workload, k_max, 1)
         return Traced(self.trace, name, options.verify).predict(k_max, self._costs[name, k_max])
 
 

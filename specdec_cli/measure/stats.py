@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from specdec_cli.document import Interval
 
 FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[FloatArray], FloatArray]
@@ -34,41 +35,6 @@ TOO_FEW = (
 )
 _RANGE_PAIRS = 8
 _BLOCK = 1 << 22  # numbers of one block of resamples, so that memory stays small
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure with its 95 % interval.
-
-    Args:
-        median: the figure itself, from all pairs.
-        ci95: lower and upper end; None with fewer than MIN_PAIRS pairs, which leave it unknown.
-        pairs: how many prompts or pairs it rests on.
-    """
-
-    median: float
-    ci95: tuple[float, float] | None
-    pairs: int
-
-    def is_above(self, value: float) -> bool:
-        """Whether the whole interval lies above a value; never without an interval."""
-        return self.ci95 is not None and self.ci95[0] > value
-
-    def is_below(self, value: float) -> bool:
-        """Whether the whole interval lies below a value; never without an interval."""
-        return self.ci95 is not None and self.ci95[1] < value
-
-    def overlaps(self, other: Interval) -> bool:
-        """Whether two intervals share a value, as far as is known: one without an interval may share any."""
-        if self.ci95 is None or other.ci95 is None:
-            return True
-        return self.ci95[0] <= other.ci95[1] and other.ci95[0] <= self.ci95[1]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form; a figure that does not exist is null."""
-        known = np.isfinite(self.median)
-        ends = self.ci95 if self.ci95 is not None and np.isfinite(self.ci95).all() else None
-        return {"median": self.median if known else None, "ci95": list(ends) if ends else None, "pairs": self.pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +101,7 @@ def bootstrap_pooled_median(
     order = np.argsort(values, kind="stable")
     owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
     weights = (row[owners] for block in _counts(len(groups), num_resamples, seed) for row in block)
-    draws = np.array([_weighted_median(values[order], one) for one in weights])
+    draws = np.array([_weighted_median(values[order], weight) for weight in weights])
     return _interval(float(np.median(values)), [draws], len(groups))
 
 
@@ -169,7 +135,7 @@ def joint_ratio(
 ) -> Interval:
     """The ratio of two sums over prompts, as `joint_median`: values [B] and drawn [S, B] are numerator, denominator."""
     num = len(values[0])
-    point = float(_ratio(np.array([[one.sum() for one in values]]))[0])
+    point = float(_ratio(np.array([[value.sum() for value in values]]))[0])
     if num < MIN_PAIRS:
         return _interval(point, [], num)
     counts = np.concatenate(list(_counts(num, len(drawn[0]), seed)))

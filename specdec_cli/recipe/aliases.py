@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_cli.errors import closest
-from specdec_cli.recipe.schema import Recipe, section_class
+from specdec_cli.recipe.keys import section_class
+from specdec_cli.recipe.schema import Recipe
 
 _K = "speculation.num_speculative_tokens"
 _OTHERS = {
@@ -45,11 +46,20 @@ _OTHERS = {
     "train.max_steps": "steps num_steps",
     "serve.served_model_name": "model_alias alias",
 }
+_REMOVED = {"engine.compile": "it was removed in 0.3.0, because it was slower than `engine.decoder: auto`"}
+"""Keys of earlier versions, and why they are gone."""
 _MEANT = {other: path for path, others in _OTHERS.items() for other in others.split()}
 
 
+def why_removed(name: str) -> str:
+    """`; it was removed ...` for a key's path, a variable or an option of an earlier version, else nothing."""
+    word = name.lower().removeprefix("--no-").replace("-", "_").strip("_")
+    gone = [reason for path, reason in _REMOVED.items() if word in (path, path.replace(".", "_"), path.split(".")[1])]
+    return f"; {gone[0]}" if gone else ""
+
+
 def meant_key(section: str | None, key: object, known: Sequence[str]) -> str:
-    """`; did you mean ...?` for an unknown key, else nothing.
+    """`; did you mean ...?` for an unknown key, why it is gone if an earlier version had it, else nothing.
 
     Args:
         section: in which it stands; None is the recipe itself.
@@ -57,6 +67,8 @@ def meant_key(section: str | None, key: object, known: Sequence[str]) -> str:
         known: keys that stand there.
     """
     word = str(key).replace("-", "_").lower()
+    if gone := why_removed(f"{section}.{word}"):
+        return gone
     path = _MEANT.get(word)
     if path is None or (section is not None and path.partition(".")[0] != section):
         close = closest(str(key), known)
@@ -68,5 +80,5 @@ def meant_key(section: str | None, key: object, known: Sequence[str]) -> str:
 def _elsewhere(word: str, section: str | None) -> str | None:
     """The one key of another section that has this name."""
     owners = [name for name in Recipe.model_fields if name not in (section, "draft")]
-    paths = [f"{name}.{word}" for name in owners if (found := section_class(name)) and word in found.model_fields]
+    paths = [f"{name}.{word}" for name in owners if (owner := section_class(name)) and word in owner.model_fields]
     return paths[0] if len(paths) == 1 else None

@@ -100,9 +100,9 @@ def _decoded(data: bytes, document: Document) -> str:
         mark = _mark_at(before, len(before))
         message = f"byte `0x{data[error.start]:02x}` is not {encoding.removesuffix('-sig').upper()}"
         raise RecipeError([document.problem(mark, message, "save the file as UTF-8")]) from None
-    if found := _UNPRINTABLE.search(text):
-        mark = _mark_at(text, found.start())
-        raise RecipeError([document.problem(mark, f"control character `U+{ord(found[0]):04X}` is not allowed")])
+    if unprintable := _UNPRINTABLE.search(text):
+        mark = _mark_at(text, unprintable.start())
+        raise RecipeError([document.problem(mark, f"control character `U+{ord(unprintable[0]):04X}` is not allowed")])
     return text
 
 
@@ -129,10 +129,10 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, document: Document) 
 
 def _line_without_colon(error: yaml.MarkedYAMLError, number: int, lines: list[str]) -> int | None:
     """The line of a key without its colon, which YAML notices further down; None for other errors."""
-    said = error.problem or ""
-    if "could not find expected ':'" in said and error.context_mark is not None:
+    message = error.problem or ""
+    if "could not find expected ':'" in message and error.context_mark is not None:
         return int(error.context_mark.line) + 1
-    if "mapping values are not allowed" not in said and "did not find expected key" not in said:
+    if "mapping values are not allowed" not in message and "did not find expected key" not in message:
         return None
     above = range(number - 1, 0, -1)
     before = next((line for line in above if not re.match(r"\s*(#|$)", lines[line - 1])), None)

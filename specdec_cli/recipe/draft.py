@@ -66,8 +66,8 @@ def draft_problems(draft: Draft, tree: Tree, methods: DraftMethods | None) -> li
     loads = draft.method is None or "model" in options
     known = [*(MODEL_KEYS if loads else ()), *options, "model", "method", "first"]
     if draft.model is not None and not loads and methods is not None:
-        said = f"cannot go with a draft model, here `{draft.model}`"
-        return [tree.problem(("draft", "method"), said, "give one of them")]
+        message = f"cannot go with a draft model, here `{draft.model}`"
+        return [tree.problem(("draft", "method"), message, "give one of them")]
     strange = [key for key in draft.model_fields_set | set(draft.options) if key not in known]
     if methods is None and draft.method is not None:
         strange = [key for key in strange if key in MODEL_KEYS]
@@ -82,10 +82,10 @@ def _options_of(draft: Draft, tree: Tree, methods: DraftMethods | None) -> Mappi
     try:
         return methods.options(draft.method)
     except UsageError as error:
-        said = f"{error.message}{did_you_mean(draft.method, methods.names)}"
+        message = f"{error.message}{did_you_mean(draft.method, methods.names)}"
         origin = tree.origin(("draft", "method"))
         hint = f"methods: {', '.join(methods.names)}"
-        return problem_at(origin, said, hint)
+        return problem_at(origin, message, hint)
 
 
 def _strange_key(key: str, draft: Draft, tree: Tree, known: Sequence[str]) -> Problem:
@@ -110,10 +110,10 @@ def _refused_options(
         return [problem_at(tree.origin(("draft", "first")), error.message, error.hint)]
     if draft.method is None:
         return []
-    given = draft.options | ({"model": draft.model} if draft.model is not None else {})
+    draft_options = draft.options | ({"model": draft.model} if draft.model is not None else {})
     try:
-        methods.check(draft.method, {key: value for key, value in given.items() if key in options})
+        methods.check(draft.method, {key: value for key, value in draft_options.items() if key in options})
     except UsageError as error:
-        named = [key for key in given if f"`{key}`" in error.message]
+        named = [key for key in draft_options if f"`{key}`" in error.message]
         return [problem_at(tree.origin(("draft", named[0] if named else "method")), error.message, error.hint)]
     return []

@@ -40,24 +40,24 @@ def resolve_drafts(
     """
     document, flags, environment = read_recipe(name), dict(flags or {}), environment or {}
     listed = _listed(document)
-    given, flag = flags.pop(_DRAFT, ([], ""))
-    if given and listed:
-        _resolve_all([(one, (), {}, {}) for one in listed], methods)  # an override never hides a mistake
+    named, flag = flags.pop(_DRAFT, ([], ""))
+    if named and listed:
+        _resolve_all([(single, (), {}, {}) for single in listed], methods)  # an override never hides a mistake
         document, listed = _without_draft(document), []
-    drafts: list[tuple[Document | None, Mapping[str, Any]]] = [(one, _value(one)) for one in listed]
-    if given:
-        drafts = [(document, draft) for draft in given]
+    drafts: list[tuple[Document | None, Mapping[str, Any]]] = [(single, _value(single)) for single in listed]
+    if named:
+        drafts = [(document, draft) for draft in named]
     if not drafts:
         return [resolve_document(document, sets, environment, flags, methods)]
     some_load = any(_is_model(draft) for _, draft in drafts)
     runs = []
-    for one, draft in drafts:
+    for single, draft in drafts:
         own_flags, variables, own_sets = flags, environment, sets
         if some_load and not _is_model(draft):
             own_flags = {path: value for path, value in flags.items() if path not in _LOADING}
             variables = {key: value for key, value in environment.items() if key not in _VARIABLES}
             own_sets = [text for text in sets if text.partition("=")[0].strip() not in _LOADING]
-        runs.append((one, own_sets, variables, own_flags | ({_DRAFT: (draft, flag)} if given else {})))
+        runs.append((single, own_sets, variables, own_flags | ({_DRAFT: (draft, flag)} if named else {})))
     return _resolve_all(runs, methods)
 
 
@@ -70,15 +70,15 @@ def _resolve_all(
     methods: DraftMethods | None,
 ) -> list[Resolved]:
     """Resolve each. Problems outside the draft are reported once."""
-    found, problems = [], []
+    resolved, problems = [], []
     for document, sets, environment, flags in runs:
         try:
-            found.append(resolve_document(document, sets, environment, flags, methods))
+            resolved.append(resolve_document(document, sets, environment, flags, methods))
         except RecipeError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise RecipeError(problems)
-    return found
+    return resolved
 
 
 def _listed(document: Document | None) -> list[Document]:
@@ -97,14 +97,14 @@ def _with_draft(document: Document, place: int) -> Document:
         own = {path: mark for path, mark in table.items() if path[:2] == (_DRAFT, place)}
         return others | {(_DRAFT, *path[2:]): mark for path, mark in own.items()}
 
-    one = replace(document, value=document.value | {_DRAFT: document.value[_DRAFT][place]})
-    one.values, one.keys = marks(document.values), marks(document.keys)
-    one.refused = {
+    own = replace(document, value=document.value | {_DRAFT: document.value[_DRAFT][place]})
+    own.values, own.keys = marks(document.values), marks(document.keys)
+    own.refused = {
         (_DRAFT, *path[2:]) if path[:2] == (_DRAFT, place) else path
         for path in document.refused
         if path[:1] != (_DRAFT,) or path[:2] in ((_DRAFT,), (_DRAFT, place))
     }
-    return one
+    return own
 
 
 def _without_draft(document: Document | None) -> Document:

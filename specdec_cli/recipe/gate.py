@@ -7,6 +7,9 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+from specdec_cli.errors import closest
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -15,7 +18,8 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "==": operator.eq,
 }
-VERDICTS = ("speculate", "do-not-speculate", "inconclusive")
+Verdict = Literal["speculate", "do-not-speculate", "inconclusive"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 _OF_VERDICTS = ("==", "!=")
 _IN_PATH = r"(?:[^<>=!]|(?<![<>=!])=(?!=))"  # a draft's name may hold `=`, and no operator is a single one
 _EXPRESSION = re.compile(
@@ -23,10 +27,23 @@ _EXPRESSION = re.compile(
 )
 
 
-_MISTYPED = {"=>": ">=", "=<": "<=", "=": "==", "===": "==", "=!": "!=", "<>": "!=", "≥": ">=", "≤": "<=", "≠": "!="}
+_MISTYPED = {
+    "=>": ">=",
+    "=<": "<=",
+    "=": "==",
+    "===": "==",
+    ">==": ">=",
+    "<==": "<=",
+    "!==": "!=",
+    "=!": "!=",
+    "<>": "!=",
+    "≥": ">=",
+    "≤": "<=",
+    "≠": "!=",
+}
 """Operators of other languages, and slips, by the operator that is meant."""
 _WORDS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "below": "<", "above": ">"}
-_SLIP = re.compile(r"\s*(?P<path>.*?\S)\s*(?P<operator>===|=>|=<|=!|<>|≥|≤|≠|=)\s*(?P<value>[^<>=!\s]+)\s*")
+_SLIP = re.compile(r"\s*(?P<path>.*?\S)\s*(?P<operator>[=<>!]==|=>|=<|=!|<>|≥|≤|≠|=)\s*(?P<value>[^<>=!\s]+)\s*")
 _WORDED = re.compile(rf"\s*(?P<path>\S+)\s+-?(?P<operator>{'|'.join(_WORDS)})\s+(?P<value>\S+)\s*")
 
 
@@ -78,12 +95,15 @@ def parse_gate(text: str) -> GateExpression | None:
 
 def meant_gate(text: str) -> str | None:
     """The expression that was most likely meant by a text that is none; None where nothing is close."""
-    match = _SLIP.fullmatch(text) or _WORDED.fullmatch(text)
-    if match is None:
-        return None
-    operator_ = (_MISTYPED | _WORDS)[match["operator"]]
-    found = f"{match['path']} {operator_} {match['value']}"
-    return found if parse_gate(found) is not None else None
+    for match in (_SLIP.fullmatch(text), _WORDED.fullmatch(text), _EXPRESSION.fullmatch(text)):
+        if match is None:
+            continue
+        operator_ = (_MISTYPED | _WORDS).get(match["operator"], match["operator"])
+        verdict = closest(match["value"], VERDICTS) if operator_ in _OF_VERDICTS else None
+        meant = f"{match['path']} {operator_} {verdict or match['value']}"
+        if parse_gate(meant) is not None:
+            return meant
+    return None
 
 
 def parse_percentage(text: str) -> float | None:

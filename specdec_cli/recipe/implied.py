@@ -7,14 +7,13 @@ from specdec_cli.recipe.layers import Tree
 from specdec_cli.recipe.problems import Path, Problem
 from specdec_cli.recipe.schema import Recipe
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import AUTO, RULES
 
 SHAPE = "shape:"
 """Begins the name of a model that is a shape alone, such as `shape:llama-2-70b`."""
 SYNTHETIC = "synthetic"
 _LENGTH, _RATES = ("speculation", "synthetic_acceptance_length"), ("speculation", "synthetic_acceptance_rates")
 _TREE = ("speculation", "tree")
-CHAIN_RULES = ("block", "typical")
-"""Verification modes that judge chains alone."""
 _VERIFY, _K = ("speculation", "verify"), ("speculation", "num_speculative_tokens")
 
 
@@ -68,28 +67,28 @@ def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     if shape is None:
         return []
     if k == 0:
-        said = "needs drafted tokens, and num_speculative_tokens is `0`"
-        return [tree.problem(_TREE, said, "leave one of them out (`--set speculation.tree=null` in a recipe)")]
+        message = "needs drafted tokens, and num_speculative_tokens is `0`"
+        return [tree.problem(_TREE, message, "leave one of them out (`--set speculation.tree=null` in a recipe)")]
     if not shape.is_dynamic and k < shape.depth:
-        said = f"`{shape}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`"
-        return [tree.problem(_TREE, said, f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree")]
+        message = f"`{shape}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`"
+        return [tree.problem(_TREE, message, f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree")]
     if speculation.depth_policy in ("adaptive", "heuristic"):
-        said = f"does not fit depth_policy `{speculation.depth_policy}`, which changes a chain's length"
-        return [tree.problem(_TREE, said, "use depth_policy fixed or confidence, or leave the tree out")]
-    if speculation.verify in CHAIN_RULES and not shape.is_chain:
-        said = f"is `{shape}`, and verification mode `{speculation.verify}` judges chains alone"
-        return [tree.problem(_TREE, said, "use --verify auto, or leave --tree out")]
+        message = f"does not fit depth_policy `{speculation.depth_policy}`, which changes a chain's length"
+        return [tree.problem(_TREE, message, "use depth_policy fixed or confidence, or leave the tree out")]
+    if not shape.is_chain and speculation.verify != AUTO and not RULES[speculation.verify].judges_trees:
+        message = f"is `{shape}`, and verification mode `{speculation.verify}` judges chains alone"
+        return [tree.problem(_TREE, message, "use --verify auto, or leave --tree out")]
     return []
 
 
 def _weights_of_a_shape(recipe: Recipe, tree: Tree) -> list[Problem]:
-    found = []
+    problems = []
     for section, model in (("target", recipe.target), ("draft", recipe.draft)):
         if (model.model or "").startswith(SHAPE) and model.load_format != "dummy":
             hint = "leave load_format out, or name a model that has weights"
-            said = f"`{model.load_format}` does not fit `{model.model}`, a shape without weights"
-            found.append(tree.problem((section, "load_format"), said, hint))
-    return found
+            message = f"`{model.load_format}` does not fit `{model.model}`, a shape without weights"
+            problems.append(tree.problem((section, "load_format"), message, hint))
+    return problems
 
 
 def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
@@ -108,12 +107,12 @@ def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
         return [tree.problem(_RATES, "cannot go with `synthetic_acceptance_length`", "give one of them")]
     path = _LENGTH if rates is None else _RATES
     if speculation.verify != SYNTHETIC:
-        said = f"replaces verification, and verify is `{speculation.verify}`"
-        return [tree.problem(path, said, "leave one of them out")]
+        message = f"replaces verification, and verify is `{speculation.verify}`"
+        return [tree.problem(path, message, "leave one of them out")]
     if length is not None and length > k + 1:
-        said = f"`{length:g}` is more than k + 1 = {k + 1}, the maximum number of tokens per step"
-        return [tree.problem(path, said, "lower it, or raise num_speculative_tokens (-k)")]
+        message = f"`{length:g}` is more than k + 1 = {k + 1}, the maximum number of tokens per step"
+        return [tree.problem(path, message, "lower it, or raise num_speculative_tokens (-k)")]
     if rates is not None and len(rates) != k:
-        said = f"has {len(rates)} rates, and num_speculative_tokens is `{k}`: each drafted token has one"
-        return [tree.problem(path, said, f"give {k} rates, or set num_speculative_tokens to {len(rates)}")]
+        message = f"has {len(rates)} rates, and num_speculative_tokens is `{k}`: each drafted token has one"
+        return [tree.problem(path, message, f"give {k} rates, or set num_speculative_tokens to {len(rates)}")]
     return []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 from specdec_cli.errors import did_you_mean
+from specdec_cli.recipe.aliases import why_removed
 from specdec_cli.recipe.document import Document, plain_value, read_document
+from specdec_cli.recipe.keys import kinds_of, section_class
 from specdec_cli.recipe.problems import Path, Problem, RecipeError
-from specdec_cli.recipe.schema import MODEL_KEYS, OF_ONE_TARGET, Draft, Recipe, Structured, section_class
+from specdec_cli.recipe.schema import MODEL_KEYS, OF_ONE_TARGET, Draft, Recipe, Structured
 
 PREFIX = "SPECDEC_"
 _OTHERS = {"SPECDEC_API_KEY", "SPECDEC_DEBUG"}
@@ -21,7 +22,7 @@ RECIPE, ENVIRONMENT, OVERRIDE = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:
-    """Where a value was given.
+    """Layer and place in which a value was given.
 
     Args:
         layer: RECIPE, ENVIRONMENT or OVERRIDE.
@@ -73,7 +74,7 @@ class Tree:
         return origin.layer if origin else 0
 
     def key_origin(self, path: Path) -> ValueOrigin | None:
-        """Where a path's key stands, or what gave its value."""
+        """Origin of a path's key, or of its value."""
         return self.keys.get(path) or self.origin(path)
 
     def subject(self, path: Path) -> str:
@@ -168,7 +169,8 @@ def _is_meant(name: str, known: Mapping[str, Path]) -> bool:
 def _unknown_variable(name: str, known: Mapping[str, Path], origin: ValueOrigin) -> Problem:
     if name.endswith("TRUST_REMOTE_CODE"):
         return never_trusted(f"the environment variable `{name}`", origin)
-    message = f"environment variable `{name}` names no key of a recipe{did_you_mean(name, known)}"
+    meant = why_removed(name.removeprefix(PREFIX)) or did_you_mean(name, known)
+    message = f"environment variable `{name}` names no key of a recipe{meant}"
     return problem_at(origin, message, f"`unset {name}`, or correct its name")
 
 
@@ -242,8 +244,8 @@ def _typed(path: Path, text: str, origin: ValueOrigin) -> Any:
         except RecipeError as error:
             document = Document(subject, problems=error.problems)
         if document.problems:
-            said = document.problems[0].message.removeprefix("not YAML: ")
-            raise RecipeError([Problem(f"{subject} is not a value in YAML: {said}", None, order=origin.order)])
+            message = document.problems[0].message.removeprefix("not YAML: ")
+            raise RecipeError([Problem(f"{subject} is not a value in YAML: {message}", None, order=origin.order)])
         return document.value["value"]
     value = plain_value(text)
     return text if isinstance(value, int | float) and _is_text(path) else value
@@ -251,18 +253,7 @@ def _typed(path: Path, text: str, origin: ValueOrigin) -> Any:
 
 def _is_text(path: Path) -> bool:
     """Whether a key takes text and no number, so that `123` needs no quotes in a variable."""
-    owner = section_class(str(path[0])) if len(path) == 2 else None
-    found = owner.model_fields.get(str(path[1])) if owner else None
-    kinds = _kinds(found.annotation) if found else set()
-    return str in kinds and kinds <= {str, NoneType}
-
-
-def _kinds(annotation: Any) -> set[Any]:
-    """The types that a key takes, without their further constraints."""
-    if get_origin(annotation) is Annotated:
-        return _kinds(get_args(annotation)[0])
-    parts = get_args(annotation)
-    return set().union(*map(_kinds, parts)) if parts and get_origin(annotation) in (Union, UnionType) else {annotation}
+    return len(path) == 2 and kinds_of(f"{path[0]}.{path[1]}") == {str}
 
 
 def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
@@ -288,8 +279,8 @@ def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
     if k in named and table not in named:
         tree.drop(table)
     length, rates = (("speculation", f"synthetic_acceptance_{form}") for form in ("length", "rates"))
-    for given, other in ((length, rates), (rates, length)):
-        if given in named and other not in named:
+    for form, other in ((length, rates), (rates, length)):
+        if form in named and other not in named:
             tree.drop(other)
     forms = {("structured", key) for key in Structured.model_fields}
     for path in forms - named if forms & named else ():

@@ -73,10 +73,10 @@ def json_schema(methods: DraftMethods | None = None) -> dict[str, Any]:
         for method in methods.names:
             for option, default in methods.options(method).items():
                 draft["properties"].setdefault(option, _option_schema(method, default))
-    one = schema["properties"]["draft"]
+    single = schema["properties"]["draft"]
     many = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Draft"}, "description": "For compare-drafts."}
     schema["properties"]["draft"] = {"anyOf": [{"$ref": "#/$defs/Draft"}, many]} | {
-        key: value for key, value in one.items() if key != "$ref"
+        key: value for key, value in single.items() if key != "$ref"
     }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "specdec recipe"}
     return head | {key: value for key, value in schema.items() if key != "title"}

@@ -23,17 +23,13 @@ _TYPES = {
     "model_attributes_type": "a mapping",
     "finite_number": "a finite number",
 }
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("below", "lt"),
-}
+BOUND_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+"""pydantic's bounds in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """Fault of a recipe.
 
     Args:
         message: the sentence, without its place.
@@ -59,10 +55,10 @@ class RecipeError(UsageError):
         self.problems = sorted(problems, key=lambda problem: problem.order)
         assert self.problems, "a RecipeError says what is wrong"
         hints = list(dict.fromkeys(problem.hint for problem in self.problems if problem.hint))
-        super().__init__("\n".join(map(str, self.problems)), hints[0] if len(hints) == 1 else _HINT)
+        super().__init__("\n".join(map(str, self.problems)), hints[0] if len(hints) == 1 else SEVERAL_HINTS)
 
 
-_HINT = "`specdec recipe schema` lists every key; `specdec recipe show NAME` prints a recipe that works"
+SEVERAL_HINTS = "`specdec recipe schema` lists every key; `specdec recipe show NAME` prints a recipe that works"
 
 
 def shown(value: Any) -> str:
@@ -94,14 +90,13 @@ def sentence(error: Mapping[str, Any], subject: str, known: Sequence[str]) -> st
     return f"{subject} {_expected(kind, error['msg'], value, context)}"
 
 
-def _expected(kind: str, said: str, value: Any, context: Mapping[str, Any]) -> str:
-    if kind in _BOUNDS:
-        words, name = _BOUNDS[kind]
-        return f"must be {words} {context[name]}, not {shown(value)}"
+def _expected(kind: str, message: str, value: Any, context: Mapping[str, Any]) -> str:
+    if bound := next((name for name in BOUND_WORDS if name in context), None):
+        return f"must be {BOUND_WORDS[bound]} {context[bound]}, not {shown(value)}"
     if kind in _TYPES:
         text = "the text " if isinstance(value, str) else ""
         return f"must be {_TYPES[kind]}, not {text}{shown(value)}{_quotes(kind, value)}"
-    return said if "not " in said else f"{said}, not {shown(value)}"
+    return message if "not " in message else f"{message}, not {shown(value)}"
 
 
 def _quotes(kind: str, value: Any) -> str:

@@ -20,16 +20,16 @@ def read_repository(path: str | os.PathLike[str]) -> dict[str, str]:
     file = given_path(path)
     document = read_document(shipped.read_bytes(file), str(path))
     problems: list[Problem] = list(document.problems)
-    found: dict[str, str] = {}
+    recipes: dict[str, str] = {}
     for name, recipe in (document.value or {}).items():
         if not isinstance(recipe, str) or not recipe:
             mark = document.values[(name,)]
             problems.append(document.problem(mark, f"`{name}` names no recipe", "give a recipe's name or file"))
         else:
             beside = file.parent / recipe
-            found[str(name)] = str(beside) if beside.is_file() else recipe
-    if not problems and not found:
+            recipes[str(name)] = str(beside) if beside.is_file() else recipe
+    if not problems and not recipes:
         problems.append(Problem("the model repository names no model", "for example `small: builtin`", str(path)))
     if problems:
         raise RecipeError(problems)
-    return found
+    return recipes

@@ -16,9 +16,10 @@ from specdec_cli.recipe.aliases import meant_key
 from specdec_cli.recipe.document import Document, read_document
 from specdec_cli.recipe.draft import DraftMethods, draft_problems, fill_draft
 from specdec_cli.recipe.implied import fill_implied, implied_problems
+from specdec_cli.recipe.keys import section_class
 from specdec_cli.recipe.layers import Assignment, Tree, problem_at
 from specdec_cli.recipe.problems import Path, Problem, RecipeError, sentence
-from specdec_cli.recipe.schema import Recipe, Section, section_class
+from specdec_cli.recipe.schema import Recipe, Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,15 @@ def resolve_document(
     tree = layers.from_document(document) if document else Tree()
     problems = list(document.problems) if document else []
     problems += _problems_of_file(document, tree, methods) if document else []
-    given, found = layers.from_environment(environment or {}, _option_names(methods))
+    variables, wrong_variables = layers.from_environment(environment or {}, _option_names(methods))
     overrides, wrong = layers.from_sets(sets)
     overrides += layers.from_flags(flags or {})
-    problems += found + wrong
-    for assignments in (given, overrides):
+    problems += wrong_variables + wrong
+    for assignments in (variables, overrides):
         problems += _problems_of_layer(assignments)
     if problems:
         raise RecipeError(problems)
-    layers.lay_over(tree, given)
+    layers.lay_over(tree, variables)
     layers.lay_over(tree, overrides)
     return _finish(tree, document.source if document else None, methods)
 
@@ -168,11 +169,11 @@ def check(tree: Tree, refused: set[Path] | None = None) -> tuple[Recipe | None, 
     try:
         return Recipe.model_validate(values), problems
     except ValidationError as error:
-        for found in error.errors(include_url=False):
-            path = tuple(key for key in found["loc"] if key != "[key]")
+        for fault in error.errors(include_url=False):
+            path = tuple(key for key in fault["loc"] if key != "[key]")
             hidden = refused is not None and any(path[: len(above)] == above for above in refused)
             if not hidden and path[-1] != "trust_remote_code":
-                problems.append(_described(tree, path, found))
+                problems.append(_described(tree, path, fault))
         return None, problems
 
 
@@ -182,14 +183,14 @@ def _trust_paths(values: Mapping[Any, Any]) -> list[Path]:
     return [*([(word,)] if word in values else []), *inner]
 
 
-def _described(tree: Tree, path: Path, found: Any) -> Problem:
-    unknown = found["type"] == "extra_forbidden"
+def _described(tree: Tree, path: Path, fault: Any) -> Problem:
+    unknown = fault["type"] == "extra_forbidden"
     origin = tree.key_origin(path) if unknown else tree.origin(path)
     subject = tree.subject(path)
     if unknown and (origin is None or origin.subject is None):
         subject = f"`{path[0]}`" if len(path) > 1 else "the recipe"
     known = _known_keys(path)
-    message = sentence(found, subject, known)
+    message = sentence(fault, subject, known)
     if unknown:
         section = str(path[0]) if len(path) > 1 else None
         message = f"unknown key `{path[-1]}` in {subject}{meant_key(section, path[-1], known)}"
@@ -215,11 +216,11 @@ def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
 
 
 def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
-    given, policy = ("speculation", "p_min"), ("speculation", "depth_policy")
-    said = recipe.speculation.depth_policy
-    if said != "confidence" and tree.layer(given) and tree.layer(given) >= tree.layer(policy):
+    p_min, policy = ("speculation", "p_min"), ("speculation", "depth_policy")
+    message = recipe.speculation.depth_policy
+    if message != "confidence" and tree.layer(p_min) and tree.layer(p_min) >= tree.layer(policy):
         hint = "set depth_policy to confidence (--depth-policy confidence), or leave p_min out"
-        return [tree.problem(given, f"has no effect with depth_policy `{said}`", hint)]
+        return [tree.problem(p_min, f"has no effect with depth_policy `{message}`", hint)]
     return []
 
 
@@ -228,19 +229,19 @@ def _no_draft_but_a_table(recipe: Recipe, tree: Tree) -> list[Problem]:
     drafting = next((k for _, k in speculation.k_by_batch or () if k), 0)
     if speculation.num_speculative_tokens or not drafting:
         return []
-    said = f"drafts `{drafting}` tokens, and num_speculative_tokens `0` decodes without a draft"
-    return [tree.problem(("speculation", "k_by_batch"), said, "leave one of them out")]
+    message = f"drafts `{drafting}` tokens, and num_speculative_tokens `0` decodes without a draft"
+    return [tree.problem(("speculation", "k_by_batch"), message, "leave one of them out")]
 
 
 def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:
     """The engine refuses this too; here it is known before a model is loaded."""
-    mode, given = ("speculation", "verify"), ("sampling", "temperature")
+    mode, temperature_path = ("speculation", "verify"), ("sampling", "temperature")
     temperature = recipe.sampling.temperature
     if recipe.speculation.verify != "greedy" or temperature == 0:
         return []
     hint = "use verify `auto`, or temperature 0"
-    if tree.layer(given) > tree.layer(mode):
-        return [tree.problem(given, f"`{temperature:g}` does not fit verification mode `greedy`", hint)]
+    if tree.layer(temperature_path) > tree.layer(mode):
+        return [tree.problem(temperature_path, f"`{temperature:g}` does not fit verification mode `greedy`", hint)]
     return [tree.problem(mode, f"`greedy` does not fit temperature `{temperature:g}`", hint)]
 
 
@@ -248,18 +249,18 @@ def _sure_of_everything(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Only a draft model has probabilities to be unsure by."""
     if recipe.speculation.depth_policy != "confidence" or recipe.draft.model is not None:
         return []
-    said = (
+    message = (
         f"`{recipe.speculation.depth_policy}` needs a draft model, and draft method `{recipe.draft.method}` is not one"
     )
-    return [tree.problem(("speculation", "depth_policy"), said, "use depth_policy `fixed`, or name a draft model")]
+    return [tree.problem(("speculation", "depth_policy"), message, "use depth_policy `fixed`, or name a draft model")]
 
 
 def _several_structures(recipe: Recipe, tree: Tree) -> list[Problem]:
-    given = list(recipe.structured.given)
-    if len(given) < 2:
+    keys = list(recipe.structured.given)
+    if len(keys) < 2:
         return []
-    said = f"and `structured.{given[0]}` exclude each other"
-    return [tree.problem(("structured", given[1]), said, "an output follows one of them: leave the other out")]
+    message = f"and `structured.{keys[0]}` exclude each other"
+    return [tree.problem(("structured", keys[1]), message, "an output follows one of them: leave the other out")]
 
 
 def _more_than_all(recipe: Recipe, tree: Tree) -> list[Problem]:
@@ -268,8 +269,8 @@ def _more_than_all(recipe: Recipe, tree: Tree) -> list[Problem]:
         return []
     hint = "lower min_tokens, or raise max_new_tokens"
     if tree.layer(most) > tree.layer(least):
-        said = f"`{sampling.max_new_tokens}` is below min_tokens `{sampling.min_tokens}`"
-        return [tree.problem(most, said, hint)]
+        message = f"`{sampling.max_new_tokens}` is below min_tokens `{sampling.min_tokens}`"
+        return [tree.problem(most, message, hint)]
     return [tree.problem(least, f"`{sampling.min_tokens}` is above max_new_tokens `{sampling.max_new_tokens}`", hint)]
 
 

@@ -5,63 +5,15 @@ A section is one class; a new one is that class and one line in `Recipe`.
 
 from __future__ import annotations
 
-import itertools
-import re
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
+from specdec_cli.document import absent
 from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.errors import UsageError
-from specdec_cli.recipe.gate import VERDICTS, meant_gate, parse_gate, parse_percentage
-from specdec_cli.tree_shape import TreeShape
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Verify = Literal["auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match", "typical", "synthetic"]
-Decoder = Literal["auto", "transformers", "graphs"]
-LoadFormat = Literal["auto", "dummy"]
-Quantize = Literal["none", "int8"]
-Compute = Literal["auto", "native", "dequantized"]
-ReasoningParser = Literal[
-    "deepseek_r1",
-    "deepseek_v3",
-    "glm45",
-    "granite",
-    "holo2",
-    "kimi_k2",
-    "minimax_m2",
-    "mistral",
-    "olmo3",
-    "qwen3",
-    "seed_oss",
-    "step3",
-]
-ToolCallParser = Literal[
-    "hermes",
-    "qwen3_coder",
-    "qwen3_xml",
-    "glm45",
-    "glm47",
-    "deepseek_v3",
-    "deepseek_v31",
-    "llama3_json",
-    "llama4_json",
-    "llama3",
-    "pythonic",
-    "llama4_pythonic",
-    "olmo3",
-    "mistral",
-    "kimi_k2",
-    "minimax_m2",
-    "seed_oss",
-    "granite",
-    "jamba",
-    "phi4_mini_json",
-]
-
-MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "compute", "device", "tensor_parallel_size")
-"""Keys that say how a model is loaded; without meaning where a draft is no model."""
+from specdec_cli.recipe import values
+from specdec_cli.verification import AUTO, RULES
 
 OF_ONE_TARGET = ("generation_config", "chat_template", "default_chat_template_kwargs")
 """Keys of a recipe's target that mean nothing for another model."""
@@ -71,140 +23,6 @@ DEFAULT_DRAFT = "builtin:draft"
 DEFAULT_DRAFT_QUANTIZE: Final = "int8"
 DEFAULT_PAIR_K = 5
 """Settings of the built-in pair if no model is named, as in the recipe `builtin`."""
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def _device(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
-        raise PydanticCustomError("device", "must be auto, cpu, cuda or cuda:N")
-    return value
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _names(value: Any) -> Any:
-    """One name, several, or null for none."""
-    if value is not None and not isinstance(value, str | list | tuple):
-        raise PydanticCustomError("names", "must be a name or a list of names")
-    return () if value is None else (value,) if isinstance(value, str) else _tuple(value)
-
-
-def _tasks(value: Any) -> Any:
-    if value == []:
-        raise PydanticCustomError("tasks", "must name a task, or be null for all of them")
-    return _tuple(value)
-
-
-def _acceptance_rates(value: Any) -> Any:
-    rates = _tuple(value)
-    is_numbers = isinstance(rates, tuple) and all(isinstance(rate, int | float) for rate in rates)
-    if is_numbers and (not rates or any(later > rate for rate, later in itertools.pairwise(rates))):
-        raise PydanticCustomError("rates", "must be rates from 0 to 1 that do not increase")
-    return rates
-
-
-def _k_by_batch(value: Any) -> Any:
-    """`1:5,8:3,32:0` as pairs; numbers of sequences ascend."""
-    if value is None:
-        return None
-    pairs = (
-        [re.fullmatch(r"(\d{1,6}):(\d{1,2})", part.strip()) for part in value.split(",")]
-        if isinstance(value, str)
-        else [None]
-    )
-    table = tuple((int(pair[1]), int(pair[2])) for pair in pairs if pair is not None)
-    sizes = [size for size, _ in table]
-    if len(table) < len(pairs) or sizes != sorted(set(sizes)) or sizes[0] < 1 or any(k > 64 for _, k in table):
-        raise PydanticCustomError("k_by_batch", "must be a text such as 1:5,8:3,32:0: ascending sequences, k up to 64")
-    return table
-
-
-def _layer_numbers(value: Any) -> Any:
-    """`1-6-10` as numbers."""
-    if value is None or isinstance(value, tuple):
-        return value
-    parts = str(value).split("-")
-    if not all(re.fullmatch(r"\d{1,4}", part) for part in parts):
-        raise PydanticCustomError("layers", "must be layers joined by dashes, such as 1-6-10")
-    return tuple(map(int, parts))
-
-
-def _tree(value: Any) -> Any:
-    """`4,2,1`, `3,2+1` or `dynamic:32`; a plain number is a static tree of one depth."""
-    if value is None:
-        return None
-    try:
-        return str(TreeShape.parse(str(value)))
-    except UsageError as error:
-        raise PydanticCustomError("tree", "{why}", {"why": f"is not usable: {error.message}; {error.hint}"}) from error
-
-
-_AS_TEXT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
-
-
-def _stop_text(value: Any) -> Any:
-    if value == "":
-        raise PydanticCustomError("stop", "must not be empty: an empty text would end every output at once")
-    return value
-
-
-def _memory_size(text: str) -> int | None:
-    """Bytes of `2GiB`, `500 MB` or `1073741824`; None where the text is no size."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get((match[2] or "B").upper()) if match else None
-    return int(float(match[1]) * unit) if match and unit else None
-
-
-def _memory_share(text: str) -> float | None:
-    """0.9 for `90%`; None where the text is no percentage above 0 and up to 100."""
-    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", text.strip())
-    share = float(match[1]) / 100 if match else 0.0
-    return share if 0 < share <= 1 else None
-
-
-def _memory(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str) and (value == "auto" or _memory_size(value) or _memory_share(value)):
-        return value
-    raise PydanticCustomError("memory", "must be auto, bytes such as 2GiB, or a share such as 90%")
-
-
-def _compile(value: Any) -> Any:
-    if isinstance(value, bool) or value == "auto":
-        return value
-    raise PydanticCustomError("compile", "must be auto, true or false")
-
-
-def _gate(value: Any) -> Any:
-    if isinstance(value, str) and parse_gate(value) is None:
-        if (meant := meant_gate(value)) is not None:
-            raise PydanticCustomError(
-                "gate",
-                "must be PATH OP NUMBER, not `{value}`; did you mean `{meant}`?",
-                {"value": value, "meant": meant},
-            )
-        raise PydanticCustomError(
-            "gate",
-            "must be PATH OP NUMBER such as speedup.decode < 1.2, OP one of < <= > >= ==, "
-            f"or PATH == VERDICT (or !=), VERDICT one of {' '.join(VERDICTS)}",
-        )
-    return value
-
-
-def _percentage(value: Any) -> Any:
-    if not isinstance(value, str) or parse_percentage(value) is None:
-        raise PydanticCustomError("percentage", "must be a percentage such as 5%")
-    return value
-
-
-Device = Annotated[str, BeforeValidator(_device)]
-TensorParallelSize = Annotated[int, Field(ge=1, le=1024)]
-Memory = Annotated[str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"]})]
 
 
 class Section(BaseModel):
@@ -220,26 +38,37 @@ class Section(BaseModel):
     )
 
 
-class Target(Section):
+class LoadedModel(Section):
+    """A model and how it is loaded."""
+
+    model: str | None = Field(None, min_length=1)
+    """Hub id, local folder or built-in (`builtin:target`, `builtin:draft`)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    load_format: values.LoadFormat = "auto"
+    """Weights: auto (the model's files), or dummy (random numbers, also for the draft of a dummy; reads no files)."""
+    dtype: values.Dtype = "auto"
+    """Data type of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
+    quantize: values.Quantize = "none"
+    """Quantize linear layers when loading: none, or int8 (one scale per output channel)."""
+    compute: values.Compute = "auto"
+    """How quantized weights are used: native (in blocks), dequantized, or auto (native if possible)."""
+    device: values.Device = "auto"
+    """Where the model runs: auto, cpu, cuda or cuda:N."""
+    tensor_parallel_size: values.ParallelSize = 1
+    """Devices for the model. More than 1 is for `--engine vllm` and `specdec export`; specdec uses one device."""
+
+
+MODEL_KEYS = tuple(key for key in LoadedModel.model_fields if key != "model")
+"""Keys that say how a model is loaded; without meaning where a draft is no model."""
+
+
+class Target(LoadedModel):
     """The model whose output you want."""
 
     model: str = Field(DEFAULT_TARGET, min_length=1)
     """Hub id, local folder or built-in (`builtin:target`)."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-    load_format: LoadFormat = "auto"
-    """Weights: auto (the model's files), or dummy (random numbers for target and draft; reads no files)."""
-    dtype: Dtype = "auto"
-    """Data type of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
-    quantize: Quantize = "none"
-    """Quantize linear layers when loading: none, or int8 (one scale per output channel)."""
-    compute: Compute = "auto"
-    """How a GGUF file's weights are used: native (blocks as they are), dequantized, or auto (native if possible)."""
-    device: Device = "auto"
-    """Where the model runs: auto, cpu, cuda or cuda:N."""
-    tensor_parallel_size: TensorParallelSize = 1
-    """Devices for the model. More than 1 is for `--engine vllm` and `specdec export`; specdec uses one device."""
-    pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    pipeline_parallel_size: values.ParallelSize = 1
     """Pipeline stages for the model. More than 1 is for `--engine vllm` and `specdec export`."""
     generation_config: str = Field("auto", min_length=1)
     """Source of end tokens, and of sampling defaults in serve: auto (the model's file), none, or a folder."""
@@ -249,29 +78,13 @@ class Target(Section):
     """Variables for the chat template, unless a request sets them."""
 
 
-class Draft(Section):
+class Draft(LoadedModel):
     """The draft: a smaller `model`, or a `method` with its options as further keys."""
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = Field(None, min_length=1)
-    """Hub id, local folder or built-in (`builtin:draft`) of a draft model."""
     method: str | None = Field(None, min_length=1)
     """Drafting method; none decodes without a draft."""
-    revision: str | None = None
-    """Branch, tag or commit of the draft's hub id."""
-    load_format: LoadFormat = "auto"
-    """The draft's weights: auto (its files), or dummy (random numbers). Defaults to dummy if the target's are."""
-    dtype: Dtype = "auto"
-    """Data type of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
-    quantize: Quantize = "none"
-    """Quantize the draft's linear layers when loading: none or int8."""
-    compute: Compute = "auto"
-    """How a GGUF draft's weights are used: native, dequantized, or auto, as for the target."""
-    device: Device = "auto"
-    """Where the draft runs: auto, cpu, cuda or cuda:N."""
-    tensor_parallel_size: TensorParallelSize = 1
-    """Devices for the draft. More than 1 is for `--engine vllm` and `specdec export`; specdec uses one device."""
     first: str | None = Field(None, min_length=1)
     """Draft without a model that is asked first, such as suffix; this one drafts where it has nothing."""
 
@@ -295,20 +108,18 @@ class Speculation(Section):
     two more after a fully accepted draft and one less after any other, at most k (heuristic)."""
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
-    tree: Annotated[str | None, BeforeValidator(_tree)] = None
+    tree: values.TreeText = None
     """Draft trees, at most k deep: children per depth (4,2,1 or 3,2+1 by node) or the likeliest nodes (dynamic:32)."""
-    verify: Verify = "auto"
-    """auto (greedy at temperature 0, else block or a tree's rule), greedy, rejection, block, traversal, gumbel,
-    exact-match, typical, synthetic."""
-    synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
+    verify: values.Verify = Field(
+        AUTO, description=f"auto (greedy at temperature 0, else block or a tree's rule), {', '.join(RULES)}."
+    )
+    synthetic_acceptance_length: float | None = absent(ge=1, le=65)
     """Accept tokens with one probability α (lossy) so that a step gives 1 + α + ... + α^k = this many tokens."""
-    synthetic_acceptance_rates: Annotated[
-        tuple[Annotated[float, Field(ge=0, le=1)], ...] | None, BeforeValidator(_acceptance_rates)
-    ] = None
+    synthetic_acceptance_rates: values.AcceptanceRates | None = absent()
     """Accept at random (lossy): the rate at which each position and all before it are accepted, as in vLLM."""
     disable_by_batch_size: int | None = Field(None, ge=1, le=2**20)
     """Do not speculate while more than this many sequences run."""
-    k_by_batch: Annotated[tuple[tuple[int, int], ...] | None, BeforeValidator(_k_by_batch), _AS_TEXT] = None
+    k_by_batch: values.KByBatch = None
     """k by the number of running sequences, such as 1:5,8:3,32:0 (k = 5 from 1 sequence on, 3 from 8, none from 32)."""
 
     @property
@@ -336,11 +147,11 @@ class Sampling(Section):
     """Subtract this from the logit of each token that occurs in the output."""
     frequency_penalty: float = Field(0.0, ge=-10000, le=10000)
     """Subtract this from a token's logit for each of its occurrences in the output."""
-    logit_bias: dict[int, Annotated[float, Field(ge=-1e9, le=1e9)]] = Field(default_factory=dict)
+    logit_bias: values.LogitBias = Field(default_factory=dict)
     """Add a number to the logit of a token id."""
-    stop: Annotated[tuple[Annotated[str, BeforeValidator(_stop_text)], ...], BeforeValidator(_tuple)] = ()
+    stop: values.Texts = ()
     """Texts that end the output. They are not part of it."""
-    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_tuple)] = ()
+    stop_token_ids: values.TokenIds = ()
     """Token ids that end the output, in addition to the model's end tokens."""
     ignore_eos: bool = False
     """Do not stop at the model's end tokens."""
@@ -359,9 +170,9 @@ class Structured(Section):
 
     json_schema: dict[str, Any] | str | None = None
     """Restrict the output to a JSON Schema, given as text or file."""
-    regex: Annotated[str, Field(min_length=1)] | None = None
+    regex: str | None = Field(None, min_length=1)
     """Restrict the output to a regular expression (Rust syntax), which must match all of it."""
-    choice: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
+    choice: values.Texts = ()
     """Restrict the output to one of these texts."""
 
     @property
@@ -392,22 +203,20 @@ class EngineSection(Section):
     """Maximum context length, at most the target's own limit."""
     kv_block_size: int = Field(16, ge=1, le=1024)
     """Tokens per block of the KV cache."""
-    kv_cache_memory: Memory = "auto"
+    kv_cache_memory: values.Memory = "auto"
     """Memory for the KV cache: auto, bytes such as 2GiB, or a share such as 90% for weights and KV."""
     max_num_batched_tokens: int = Field(2048, ge=1, le=2**24)
     """Maximum number of prompt tokens in one step."""
     enable_prefix_caching: bool | None = None
     """Compute common prefixes of prompts only once. On by default in serve and chat only."""
-    decoder: Decoder = "auto"
+    decoder: values.Decoder = "auto"
     """Forward pass: auto (own on a CPU, graphs on a GPU, where supported), transformers, or graphs (CUDA graphs)."""
-    compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
-    """Run transformers' forward pass compiled by torch, which takes up to half a minute per model. auto does not."""
     check_at_load: bool = True
     """Compare the logits of each loaded model with transformers' own forward pass, and refuse a model that differs."""
 
     def memory_share(self) -> float | None:
         """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""
-        return _memory_share(self.kv_cache_memory)
+        return values.memory_share(self.kv_cache_memory)
 
     def kv_cache_bytes(self, memory_bytes: int | None = None, weights_bytes: int = 0) -> int | None:
         """Bytes for the KV cache, or None for auto.
@@ -421,7 +230,7 @@ class EngineSection(Section):
         """
         share = self.memory_share()
         if share is None:
-            return None if self.kv_cache_memory == "auto" else _memory_size(self.kv_cache_memory)
+            return None if self.kv_cache_memory == "auto" else values.memory_size(self.kv_cache_memory)
         if memory_bytes is None:
             raise UsageError(
                 f"`{self.kv_cache_memory}` of the memory cannot be computed: the device's memory is not known",
@@ -443,7 +252,7 @@ class WorkloadSection(Section):
 
     dataset: str = Field("builtin:mini", min_length=1)
     """Data set of prompts: builtin:mini, builtin:stories, a preset (mt-bench, gsm8k, ...), a file, folder or hub id."""
-    tasks: Annotated[tuple[str, ...] | None, BeforeValidator(_tasks)] = None
+    tasks: values.Tasks = None
     """Use only these tasks (categories) of the data set."""
     num_prompts: int = Field(24, ge=1, le=2**31 - 1)
     """Maximum number of prompts, spread evenly over the tasks."""
@@ -452,23 +261,14 @@ class WorkloadSection(Section):
 class Gates(Section):
     """Conditions under which a measurement fails with exit code 3."""
 
-    fail_if: Annotated[tuple[Annotated[str, BeforeValidator(_gate)], ...], BeforeValidator(_tuple)] = ()
+    fail_if: values.GateTexts = ()
     """Fail if this holds: PATH OP NUMBER such as speedup.decode < 1.2, or with several drafts
     rows.builtin:draft.speedup < 1.2, judged on whole intervals; or PATH == VERDICT (or !=) such as
     recommended.verdict == inconclusive."""
     baseline: str | None = Field(None, min_length=1)
     """Compare with an earlier result (JSON) and fail on a regression."""
-    max_regression: Annotated[str, BeforeValidator(_percentage)] = "5%"
+    max_regression: values.Percentage = "5%"
     """Allowed regression against the baseline. Fails only if the whole interval lies beyond it."""
-
-
-Names = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(_names),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
-]
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)]
-Seconds = Annotated[float, Field(gt=0, le=10**6)]
 
 
 class Serve(Section):
@@ -480,27 +280,27 @@ class Serve(Section):
     """Port to listen on. 0 picks a free one."""
     api_key_env: str = Field("SPECDEC_API_KEY", min_length=1)
     """Environment variable with the API keys, separated by commas."""
-    served_model_name: Names = ()
+    served_model_name: values.Names = ()
     """Names of the model in the API. Requests may use any of them; responses carry the first."""
     max_waiting: int = Field(256, ge=0, le=2**20)
     """Maximum number of waiting requests. Further ones get a 429."""
     max_connections: int = Field(1024, ge=1, le=2**20)
-    """Maximum number of open connections. Beyond it, the longest idle connection is closed."""
+    """Maximum number of open connections. Requests on further ones get a 503."""
     max_queue_delay_microseconds: int = Field(0, ge=0, le=10**7)
     """How long an idle server waits for more requests before it starts a batch."""
-    request_timeout_seconds: Seconds | None = 600.0
+    request_timeout_seconds: values.Seconds | None = 600.0
     """Time limit for a request, from arrival to the end of the response. null for none."""
-    drain_timeout_seconds: Seconds = 30.0
+    drain_timeout_seconds: values.Seconds = 30.0
     """How long running requests may continue after SIGTERM."""
-    hang_timeout_seconds: Seconds = 120.0
+    hang_timeout_seconds: values.Seconds = 120.0
     """/health returns 503 while a step takes longer than this."""
-    ping_interval_seconds: Seconds = 15.0
+    ping_interval_seconds: values.Seconds = 15.0
     """Send a comment line on streams that have been silent for this long, to keep them open."""
     stream_interval: int | None = Field(None, ge=1, le=2**20)
     """Tokens per chunk of a stream. null sends one chunk per step."""
-    cors_origins: Texts = ()
+    cors_origins: values.Texts = ()
     """Origins whose web pages may call the server. None by default."""
-    allowed_hosts: Texts = ()
+    allowed_hosts: values.Texts = ()
     """Names to accept in the Host header, in addition to loopback names."""
     max_body_bytes: int = Field(4 * 2**20, ge=1024, le=2**30)
     """Maximum size of a request body."""
@@ -516,11 +316,13 @@ class Serve(Section):
     """Maximum number of logit_bias entries in a request."""
     max_messages: int = Field(4096, ge=1, le=2**20)
     """Maximum number of messages in a request."""
+    max_message_parts: int = Field(2**14, ge=1, le=2**20)
+    """Maximum number of parts and tool calls in all messages of a request together."""
     max_tools: int = Field(128, ge=0, le=4096)
     """Maximum number of tools in a request."""
     max_grammar_bytes: int = Field(64 * 2**10, ge=1, le=2**24)
     """Maximum size of a JSON Schema, regular expression, grammar or list of choices in a request."""
-    max_grammar_seconds: Seconds = 2.0
+    max_grammar_seconds: values.Seconds = 2.0
     """Processor time that it may take to compile one of these. It is compiled in a process of its own first."""
     max_grammar_memory_bytes: int = Field(256 * 2**20, ge=2**20, le=2**40)
     """Memory that it may take to compile one of these."""
@@ -528,9 +330,9 @@ class Serve(Section):
     """Maximum nesting depth of a request body."""
     max_speculative_tokens: int = Field(32, ge=0, le=MOST_DEPTH)
     """Maximum k that a request may ask for, and maximum number of nodes in its tree."""
-    tool_call_parser: ToolCallParser | None = None
+    tool_call_parser: values.ToolCallParser | None = None
     """Tool-call format of the model, by vLLM's name. null detects it from the chat template."""
-    reasoning_parser: ReasoningParser | None = None
+    reasoning_parser: values.ReasoningParser | None = None
     """Reasoning format of the model, by vLLM's name, to separate thinking from content. null leaves it in content."""
     metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")
     """Prefix of the metrics' names. Use vllm for dashboards made for vLLM."""
@@ -575,7 +377,7 @@ class Train(Section):
     """Tokens to learn to draft: unrolled steps (eagle3), tokens of a pass (dflash, pard) or heads (medusa)."""
     depth_decay: float = Field(0.8, gt=0, le=1)
     """Weight of each depth in the loss, relative to the one before."""
-    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layer_numbers), _AS_TEXT] = None
+    layers: values.LayerNumbers = None
     """Target layers whose outputs the draft reads, counted from 0, such as 1-6-10. null takes the method's."""
     draft_vocab_size: int | None = Field(None, ge=2, le=2**31 - 1)
     """Most frequent tokens that the draft can draft. null takes 32000, and all of a vocabulary up to 16384."""
@@ -614,20 +416,16 @@ class Train(Section):
 class Recipe(Section):
     """Everything that decides what a run decodes and how."""
 
-    target: Target = Field(default_factory=Target, description="The model whose output you want.")
-    draft: Draft = Field(
-        default_factory=lambda: Draft(model=DEFAULT_DRAFT), description="A draft model, or a method with its options."
-    )
-    speculation: Speculation = Field(
-        default_factory=Speculation, description="How many tokens to draft, and how they are verified."
-    )
-    sampling: Sampling = Field(default_factory=Sampling, description="How tokens are sampled and when an output ends.")
-    structured: Structured = Field(default_factory=Structured, description="Constraints on outputs.")
-    engine: EngineSection = Field(default_factory=EngineSection, description="Sizes of the engine.")
-    workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts to measure.")
-    serve: Serve = Field(default_factory=Serve, description="The HTTP server.")
-    gates: Gates = Field(default_factory=Gates, description="Conditions under which a measurement fails.")
-    train: Train = Field(default_factory=Train, description="Training of a draft.")
+    target: Target = Field(default_factory=Target)
+    draft: Draft = Field(default_factory=lambda: Draft(model=DEFAULT_DRAFT))
+    speculation: Speculation = Field(default_factory=Speculation)
+    sampling: Sampling = Field(default_factory=Sampling)
+    structured: Structured = Field(default_factory=Structured)
+    engine: EngineSection = Field(default_factory=EngineSection)
+    workload: WorkloadSection = Field(default_factory=WorkloadSection)
+    serve: Serve = Field(default_factory=Serve)
+    gates: Gates = Field(default_factory=Gates)
+    train: Train = Field(default_factory=Train)
 
     def draft_fields(self) -> dict[str, Any]:
         """The draft as drafters take it: `model`, or `method`, and the method's options."""
@@ -652,33 +450,4 @@ class Recipe(Section):
         document["structured"] = self.structured.given
         if not document["structured"]:
             del document["structured"]
-        for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
-            if document["speculation"][key] is None:
-                del document["speculation"][key]
         return document
-
-
-def section_class(section: str) -> type[Section] | None:
-    """The class of a section, or None if there is no such section."""
-    field = Recipe.model_fields.get(section)
-    owner: Any = field.annotation if field else None
-    return owner if owner is None or issubclass(owner, Section) else None
-
-
-def describe(path: str) -> str:
-    """The words that say what `section.key` means."""
-    section, key = path.split(".")
-    owner = section_class(section)
-    assert owner is not None, f"`{path}` is in a section of the recipe"
-    assert key in owner.model_fields, f"`{path}` is a key of the recipe"
-    return owner.model_fields[key].description or ""
-
-
-def default_of(path: str) -> Any:
-    """The value that `section.key` has where nothing sets it; for `draft` the model's name."""
-    if path == "draft":
-        return DEFAULT_DRAFT
-    section, key = path.split(".")
-    owner = section_class(section)
-    assert owner is not None, f"`{path}` is in a section of the recipe"
-    return owner.model_fields[key].get_default(call_default_factory=True)

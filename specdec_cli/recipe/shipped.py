@@ -21,7 +21,7 @@ class Shipped:
 
 
 def folder() -> Path:
-    """Where shipped recipes lie: inside an installed package, or beside it in a checkout."""
+    """Folder of the shipped recipes: in an installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parent / "recipes"

@@ -1,1 +1,1 @@
-"""Reports: tables, live views, JSON; the only room that draws."""
+"""Reports: tables, live views, pages and pictures; the only room that draws."""

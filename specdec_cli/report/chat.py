@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from specdec_cli.quantities import counted
 from specdec_cli.report.live import LiveArea
 from specdec_cli.report.pieces import Piece, plain_pieces
-from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import number, percent
 from specdec_cli.report.texts import Writer
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.chat.chat import ChatHistory, ChatReply, ChatTurn
+    from specdec_cli.measure.chat.chat import ChatHistory, ChatTurn
     from specdec_cli.report.view import Screen
-
-SCHEMA = "specdec.chat/1"
 
 
 class ReplyView:
@@ -32,7 +30,7 @@ class ReplyView:
 
     def __init__(self, screen: Screen, writer: Writer | None, is_live: bool, settings: str) -> None:
         self._screen, self._writer, self._settings = screen, writer, settings
-        self._reply: ChatReply | None = None
+        self._turn: ChatTurn | None = None
         self._ends_line = True
         self._area: LiveArea | None = None
         if is_live and writer is not None:
@@ -55,9 +53,9 @@ class ReplyView:
         if self._writer is not None:
             self._writer.end()
 
-    def show(self, reply: ChatReply, text: str) -> None:
+    def show(self, turn: ChatTurn, text: str) -> None:
         """Show an answer's new text and its statistics so far."""
-        self._reply = reply
+        self._turn = turn
         for piece in plain_pieces(text):
             self._put(piece)
         if self._area is not None:
@@ -75,9 +73,9 @@ class ReplyView:
             self._writer.put(piece)
 
     def _line(self) -> Text:
-        if self._reply is None:
+        if self._turn is None:
             return Text(f"waiting for the first token · {self._settings}", style="dim")
-        return Text(statistics_line(self._reply, self._settings), style="dim")
+        return Text(statistics_line(self._turn, self._settings), style="dim")
 
 
 def settings_words(draft: str | None, k: int | None) -> str:
@@ -86,55 +84,35 @@ def settings_words(draft: str | None, k: int | None) -> str:
     return " · ".join(part for part in parts if part) or "draft and k by the server"
 
 
-def statistics_line(reply: ChatReply, settings: str) -> str:
+def statistics_line(turn: ChatTurn, settings: str) -> str:
     """Tokens, speed and acceptance of an answer in one line."""
-    rate, length = (reply.statistic(name) for name in ("acceptance_rate", "acceptance_length"))
+    rate, length = (turn.statistic(name) for name in ("acceptance_rate", "acceptance_length"))
     parts = [
-        "" if reply.num_tokens is None else _counted(reply.num_tokens, "token"),
-        _speed(reply.timing.decode_tokens_per_second),
+        "" if turn.completion_tokens is None else counted(turn.completion_tokens, "token"),
+        _speed(turn.timing.decode_tokens_per_second),
         "" if rate is None else f"acceptance rate {percent(rate)}",
         "" if length is None else f"acceptance length {number(length)}",
-        _nodes(reply),
+        _nodes(turn),
         settings,
-        _cached(reply),
+        _cached(turn),
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _nodes(reply: ChatReply) -> str:
+def _nodes(turn: ChatTurn) -> str:
     """How large the drafted trees were; nothing of chains."""
-    nodes, drafts = reply.statistic("num_draft_nodes"), reply.statistic("num_drafts")
+    nodes, drafts = turn.statistic("num_draft_nodes"), turn.statistic("num_drafts")
     return "" if not nodes or not drafts else f"{number(nodes / drafts, 1)} nodes per step"
-
-
-def _counted(num: int, noun: str) -> str:
-    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
 def _speed(rate: float | None) -> str:
     return "" if rate is None else f"{number(rate, 1)} tokens/s"
 
 
-def _cached(reply: ChatReply) -> str:
-    if not reply.num_cached_tokens or reply.num_prompt_tokens is None:
+def _cached(turn: ChatTurn) -> str:
+    if not turn.cached_tokens or turn.prompt_tokens is None:
         return ""
-    return f"{reply.num_cached_tokens} of {reply.num_prompt_tokens} prompt tokens cached"
-
-
-def chat_body(history: ChatHistory, target: str, endpoint: str | None) -> dict[str, Any]:
-    """The document's own fields, after those that every document has.
-
-    Args:
-        history: the conversation.
-        target: the model that answered.
-        endpoint: the server's address; None for an engine of this process.
-    """
-    return {
-        "target": target,
-        "endpoint": endpoint,
-        "system": history.system,
-        "turns": [turn.as_dict() for turn in history.turns],
-    }
+    return f"{turn.cached_tokens} of {turn.prompt_tokens} prompt tokens cached"
 
 
 def chat_markdown(history: ChatHistory, target: str) -> str:
@@ -144,29 +122,24 @@ def chat_markdown(history: ChatHistory, target: str) -> str:
         parts.append(f"## System\n\n{history.system}\n")
     for turn in history.turns:
         parts.append(f"## User\n\n{turn.prompt}\n")
-        parts.append(f"## Assistant\n\n{turn.reply.text.strip()}\n\n*{turn_line(turn)}*\n")
+        parts.append(f"## Assistant\n\n{turn.text.strip()}\n\n*{turn_line(turn)}*\n")
     return "\n".join(parts)
 
 
 def turn_line(turn: ChatTurn) -> str:
     """The statistics line of a turn."""
-    line = statistics_line(turn.reply, settings_words(turn.draft, turn.k))
-    return f"{line} · stopped" if turn.reply.finish_reason == "abort" else line
+    line = statistics_line(turn, settings_words(turn.draft, turn.num_speculative_tokens))
+    return f"{line} · stopped" if turn.finish_reason == "abort" else line
 
 
 def history_lines(turns: Sequence[ChatTurn]) -> list[str]:
     """The conversation in a line per message, for a terminal."""
     lines = []
     for place, turn in enumerate(turns, start=1):
-        lines += [f"{place} user: {_short(turn.prompt)}", f"{place} assistant: {_short(turn.reply.text)}"]
+        lines += [f"{place} user: {_short(turn.prompt)}", f"{place} assistant: {_short(turn.text)}"]
     return lines
 
 
 def _short(text: str) -> str:
     line = " ".join("".join(piece.text for piece in plain_pieces(text)).split())
     return line if len(line) <= 100 else f"{line[:99]}…"
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the whole document."""
-    return read_schema("chat", read_schema("generate"))

@@ -6,14 +6,13 @@ ready line holds it for some ten microseconds, four times a second, and a slow t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from threading import Event, Thread
-from typing import IO
 
 from rich.cells import set_cell_size
 
 from specdec_cli.report import pace
+from specdec_cli.report.page import terminal_width
 from specdec_cli.report.view import Screen
 
 _SECONDS_BETWEEN_DRAWS = 0.25
@@ -61,16 +60,8 @@ class CountingLine:
 
     def _draw(self, line: str) -> None:
         stream = self._screen.console.file
-        stream.write(f"\r\x1b[2K{_cut(line, _width(stream) - 1)}")
+        stream.write(f"\r\x1b[2K{_cut(line, terminal_width(stream) - 1)}")
         stream.flush()
-
-
-def _width(stream: IO[str]) -> int:
-    """Columns of a terminal; what is longer would wrap, and the rest would stay there."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except OSError:
-        return 80
 
 
 def _cut(line: str, width: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specdec_cli.quantities import in_millions, sized
 from specdec_cli.report.grid import Grid
-from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
     from specdec_cli.lm.facts import ModelFacts
@@ -19,34 +19,27 @@ if TYPE_CHECKING:
     from specdec_cli.measure.machine.outlook import Outlook
     from specdec_cli.measure.machine.preflight import Preflight
 
-SCHEMA = "specdec.doctor/1"
 _NOTHING = "–"
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the whole document."""
-    return read_schema("doctor")
-
-
-def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str, ...]) -> None:
+def print_doctor(console: Console, diagnosis: Diagnosis) -> None:
     """Print a diagnosis.
 
     Args:
         console: where.
         diagnosis: what was found.
-        not_claimed: what exactness is not claimed for.
     """
     console.print(_machine_table(diagnosis.machine))
     console.print(_device_table(diagnosis.machine))
-    obstacle = diagnosis.decoder_obstacle
+    obstacle = diagnosis.decoder.obstacle
     words = "compiled for this processor" if obstacle is None else f"{obstacle}, so transformers' forward runs instead"
-    words += f"; {diagnosis.decoder_remedy}" if diagnosis.decoder_remedy is not None else ""
+    words += f"; {diagnosis.decoder.remedy}" if diagnosis.decoder.remedy is not None else ""
     console.print(Text(f"our own decoder on the CPU: {words}"), soft_wrap=True)
     for dtype, kernel in diagnosis.linear.items():
         console.print(Text(f"transformers' linear layers in {dtype} on the CPU: {kernel}"), soft_wrap=True)
     _print_invariance(console, diagnosis)
     console.print(Text("bit-for-bit equality is not promised, until tested here, for", style="dim"))
-    for sentence in not_claimed:
+    for sentence in diagnosis.not_claimed:
         console.print(Text(f"  {sentence}", style="dim"), soft_wrap=True)
     if diagnosis.pair is not None:
         console.print()
@@ -62,18 +55,18 @@ def _machine_table(machine: Machine) -> Table:
     versions = (f"{name} {version or 'not installed'}" for name, version in machine.versions.items())
     extras = (f"{name} {'installed' if there else 'not installed'}" for name, there in machine.extras.items())
     hub = ["offline by the environment" if machine.hub["offline"] else "not asked", *_hub_variables(machine)]
-    load = " ".join(f"{one:.1f}" for one in machine.load_average)
+    load = " ".join(f"{minutes:.1f}" for minutes in machine.load_average)
     rows = {
         "versions": ", ".join(versions),
         "system": machine.system,
         "processor flags": " ".join(machine.cpu_flags) or _NOTHING,
-        "cores, torch threads": f"{machine.num_cores}, {machine.num_threads}",
+        "cores, threads": f"{machine.num_cores}, {machine.num_threads}",
         "load average": load,
         "extras": ", ".join(extras),
         "hub": ", ".join(hub),
     }
     if machine.memory_limit_bytes is not None:
-        rows["memory limit"] = f"{gigabytes(machine.memory_limit_bytes)} ({machine.memory_limited_by})"
+        rows["memory limit"] = f"{sized(machine.memory_limit_bytes)} ({machine.memory_limited_by})"
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
@@ -85,17 +78,17 @@ def _hub_variables(machine: Machine) -> list[str]:
 
 def _device_table(machine: Machine) -> Table:
     table = Grid("device", "model", "memory", "free", "float32", "bfloat16", "float16", title="Devices")
-    for one in machine.devices:
-        dtypes = [one.dtypes[name] for name in ("float32", "bfloat16", "float16")]
-        table.add_row(one.name, Text(one.model), gigabytes(one.memory_bytes), gigabytes(one.free_bytes), *dtypes)
+    for device in machine.devices:
+        dtypes = [device.dtypes[name] for name in ("float32", "bfloat16", "float16")]
+        table.add_row(device.name, Text(device.model), sized(device.memory_bytes), sized(device.free_bytes), *dtypes)
     return table
 
 
 def _print_invariance(console: Console, diagnosis: Diagnosis) -> None:
-    if diagnosis.invariance is None:
+    if diagnosis.row_invariance.holds is None:
         console.print(Text("row invariance of the CPU kernels: not tested; --kernels tests it", style="dim"))
         return
-    needed = [check for check in diagnosis.invariance if check.needed]
+    needed = [check for check in diagnosis.row_invariance.checks if check.needed]
     failed = [check for check in needed if not check.holds]
     table = Grid("kernel", "dtype", "rows that differ", title="Row invariance of the CPU kernels")
     for check in failed:
@@ -120,9 +113,10 @@ def _print_pair(console: Console, pair: Preflight) -> None:
         )
         equal = "equal" if overlap.equal else "different"
         console.print(Text(f"tokenizers: {equal}; {share}", style="green" if overlap.equal else "yellow"))
-    if pair.shared is not None:
-        console.print(Text(str(pair.shared)), soft_wrap=True)
-        ceiling = f"drafting by shared tokens accepts at most {100 * pair.shared.share_of_text:.1f} % of such a text"
+    if pair.shared_vocabulary is not None:
+        console.print(Text(str(pair.shared_vocabulary)), soft_wrap=True)
+        of_text = 100 * pair.shared_vocabulary.share_of_text
+        ceiling = f"drafting by shared tokens accepts at most {of_text:.1f} % of such a text"
         console.print(Text(f"{ceiling}; drafting by text has no such limit"), soft_wrap=True)
     if pair.max_context is not None:
         text = f"effective context: {pair.max_context} tokens"
@@ -149,16 +143,16 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     whose = "a drafted token" if outlook.num_passes == k else f"a pass of the draft, which gives {k} tokens,"
     rows = [(Implied(speedup, speedup * step, alpha), "") for alpha, speedup in outlook.speedup_by_acceptance.items()]
     rows += [(outlook.break_even, "break-even"), (Implied(outlook.ceiling, k + 1, 1.0), "everything accepted")]
-    rows += [(one, "the recipe's gate") for one in outlook.claims]
+    rows += [(claim, "the recipe's gate") for claim in outlook.claims]
     rows += [(outlook.synthetic, "synthetic, as the recipe says")] if outlook.synthetic is not None else []
-    for one, words in sorted(rows, key=lambda row: row[0].speedup):
-        acceptance = "cannot be" if one.acceptance is None else f"{one.acceptance:.2f}"
-        table.add_row(f"{one.speedup:.2f}×", acceptance, f"{one.acceptance_length:.2f}", words)
+    for implied, words in sorted(rows, key=lambda row: row[0].speedup):
+        acceptance = "cannot be" if implied.acceptance is None else f"{implied.acceptance:.2f}"
+        table.add_row(f"{implied.speedup:.2f}×", acceptance, f"{implied.acceptance_length:.2f}", words)
     console.print(table)
     console.print(
         Text(
-            f"{whose} costs {outlook.cost_ratio:.4f} plain steps: {gigabytes(outlook.draft_bytes)} over "
-            f"{gigabytes(outlook.target_bytes)} of weights read. Assumes memory-bound decoding and one acceptance "
+            f"{whose} costs {outlook.cost_ratio:.4f} plain steps: {sized(outlook.draft_bytes)} over "
+            f"{sized(outlook.target_bytes)} of weights read. Assumes memory-bound decoding and one acceptance "
             "probability for all tokens; a real machine gives less"
         ),
         soft_wrap=True,
@@ -167,7 +161,7 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
 
 def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
     facts = {"target": pair.target, "draft": pair.draft}
-    columns = [_facts_column(one) for one in facts.values()]
+    columns = [_facts_column(fact) for fact in facts.values()]
     if pair.draft is None and pair.draft_method != "model":
         columns[1]["name"] = f"method {pair.draft_method}"
     columns[1] |= {"method": pair.draft_method} if "+" in pair.draft_method else {}
@@ -187,27 +181,27 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
             column["chat template"] = "yes" if tokenizer.has_chat_template else "no"
         if memory is not None:
             column["device"] = memory.device
-            column["weights"] = gigabytes(memory.weights)
+            column["weights"] = sized(memory.weights)
             column["KV per token"] = _NOTHING if memory.kv_per_token is None else f"{memory.kv_per_token / 1e3:.1f} kB"
             column["KV, every sequence at full context"] = (
-                _NOTHING if memory.kv_wanted is None else gigabytes(memory.kv_wanted)
+                _NOTHING if memory.kv_wanted is None else sized(memory.kv_wanted)
             )
             if memory.kv_planned is not None:
-                planned = f"{gigabytes(memory.kv_planned)}, {memory.kv_planned_tokens} tokens"
+                planned = f"{sized(memory.kv_planned)}, {memory.kv_planned_tokens} tokens"
                 column["KV cache that the engine plans"] = planned
             if memory.states:
-                column["recurrent states"] = gigabytes(memory.states)
+                column["recurrent states"] = sized(memory.states)
                 column["snapshots for prefix caching"] = _snapshots(memory)
-            column["logits of a step"] = gigabytes(memory.logits)
+            column["logits of a step"] = sized(memory.logits)
             if memory.taps_per_token is not None and memory.taps_most is not None:
                 column["hidden states for the draft, per token"] = f"{memory.taps_per_token / 1e3:.1f} kB"
-                column["the same, every prompt at full context"] = gigabytes(memory.taps_most)
+                column["the same, every prompt at full context"] = sized(memory.taps_most)
     names = list(columns[0] | columns[1])
     return [(name, columns[0].get(name, _NOTHING), columns[1].get(name, _NOTHING)) for name in names]
 
 
 def _mtp_words(target: ModelFacts, draft_method: str) -> str:
-    size = "" if target.mtp_bytes is None else f", {gigabytes(target.mtp_bytes)}"
+    size = "" if target.mtp_bytes is None else f", {sized(target.mtp_bytes)}"
     is_used = draft_method.rpartition("+")[2] == "mtp"
     return f"{target.num_mtp_modules}{size}" + ("" if is_used else ": try --draft mtp")
 
@@ -216,10 +210,10 @@ def _snapshots(memory: Memory) -> str:
     """Memory of the snapshots by which prefixes of a model with a state are shared."""
     each, num = memory.prefix_state, memory.prefix_states_planned
     if num is None:
-        return f"{gigabytes(each)} each, with --prefix-caching"
+        return f"{sized(each)} each, with --prefix-caching"
     if not num:
-        return f"{gigabytes(each)} each, no room"
-    return f"{gigabytes(num * each)}: {num}, one after every {memory.tokens_apart} tokens"
+        return f"{sized(each)} each, no room"
+    return f"{sized(num * each)}: {num}, one after every {memory.tokens_apart} tokens"
 
 
 def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
@@ -229,11 +223,11 @@ def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
     where = "" if facts.is_complete else missing
     stored = {}
     if facts.stored_as not in (None, "safetensors") and facts.stored_bytes is not None:
-        stored["files"] = f"{gigabytes(facts.stored_bytes)} as {facts.stored_as}"
+        stored["files"] = f"{sized(facts.stored_bytes)} as {facts.stored_as}"
     return {
         "name": facts.name + where,
         "architecture": facts.architecture + (", mixture of experts" if facts.is_mixture_of_experts else ""),
-        "parameters": f"{_millions(facts.num_parameters)}, from {facts.weights_counted_in}",
+        "parameters": f"{in_millions(facts.num_parameters)}, from {facts.weights_counted_in}",
         **stored,
         "dtype": facts.dtype,
         "decoder": facts.decoder,
@@ -241,18 +235,6 @@ def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
         "logits' width": str(facts.embedding_size),
         "end tokens": " ".join(map(str, facts.eos_token_ids)) or _NOTHING,
     }
-
-
-def _millions(num: int) -> str:
-    """A number of parameters in millions, or in thousands."""
-    return f"{num / 1e6:.1f} M" if num >= 1e6 else f"{num / 1e3:.1f} K"
-
-
-def gigabytes(num_bytes: int) -> str:
-    """Bytes in GB, MB or, where MB would show nothing, kB."""
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:.2f} GB"
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 or not num_bytes else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _verdict(diagnosis: Diagnosis) -> Text:

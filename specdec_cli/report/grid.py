@@ -115,8 +115,8 @@ class Grid(Table):
             is_number = _are_numbers([text.plain for text in cells[num_heads:]])
             justify = "right" if is_number else column.justify
             table.add_column(cells[0] if num_heads else "", style=column.style, justify=justify, no_wrap=True)
-        for row, given in zip(self.rows, zip(*(column[num_heads:] for column in texts), strict=True), strict=True):
-            table.add_row(*given, style=row.style, end_section=row.end_section)
+        for row, line in zip(self.rows, zip(*(column[num_heads:] for column in texts), strict=True), strict=True):
+            table.add_row(*line, style=row.style, end_section=row.end_section)
         return table
 
     def _stacked(self, console: Console, width: int) -> Iterator[Text]:
@@ -159,8 +159,8 @@ def _text(console: Console, cell: Any) -> Text:
 
 def _are_numbers(cells: Sequence[str]) -> bool:
     """Whether a column holds numbers, or dashes where there is none, whose places belong below each other."""
-    given = [cell for cell in cells if cell not in ("", "–")]
-    return bool(given) and all(_NUMBER.fullmatch(cell) for cell in given)
+    shown = [cell for cell in cells if cell not in ("", "–")]
+    return bool(shown) and all(_NUMBER.fullmatch(cell) for cell in shown)
 
 
 def _longest_word(text: Text) -> int:

@@ -32,13 +32,13 @@ class Pace:
 
     def words(self, done: float = 0, total: float = 0) -> str:
         """`40 s elapsed, about 2 min left`; without a count only the elapsed time."""
-        return f"{_duration(self.elapsed_seconds)} elapsed{self.left(done, total)}"
+        return f"{duration(self.elapsed_seconds)} elapsed{self.left(done, total)}"
 
     def left(self, done: float, total: float) -> str:
         """`, about 2 min left`, or nothing where that is not known."""
         if not 0 < done < total:
             return ""
-        return f", about {_duration(self.elapsed_seconds / done * (total - done))} left"
+        return f", about {duration(self.elapsed_seconds / done * (total - done))} left"
 
 
 class Waiting:
@@ -76,7 +76,8 @@ class Waiting:
         return f"{phase}{count} ({self._pace.words()}{self._phase_pace.left(done, total)})"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`40 s`, `5 min`, `1.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

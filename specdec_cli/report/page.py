@@ -37,6 +37,17 @@ def wraps(stream: IO[str]) -> bool:
     return stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
 
 
+def terminal_width(stream: IO[str]) -> int:
+    """Columns of a stream's terminal; `COLUMNS` wins, as in other programs, and 80 stands for an unknown width."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
 def to_nowhere(stream: IO[str]) -> None:
     """Discard a standard stream and its buffer, because its reader has gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -10,7 +10,7 @@ from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
     from specdec_cli.events import Emitted
-    from specdec_cli.text.detokenize import Detokenizer
+    from specdec_cli.text.stream import Detokenizer
 
 Kind = Literal["text", "accepted", "alternative", "own", "heading"]
 STYLES: dict[Kind, str] = {

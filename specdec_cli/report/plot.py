@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.report.endpoint_pages import acceptance_by_position
-from specdec_cli.report.endpoint_words import FIGURE_NAMES
-from specdec_cli.report.train_pages import SCHEMA as TRAIN
-from specdec_cli.report.train_pages import training_heading
+from specdec_cli.report.endpoint import FIGURE_NAMES, acceptance_by_position
+from specdec_cli.report.train import training_heading
 from specdec_cli.text.printable import printable
+from specdec_cli.train.documents import TrainDocument
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +122,7 @@ def inline_svgs(document: Document) -> list[tuple[str, str]]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    found = []
+    svgs = []
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     for place, panel in enumerate(panels_of(document)):
         with rc_context(dict(_STYLE) | ink | {"svg.hashsalt": f"specdec {place}"}):
@@ -134,8 +133,8 @@ def inline_svgs(document: Document) -> list[tuple[str, str]]:
         text = file.getvalue()
         text = text[text.index("<svg") :].replace(_INK, "currentColor")
         text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-        found.append((panel.title, re.sub(r'<g id="[^"]*">', "<g>", text)))
-    return found
+        svgs.append((panel.title, re.sub(r'<g id="[^"]*">', "<g>", text)))
+    return svgs
 
 
 def panels_of(document: Document) -> Sequence[Panel]:
@@ -167,7 +166,7 @@ def heading(document: Document) -> str:
     recipe, name = document["recipe"], str(document["schema"]).partition("/")[0].removeprefix("specdec.")
     if "endpoint" in document:
         return f"specdec {name}: {subject(document)}"
-    if document["schema"] == TRAIN:
+    if document["schema"] == TrainDocument.schema_name:
         return training_heading(document)
     drafts = recipe["draft"] if isinstance(recipe["draft"], list) else [recipe["draft"]]
     named = ", ".join(_draft_words(str(draft.get("model") or draft.get("method"))) for draft in drafts)
@@ -189,17 +188,17 @@ def _safe(text: object) -> str:
 
 def _draw_points(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 1) -> None:
     """Figures with their intervals below each other, the first one apart; what was not measured is left out."""
-    rows = [(name, found) for name, found in rows if found["median"] is not None]
-    for place, (_, found) in enumerate(rows):
-        ends = None if found["ci95"] is None else [scale * end for end in found["ci95"]]
-        _point(axes, scale * found["median"], place, ends, _BLUE if place else _ORANGE, is_flat=True)
+    rows = [(name, interval) for name, interval in rows if interval["median"] is not None]
+    for place, (_, interval) in enumerate(rows):
+        ends = None if interval["ci95"] is None else [scale * end for end in interval["ci95"]]
+        _point(axes, scale * interval["median"], place, ends, _BLUE if place else _ORANGE, is_flat=True)
     axes.set_yticks(range(len(rows)), [_safe(name) for name, _ in rows])
     axes.invert_yaxis()
 
 
 def _speedup_by_task(axes: Axes, document: Document) -> None:
     rows = [("all", document["speedup"]["decode"])]
-    rows += [(task, found["speedup"]["decode"]) for task, found in document["by_task"].items()]
+    rows += [(task, part["speedup"]["decode"]) for task, part in document["by_task"].items()]
     _draw_points(axes, rows)
     if axes.has_data():
         axes.axvline(1, color=_GREY, linewidth=1, linestyle="--")
@@ -238,8 +237,8 @@ def _whole_numbers(axes: Axes) -> None:
 
 def _time_split(axes: Axes, names: Sequence[str], parts: Sequence[Mapping[str, float]], label: str) -> None:
     for place, (name, colour) in enumerate(_PARTS if parts else ()):
-        starts = [sum(one[other] for other, _ in _PARTS[:place]) for one in parts]
-        axes.barh(range(len(parts)), [one[name] for one in parts], left=starts, color=colour, label=name, height=0.6)
+        starts = [sum(part[other] for other, _ in _PARTS[:place]) for part in parts]
+        axes.barh(range(len(parts)), [part[name] for part in parts], left=starts, color=colour, label=name, height=0.6)
     axes.set_yticks(range(len(names)), [_safe(name) for name in names])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -266,18 +265,18 @@ def _bench_positions(axes: Axes, document: Document) -> None:
 
 def _endpoint_times(axes: Axes, document: Document, figure: str) -> None:
     """A figure of all answers and of each task, with its interval."""
-    named = {"all": document["timing"], **{task: found["timing"] for task, found in document["by_task"].items()}}
+    named = {"all": document["timing"], **{task: part["timing"] for task, part in document["by_task"].items()}}
     _draw_points(axes, [(task, timing[figure]) for task, timing in named.items()], scale=1000)
     axes.set_xlabel(f"{FIGURE_NAMES[figure]}, milliseconds (95 % interval)")
 
 
 def _endpoint_acceptance(axes: Axes, document: Document) -> None:
-    """By task where the answers count their own, else by position where the server's counters do."""
+    """Acceptance by task if the answers report it, else by position if the server's counters do."""
     if document["acceptance"] is None:
         _by_position(axes, acceptance_by_position(document))
         return
     named = {"all": document, **document["by_task"]}
-    _draw_points(axes, [(task, found["acceptance"]["rate"]) for task, found in named.items() if found["acceptance"]])
+    _draw_points(axes, [(task, part["acceptance"]["rate"]) for task, part in named.items() if part["acceptance"]])
     axes.set_xlabel("accepted share of drafted tokens (95 % interval)")
 
 
@@ -287,13 +286,13 @@ def _bench_split(axes: Axes, document: Document) -> None:
 
 def _sweep_speedup(axes: Axes, document: Document) -> None:
     by_size = document["by_batch_size"]
-    for place, found in enumerate(by_size):
+    for place, at_size in enumerate(by_size):
         if len(by_size) > 1:
             colours = (_COLOURS[place % len(_COLOURS)],) * 2
-            labels = "", f"batch size {found['batch_size']}"
+            labels = "", f"batch size {at_size['batch_size']}"
         else:
             colours, labels = (_BLUE, _ORANGE), ("predicted", "measured")
-        _sweep_curves(axes, found["rows"], colours, labels, 0.18 / len(by_size))
+        _sweep_curves(axes, at_size["rows"], colours, labels, 0.18 / len(by_size))
     ks = [row["k"] for row in document["rows"] if row["predicted"] is not None]
     textbook = [(k, document["iid"]["speedup_by_k"].get(str(k))) for k in ks]
     if textbook and len(by_size) == 1 and all(value is not None for _, value in textbook):
@@ -305,11 +304,11 @@ def _sweep_curves(
     axes: Axes, rows: Sequence[Mapping[str, Any]], colours: tuple[str, str], labels: tuple[str, str], alpha: float
 ) -> None:
     """A line of what was predicted and points of what was measured."""
-    known = [(row["k"], one) for row in rows if (one := row["predicted"]) is not None and one["speedup"] is not None]
+    known = [(row["k"], at_k) for row in rows if (at_k := row["predicted"]) and at_k["speedup"] is not None]
     if known:
         ks = [k for k, _ in known]
-        axes.plot(ks, [one["speedup"] for _, one in known], "-", color=colours[0], label=labels[0] or None)
-        ends = [one["ci95"] or [one["speedup"]] * 2 for _, one in known]
+        axes.plot(ks, [at_k["speedup"] for _, at_k in known], "-", color=colours[0], label=labels[0] or None)
+        ends = [at_k["ci95"] or [at_k["speedup"]] * 2 for _, at_k in known]
         axes.fill_between(ks, [e[0] for e in ends], [e[1] for e in ends], color=colours[0], alpha=alpha, linewidth=0)
     label = labels[1]
     for row in rows:
@@ -355,10 +354,10 @@ def _pareto(axes: Axes, document: Document) -> None:
         if row["cost_ratio"] is None or row["acceptance_rate"] is None:
             continue
         speedup, colour = row["speedup"]["median"], _COLOURS[place % len(_COLOURS)]
-        said = "" if speedup is None else f" {speedup:.2f}× (k = {row['best_k']})"
+        message = "" if speedup is None else f" {speedup:.2f}× (k = {row['best_k']})"
         axes.scatter([row["cost_ratio"]], [row["acceptance_rate"]], s=60 * (speedup or 0.5), color=colour, alpha=0.85)
         axes.annotate(
-            _safe(_draft_words(row["draft"])) + said,
+            _safe(_draft_words(row["draft"])) + message,
             (row["cost_ratio"], row["acceptance_rate"]),
             xytext=(6, 6),
             textcoords="offset points",
@@ -372,13 +371,13 @@ def _pareto(axes: Axes, document: Document) -> None:
 def _compare_speedup(axes: Axes, document: Document) -> None:
     for place, row in enumerate(row for row in document["rows"] if row["best_k"]):
         colour = _COLOURS[place % len(_COLOURS)]
-        known = [(one["k"], one["speedup"]["median"]) for one in row["predicted"] or () if one["speedup"]["median"]]
+        known = [(at_k["k"], at_k["speedup"]["median"]) for at_k in row["predicted"] or () if at_k["speedup"]["median"]]
         if known:
             axes.plot(*zip(*known, strict=True), "-", color=colour, linewidth=1.2)
         label = _safe(_draft_words(row["draft"]))
-        for one in row["measured"]:
-            if one["speedup"]["median"] is not None:
-                _point(axes, one["k"], one["speedup"]["median"], one["speedup"]["ci95"], colour, label=label)
+        for at_k in row["measured"]:
+            if at_k["speedup"]["median"] is not None:
+                _point(axes, at_k["k"], at_k["speedup"]["median"], at_k["speedup"]["ci95"], colour, label=label)
                 label = ""
     _against_k(axes)
 
@@ -394,7 +393,7 @@ def _compare_split(axes: Axes, document: Document) -> None:
 
 
 def _training_acceptance(axes: Axes, document: Document) -> None:
-    points = [(one["step"], one["acceptance_length"]) for one in document["evaluations"]]
+    points = [(evaluation["step"], evaluation["acceptance_length"]) for evaluation in document["evaluations"]]
     if points:
         axes.plot(*zip(*points, strict=True), "o-", markersize=4, color=_BLUE)
     axes.set_xlabel("step")
@@ -403,12 +402,12 @@ def _training_acceptance(axes: Axes, document: Document) -> None:
 
 def _training_positions(axes: Axes, document: Document) -> None:
     evaluations, best = document["evaluations"], document["best"]
-    shown = [one for one in (*evaluations[:1], best) if one is not None]
-    _by_position(axes, [(f"step {one['step']}", one["acceptance_by_depth"]) for one in shown])
+    shown = [evaluation for evaluation in (*evaluations[:1], best) if evaluation is not None]
+    _by_position(axes, [(f"step {evaluation['step']}", evaluation["acceptance_by_depth"]) for evaluation in shown])
 
 
 def _training_loss(axes: Axes, document: Document) -> None:
-    points = [(one["step"], one["loss"]) for one in document["curve"]]
+    points = [(point["step"], point["loss"]) for point in document["curve"]]
     if points:
         axes.plot(*zip(*points, strict=True), color=_ORANGE)
     axes.set_xlabel("step")
@@ -432,7 +431,7 @@ _PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Acceptance by position", _compare_positions),
         Panel("Where the time goes", _compare_split),
     ),
-    TRAIN: (
+    TrainDocument.schema_name: (
         Panel("Acceptance length on held-out prompts", _training_acceptance),
         Panel("Acceptance by position", _training_positions),
         Panel("Loss", _training_loss),

@@ -30,9 +30,9 @@ def recommendation_words(recommended: Mapping[str, Any], at: str = "") -> str:
     )
 
 
-def size_name(found: Mapping[str, Any], has_several: bool) -> str:
+def size_name(at_size: Mapping[str, Any], has_several: bool) -> str:
     """` at batch size 8`, or nothing where there is one size."""
-    return f" at batch size {found['batch_size']}" if has_several else ""
+    return f" at batch size {at_size['batch_size']}" if has_several else ""
 
 
 def short_words(recommended: Mapping[str, Any]) -> str:

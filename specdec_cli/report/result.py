@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
+from specdec_cli.report.columns import PageTable
 from specdec_cli.report.grid import Grid
 from specdec_cli.report.recommendation import IN_USE, RECOMMENDED
-from specdec_cli.report.table import PageTable
 
 _QUIET = 0.25  # of the cores: a load that does not change figures
 
@@ -19,9 +19,9 @@ def print_result(
     console: Console,
     body: Mapping[str, Any],
     verdict: Sequence[str],
-    figures: Iterable[RenderableType],
+    figures: Iterable[PageTable | str],
     checks: Iterable[str | None],
-    details: Callable[[], Iterable[RenderableType | str]] | None,
+    details: Iterable[PageTable | str] | None,
     left_out: str,
 ) -> None:
     """Print a result.
@@ -32,24 +32,32 @@ def print_result(
         verdict: sentences.
         figures: one table, or one for each batch size.
         checks: sentences on what the figures rest on, such as the comparison of tokens.
-        details: gives tables and sentences; None where `--details` was not asked for.
+        details: tables and sentences; None where `--details` was not asked for.
         left_out: what `--details` would add, in words.
     """
     for sentence in verdict:
         console.print(Text(sentence, style="bold"), soft_wrap=True)
     if load := load_words(body["machine"]):
         console.print(Text(load, style="yellow"), soft_wrap=True)
-    for table in figures:
-        console.print(table)
+    _print_all(console, figures, style="")
     for line in filter(None, checks):
         console.print(Text(line), soft_wrap=True)
-    _print_notes_and_gates(console, body)
+    print_notes_and_gates(console, body)
     if details is None:
         console.print(Text(f"--details adds {left_out}", style="dim"), soft_wrap=True)
         return
     console.print()
-    for one in details():
-        console.print(Text(one, style="dim") if isinstance(one, str) else one, soft_wrap=isinstance(one, str))
+    _print_all(console, details, style="dim")
+
+
+def _print_all(console: Console, tables: Iterable[PageTable | str], style: str) -> None:
+    for table in tables:
+        if isinstance(table, str):
+            console.print(Text(table, style=style), soft_wrap=True)
+            continue
+        console.print(grid_of(table))
+        if table.legend is not None:
+            console.print(Text(table.legend, style=style), soft_wrap=True)
 
 
 def load_words(machine: Mapping[str, Any]) -> str | None:
@@ -62,26 +70,20 @@ def load_words(machine: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _print_notes_and_gates(console: Console, body: Mapping[str, Any]) -> None:
+def print_notes_and_gates(console: Console, body: Mapping[str, Any]) -> None:
     """Print what a reader must know beside the figures, and what became of the gates."""
     for notice in body["notices"]:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-    for gate in body["gates"]:
+    for gate in body.get("gates", ()):
         style = "green" if gate["passed"] else "bold red"
         word = "passed" if gate["passed"] else "FAILED"
         console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
 
 
-def details_of(table: PageTable) -> Iterator[RenderableType | str]:
-    """A table among the details, and its legend."""
-    yield grid_of(table.heads, table.rows, table.title)
-    if table.legend is not None:
-        yield table.legend
-
-
-def grid_of(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Grid:
-    """A table of cells that are text as they stand; a row that is recommended is bold."""
-    table = Grid(*heads, title=title)
-    for row in rows:
-        table.add_row(*map(Text, row), style="bold" if {RECOMMENDED, IN_USE} & set(row) else "")
-    return table
+def grid_of(table: PageTable) -> Grid:
+    """A table on a terminal, whose cells are text as they stand; a row that is recommended is bold."""
+    grid = Grid(*table.heads, title=table.title or None)
+    for row in table.rows:
+        styles = [table.styles[i](cell) if i in table.styles else "" for i, cell in enumerate(row)]
+        grid.add_row(*map(Text, row, styles), style="bold" if {RECOMMENDED, IN_USE} & set(row) else "")
+    return grid

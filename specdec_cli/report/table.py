@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
@@ -32,16 +31,6 @@ class Column:
     tokens_per_second: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PageTable:
-    """One table of a page or a file; a terminal that shows it has the legend below it."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    legend: str | None = None
-
-
 def percent(share: float | None) -> str:
     """A share as a percentage, or a dash."""
     return NOTHING if share is None else f"{100 * share:.1f}%"
@@ -50,19 +39,6 @@ def percent(share: float | None) -> str:
 def number(value: float | None, digits: int = 2) -> str:
     """A number, or a dash."""
     return NOTHING if value is None else f"{value:.{digits}f}"
-
-
-def interval_cells(found: Mapping[str, Any] | None, key: str = "median") -> list[str]:
-    """A speed-up and its interval as two cells, `1.42×` and `1.31–1.55`; dashes for what is not known.
-
-    Args:
-        found: of a document, with `ci95`; None where nothing was measured.
-        key: of the figure.
-    """
-    if found is None or found[key] is None:
-        return [NOTHING, NOTHING]
-    ends = found["ci95"]
-    return [f"{found[key]:.2f}×", NOTHING if ends is None else f"{ends[0]:.2f}–{ends[1]:.2f}"]
 
 
 _MOST_RANKS = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.style import Style
 
-from specdec_cli.report.page import to_nowhere
+from specdec_cli.report.page import terminal_width, to_nowhere
 from specdec_cli.report.pieces import STYLES, Piece, marked
 
 
 class Sink(Protocol):
-    """Where pieces go."""
+    """Receiver of pieces."""
 
     def put(self, piece: Piece) -> None:
         """Take the next piece."""
@@ -88,7 +87,7 @@ class Writer:
         """Write the word that is whole now, on a new line if it would cross the terminal's edge."""
         if not self._word:
             return
-        width, num = _width(self.stream), sum(cell_len(part) for part, _ in self._word)
+        width, num = terminal_width(self.stream), sum(cell_len(part) for part, _ in self._word)
         column = len((" " * self._column + self._gap).expandtabs())
         if self._column and column + num > width >= num:
             self._write("\n")
@@ -107,12 +106,6 @@ class Writer:
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
 _PARTS = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
 """Line breaks, gaps, characters that a line may break beside, words."""
-
-
-def _width(stream: TextIO) -> int:
-    """Columns of a terminal; `COLUMNS` wins, as in other programs."""
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
 
 
 class Texts:

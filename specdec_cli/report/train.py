@@ -1,30 +1,111 @@
-"""A training run on the terminal: the live table, a line for each evaluation, and the result document."""
+"""A training run in reports: its plan, its live table, and its part of pages and pictures."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from time import perf_counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from specdec_cli.report.pace import Pace
-from specdec_cli.report.train_pages import loss_curve
+from specdec_cli.quantities import counted, in_millions
+from specdec_cli.report.columns import PageTable, TableColumn, origin
+from specdec_cli.report.live_table import LiveTable
+from specdec_cli.report.pace import duration
+from specdec_cli.report.table import number, percent
 from specdec_cli.train.events import Evaluated, Trained, TrainingEvent
 
 if TYPE_CHECKING:
     from specdec_cli.report.view import Screen
+    from specdec_cli.train.plan import TrainingPlan
 
-_SECONDS_BETWEEN_DRAWS = 0.25
+Document = Mapping[str, Any]
+
+
+def training_heading(document: Document) -> str:
+    """The run's subject, in a line."""
+    recipe = document["recipe"]
+    return f"specdec train-draft: {recipe['train']['method']} for {recipe['target']['model']}"
+
+
+def train_facts(document: Document) -> list[tuple[str, str]]:
+    """How the draft was trained, each fact with its name."""
+    train = document["recipe"]["train"]
+    settled = ", ".join(f"{key} {value}" for key, value in document["settled"].items())
+    steps = f"{document['num_steps']}{', interrupted' if document['interrupted'] else ''}"
+    return [
+        ("method", f"{train['method']}{f': {settled}' if settled else ''}"),
+        ("data", str(train["data"])),
+        ("steps", f"{steps}, {document['num_tokens']} tokens, {document['seconds']:.0f} s"),
+        *origin(document, ("cpu", "gpu")),
+    ]
+
+
+def train_findings(document: Document) -> list[str]:
+    """The best acceptance that was measured."""
+    best = document["best"]
+    if best is None:
+        return ["acceptance was not measured"]
+    held_out = counted(document["recipe"]["train"]["num_held_out"], "held-out prompt")
+    length = f"{best['acceptance_length']:.2f}"
+    return [f"Acceptance length {length} at k = {best['k']} on {held_out}, after step {best['step']}."]
+
+
+def evaluations_table(document: Document) -> PageTable:
+    """Acceptance at each evaluation."""
+    depths = max((evaluation["k"] for evaluation in document["evaluations"]), default=0)
+    columns = (
+        TableColumn("step", "step"),
+        TableColumn("loss", "loss", lambda loss: number(loss, 3)),
+        TableColumn("length", "acceptance_length", number),
+        TableColumn("accepted", "acceptance_rate", percent),
+        *(TableColumn(f"depth {depth + 1}", f"acceptance_by_depth.{depth}", percent) for depth in range(depths)),
+    )
+    return PageTable.of("Acceptance on held-out prompts", columns, document["evaluations"])
+
+
+_USES = {
+    "target": "target",
+    "draft": "draft",
+    "gradients": "gradients",
+    "optimizer": "AdamW",
+    "frozen": "copies of the target's layers",
+    "hidden_states": "hidden states",
+    "logits": "logits of a batch",
+    "checkpoints": "checkpoints",
+}
+
+
+def plan_lines(plan: TrainingPlan) -> list[str]:
+    """Lines of text: tokens, parameters, memory, disk and time."""
+    lines = [
+        f"tokens: {plan.num_prompt_tokens} of prompts, {plan.num_answer_tokens} of answers at most",
+        f"parameters: {in_millions(plan.num_trained)} trained, {in_millions(plan.num_target)} in the target",
+        f"memory: {_sizes(plan.memory_bytes)}; an estimate without activations and the engine's KV cache",
+        f"disk: {_sizes(plan.disk_bytes)}",
+    ]
+    if plan.flops_per_second is None or plan.bytes_per_second is None or plan.step_seconds is None:
+        return [*lines, "time: not known, because the device is not here"]
+    steps = f"{duration(plan.step_seconds)} for the steps"
+    times = f"{duration(plan.answer_seconds)} for the answers, {steps}" if plan.answer_seconds else steps
+    rates = f"{plan.flops_per_second / 1e9:.0f} GFLOP/s and {plan.bytes_per_second / 1e9:.0f} GB/s"
+    what = f"{plan.operations + plan.answer_operations:.1e} operations at the {rates} that this machine reaches"
+    return [*lines, f"time: at least {times}; an estimate by {what} in float32, without loading and evaluations"]
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    """`21.0 GB (target 16.0, draft 5.0)`."""
+    unit, name = (1e9, "GB") if sum(sizes.values()) >= 1e9 else (1e6, "MB")
+    parts = ", ".join(f"{_USES[use]} {size / unit:.1f}" for use, size in sizes.items() if size)
+    return f"{sum(sizes.values()) / unit:.1f} {name} ({parts})"
+
+
 _RECENT = 50  # steps that the shown loss and rates are averaged over
 
 
-class TrainView:
-    """Shows a run as its events come; a context manager, so that the terminal is left tidy.
+class TrainView(LiveTable):
+    """Shows a run as its events come.
 
     Args:
         screen: the streams.
@@ -33,25 +114,10 @@ class TrainView:
     """
 
     def __init__(self, screen: Screen, num_steps: int, step: int) -> None:
+        super().__init__(screen.console, screen.is_live, screen.say)
         self._screen, self._num_steps, self._step = screen, num_steps, step
         self._recent: deque[Trained] = deque(maxlen=_RECENT)
         self._evaluations: list[Evaluated] = []
-        self._pace, self._drawn_at = Pace(), 0.0
-        live = Live(
-            console=screen.console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
-        self._live = live if screen.is_live else None
-
-    def __enter__(self) -> TrainView:
-        """Open the live area."""
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        if self._live is not None:
-            self._live.stop()
 
     def watch(self, event: TrainingEvent) -> None:
         """Show one event."""
@@ -61,23 +127,14 @@ class TrainView:
         elif isinstance(event, Evaluated):
             self._evaluations.append(event)
             self._screen.say(evaluation_words(event))
-        if self._live is not None:
-            self._draw()
-        elif self._pace.is_due():
-            self._screen.say(self._progress())
-
-    def _draw(self) -> None:
-        now = perf_counter()
-        if self._live is not None and now >= self._drawn_at + _SECONDS_BETWEEN_DRAWS:
-            self._live.update(Group(self._table(), Text(self._progress(), style="dim")), refresh=True)
-            self._drawn_at = now
+        self.draw(self._table, self._progress())
 
     def _progress(self) -> str:
         parts = [f"step {self._step} of {self._num_steps}"]
         if self._recent:
-            num, seconds = len(self._recent), sum(one.seconds for one in self._recent)
-            parts.append(f"loss {sum(one.loss for one in self._recent) / num:.3f}")
-            parts.append(f"{sum(one.num_tokens for one in self._recent) / seconds:.0f} tokens/s")
+            num, seconds = len(self._recent), sum(step.seconds for step in self._recent)
+            parts.append(f"loss {sum(step.loss for step in self._recent) / num:.3f}")
+            parts.append(f"{sum(step.num_tokens for step in self._recent) / seconds:.0f} tokens/s")
             parts.append(f"{duration((self._num_steps - self._step) * seconds / num)} left")
         return ", ".join(parts)
 
@@ -87,62 +144,26 @@ class TrainView:
         table.add_column("")
         table.add_column("length", justify="right")
         shown = self._evaluations[-4:]
-        depths = max([len(one.matches) for one in self._recent] + [one.acceptance.k for one in shown], default=0)
+        depths = max([len(step.matches_by_depth) for step in self._recent] + [it.k for it in shown], default=0)
         for depth in range(1, depths + 1):
             table.add_column(f"depth {depth}", justify="right")
-        for one in shown:
-            found = one.acceptance
-            table.add_row(f"step {one.step}, held out", f"{found.length:.2f}", *_percentages(found.by_depth))
+        for it in shown:
+            length = f"{it.acceptance_length:.2f}"
+            table.add_row(f"step {it.step}, held out", length, *_percentages(it.acceptance_by_depth))
         if self._recent:
-            sums = [sum(its) / len(self._recent) for its in zip(*(one.matches for one in self._recent), strict=True)]
-            table.add_row(f"step {self._step}, training", "", *_percentages(sums))
+            by_depth = zip(*(step.matches_by_depth for step in self._recent), strict=True)
+            means = [sum(matches) / len(self._recent) for matches in by_depth]
+            table.add_row(f"step {self._step}, training", "", *_percentages(means))
         return table
 
 
-def evaluation_words(event: Evaluated) -> str:
+def evaluation_words(evaluation: Evaluated) -> str:
     """`step 40: acceptance length 2.31 at k = 5 (62 % 41 % ...), the best so far`."""
-    found = event.acceptance
-    rates = " ".join(_percentages(found.by_depth))
-    best = ", the best so far" if event.is_best else ""
-    return f"step {event.step}: acceptance length {found.length:.2f} at k = {found.k} ({rates}){best}"
-
-
-def train_body(
-    rows: Sequence[dict[str, Any]], settled: dict[str, Any], notices: Sequence[str], interrupted: bool
-) -> dict[str, Any]:
-    """The document's own keys.
-
-    Args:
-        rows: of the log.
-        settled: sizes that the method chose.
-        notices: sentences about the data.
-        interrupted: whether the run was ended early.
-    """
-    steps = [row for row in rows if row["event"] == "step"]
-    evaluations = [row for row in rows if row["event"] == "evaluation"]
-    best = max(evaluations, key=lambda row: float(row["acceptance_length"]), default=None)
-    return {
-        "interrupted": interrupted,
-        "notices": list(notices),
-        "num_steps": steps[-1]["step"] if steps else 0,
-        "seconds": round(sum(row["seconds"] for row in steps), 3),
-        "num_tokens": sum(row["num_tokens"] for row in steps),
-        "last_loss": steps[-1]["loss"] if steps else None,
-        "settled": settled,
-        "best": best,
-        "evaluations": evaluations,
-        "curve": loss_curve(rows),
-    }
+    rates = " ".join(_percentages(evaluation.acceptance_by_depth))
+    best = ", the best so far" if evaluation.is_best else ""
+    length = f"acceptance length {evaluation.acceptance_length:.2f} at k = {evaluation.k}"
+    return f"step {evaluation.step}: {length} ({rates}){best}"
 
 
 def _percentages(rates: Sequence[float]) -> list[str]:
     return [f"{100 * rate:.0f} %" for rate in rates]
-
-
-def duration(seconds: float) -> str:
-    """`1 h 5 min`, `2 min 3 s`, `4 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

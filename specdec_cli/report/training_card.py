@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from specdec_cli import __version__
+from specdec_cli.quantities import counted
 from specdec_cli.recipe import Recipe
 from specdec_cli.recipe.present import yaml_value
-from specdec_cli.train.words import counted
+from specdec_cli.report.train import evaluations_table
 
 CARD, RECIPE = "README.md", "recipe.yaml"
 _WHAT = {
@@ -32,8 +33,7 @@ class TrainedDraft:
     Args:
         recipe: of the run.
         folder: of the draft, as the user named it.
-        rows: of the training log.
-        settled: sizes that the method chose.
+        document: of the run (`TrainDocument`).
         num_samples: texts that were trained on.
         num_tokens: tokens of their answers.
         num_parameters: of the draft that were trained.
@@ -41,21 +41,10 @@ class TrainedDraft:
 
     recipe: Recipe
     folder: Path
-    rows: Sequence[Mapping[str, Any]]
-    settled: Mapping[str, Any]
+    document: Mapping[str, Any]
     num_samples: int
     num_tokens: int
     num_parameters: int
-
-    @property
-    def evaluations(self) -> list[Mapping[str, Any]]:
-        """Rows of the log with acceptance on held-out prompts."""
-        return [row for row in self.rows if row["event"] == "evaluation"]
-
-    @property
-    def best(self) -> Mapping[str, Any] | None:
-        """The evaluation of the draft that is in the folder; None before the first."""
-        return max(self.evaluations, key=lambda row: float(row["acceptance_length"]), default=None)
 
     @property
     def _answers(self) -> str:
@@ -92,52 +81,40 @@ class TrainedDraft:
         target = _changed(self.recipe, "target") | {"model": self.recipe.target.model}
         changed: dict[str, dict[str, Any]] = {"target": target}
         changed["draft"] = {"model": str(self.folder)}
-        if self.best is not None:
-            changed["speculation"] = {"num_speculative_tokens": self.best["k"]}
+        if (best := self.document["best"]) is not None:
+            changed["speculation"] = {"num_speculative_tokens": best["k"]}
         comment = f"# Decodes with the draft that `specdec train-draft` wrote into {self.folder}.\n"
         run = f"# Run it: specdec bench -r {quote(str(self.folder / RECIPE))}\n"
         return comment + run + "\n".join(_sections(changed)) + "\n"
 
     def _acceptance(self) -> list[str]:
-        if self.best is None:
+        best = self.document["best"]
+        if best is None:
             return ["## Acceptance\n", "It was not measured.\n"]
-        depths = range(1, int(self.best["k"]) + 1)
-        lines = ["| step | loss | acceptance length | " + " | ".join(f"depth {depth}" for depth in depths) + " |"]
-        lines.append("| ---: " * (3 + len(depths)) + "|")
-        lines += [self._row(row, len(depths)) for row in self.evaluations]
-        temperature = self.recipe.sampling.temperature
         held_out = counted(self.recipe.train.num_held_out, "held-out prompt")
         about = (
-            f"On {held_out}, k = {self.best['k']}, temperature {temperature}. The folder has the draft of step "
-            f"{self.best['step']}. A depth's share counts the steps that accepted the token there and all before it; "
-            "the loss is the mean since the row above.\n"
+            f"On {held_out}, k = {best['k']}, temperature {self.recipe.sampling.temperature}. The folder has the draft "
+            f"of step {best['step']}. A depth's share counts the steps that accepted the token there and all before "
+            "it; the loss is the mean since the row above.\n"
         )
-        return ["## Acceptance on held-out prompts\n", *lines, "", about]
-
-    def _row(self, row: Mapping[str, Any], depths: int) -> str:
-        before = max((one["step"] for one in self.evaluations if one["step"] < row["step"]), default=0)
-        its = [one["loss"] for one in self.rows if one["event"] == "step" and before < one["step"] <= row["step"]]
-        loss = f"{sum(its) / len(its):.3f}" if its else "–"
-        shares = [f"{100 * one:.0f} %" for one in row["acceptance_by_depth"]]
-        shares += ["–"] * (depths - len(shares))
-        return f"| {row['step']} | {loss} | {row['acceptance_length']:.2f} | {' | '.join(shares)} |"
+        table = evaluations_table(self.document)
+        return [f"## {table.title}\n", *table.markdown(), about]
 
     def _data(self) -> list[str]:
-        settings, steps = self.recipe.train, [row for row in self.rows if row["event"] == "step"]
-        seconds = sum(row["seconds"] for row in steps)
+        settings, document = self.recipe.train, self.document
         answered = "with the answers given there" if settings.keep_answers else "answered by the target"
         return [
             "## Data\n",
             f"- prompts: `{settings.data}`, {answered}",
             f"- samples: {self.num_samples}, with {counted(self.num_tokens, 'token')} of answers",
-            f"- steps: {len(steps)}, {seconds:.0f} s of training",
+            f"- steps: {document['num_steps']}, {document['seconds']:.0f} s of training",
             f"- trained parameters: {self.num_parameters}\n",
         ]
 
     def _settings(self) -> list[str]:
-        changed = {part: found for part in _PARTS if (found := _changed(self.recipe, part))}
+        changed = {part: values for part in _PARTS if (values := _changed(self.recipe, part))}
         train = {key: value for key, value in self.recipe.train.model_dump(mode="json").items() if value is not None}
-        content = {**changed, "train": {**train, **self.settled}}
+        content = {**changed, "train": {**train, **self.document["settled"]}}
         return ["## Settings\n", "```yaml", *_sections(content), "```\n"]
 
 
@@ -165,8 +142,8 @@ def _licence_of(target: str) -> str | None:
     except (OSError, ValueError):
         return None
     head = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
-    found = re.search(r"^license:\s*[\"']?([\w.+-]+)", head, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^license:\s*[\"']?([\w.+-]+)", head, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _yaml(values: Mapping[str, Any]) -> list[str]:
@@ -174,4 +151,4 @@ def _yaml(values: Mapping[str, Any]) -> list[str]:
 
 
 def _sections(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [line for name, keys in sections.items() for line in (f"{name}:", *(f"  {one}" for one in _yaml(keys)))]
+    return [line for name, keys in sections.items() for line in (f"{name}:", *(f"  {pair}" for pair in _yaml(keys)))]

@@ -11,11 +11,18 @@ from rich.tree import Tree
 
 from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.events import Emitted
+from specdec_cli.report.columns import PageTable, TableColumn, one_digit
 from specdec_cli.report.pieces import STYLES, Kind, Piece, marked
-from specdec_cli.report.table import NOTHING, PageTable, number, rank_words
+from specdec_cli.report.table import NOTHING, rank_words
 from specdec_cli.text.printable import printable
 
 _LEGEND = "accepted by rank: how often the first, second, … alternative was accepted where the output came to it."
+_COLUMNS = (
+    TableColumn("drafted nodes", "num_draft_nodes"),
+    TableColumn("nodes per step", "nodes", one_digit),
+    TableColumn("depth", "depth", one_digit),
+    TableColumn("accepted by rank", "acceptance_by_rank", rank_words),
+)
 _MOST_DRAWN = 30
 """Lines of a drawn tree; a tree of 64 nodes would fill two screens."""
 
@@ -28,18 +35,13 @@ def tree_table(name: str, arms: Iterable[tuple[str, Mapping[str, Any] | None]]) 
         arms: names with their `speculative` objects of a document, None where nothing was counted.
     """
     rows = [
-        [
-            arm,
-            str(counts["num_draft_nodes"]),
-            number(counts["num_draft_nodes"] / counts["num_drafts"], 1),
-            number(counts["num_draft_tokens"] / counts["num_drafts"], 1),
-            rank_words(counts["acceptance_by_rank"]),
-        ]
+        {"name": arm, "nodes": counts["num_draft_nodes"] / num, "depth": counts["num_draft_tokens"] / num, **counts}
         for arm, counts in arms
         if counts is not None and "num_draft_nodes" in counts
+        for num in [counts["num_drafts"]]
     ]
-    heads = (name, "drafted nodes", "nodes per step", "depth", "accepted by rank")
-    return PageTable("Drafted trees", heads, rows, _LEGEND) if rows else None
+    columns = (TableColumn(name, "name"), *_COLUMNS)
+    return PageTable.of("Drafted trees", columns, rows, _LEGEND) if rows else None
 
 
 def drawn_tree(emitted: Emitted, piece: Callable[[int], str], is_coloured: bool) -> RenderableType:
@@ -66,9 +68,9 @@ def drawn_tree(emitted: Emitted, piece: Callable[[int], str], is_coloured: bool)
             root.add(Text("…", style="dim"))
             break
         words = Text(overflow="fold")
-        for one in line:
-            kind: Kind = "accepted" if one in path else "text"
-            shown = Piece(_one_line(piece(drafted.tokens[one])), kind)
+        for node_ in line:
+            kind: Kind = "accepted" if node_ in path else "text"
+            shown = Piece(_one_line(piece(drafted.tokens[node_])), kind)
             words.append(shown.text if is_coloured else marked(shown), STYLES[kind] if is_coloured else "")
         below = above.add(words)
         waiting += [(below, child) for child in reversed(following)]

@@ -37,16 +37,16 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
         document: of the sweep; its reasons stand above the recipe as a comment.
     """
     recipe, by_size = resolved.recipe, document["by_batch_size"]
-    ks, sizes = [found["recommended"]["k"] for found in by_size], [found["batch_size"] for found in by_size]
-    verdicts = {found["recommended"]["verdict"] for found in by_size}
+    ks, sizes = [at_size["recommended"]["k"] for at_size in by_size], [at_size["batch_size"] for at_size in by_size]
+    verdicts = {at_size["recommended"]["verdict"] for at_size in by_size}
     update: dict[str, Any] = {"gates": Gates()}  # a sweep's own are of no other command's document
     if verdicts != {INCONCLUSIVE}:
         num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
         update["engine"] = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})
     if verdicts != {INCONCLUSIVE} and any(ks):
         tree = by_size[0]["recommended"]["tree"]  # of several batch sizes none has one
-        found = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
-        update["speculation"] = found.model_copy(update={"tree": tree})
+        speculation = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
+        update["speculation"] = speculation.model_copy(update={"tree": tree})
     elif INCONCLUSIVE not in verdicts:
         verify = "auto" if recipe.speculation.is_synthetic else recipe.speculation.verify
         update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
@@ -75,20 +75,20 @@ def _chosen(resolved: Resolved, tuned: Recipe) -> set[str]:
 
 
 def _at_depths(speculation: Speculation, ks: Mapping[int, int]) -> Speculation:
-    """The same at the largest k, with a table where there are several batch sizes; synthetic acceptance goes along."""
+    """Speculation at the largest k, with a table for several batch sizes; synthetic acceptance is cut to it."""
     from specdec_cli.engine.synthetic import at_depth
 
     (size, first), most = next(iter(ks.items())), max(ks.values())
-    found = at_depth(speculation, most)
+    speculation_at_most = at_depth(speculation, most)
     if len(ks) == 1:
-        return found
+        return speculation_at_most
     below = [(1, first)] if size > 1 and first != most else []
-    return found.model_copy(update={"k_by_batch": (*below, *ks.items())})
+    return speculation_at_most.model_copy(update={"k_by_batch": (*below, *ks.items())})
 
 
 def _reasons(by_size: list[dict[str, Any]]) -> Iterator[str]:
-    for found in by_size:
-        at = f"Batch size {found['batch_size']}: " if len(by_size) > 1 else ""
-        said = recommendation_words(found["recommended"]).removeprefix("Recommended: ")
-        said = "".join(letter for letter in said if letter.isprintable())
-        yield fill(f"By `specdec sweep-k`: {at}{said}", _WIDTH, break_long_words=False, break_on_hyphens=False)
+    for at_size in by_size:
+        at = f"Batch size {at_size['batch_size']}: " if len(by_size) > 1 else ""
+        message = recommendation_words(at_size["recommended"]).removeprefix("Recommended: ")
+        message = "".join(letter for letter in message if letter.isprintable())
+        yield fill(f"By `specdec sweep-k`: {at}{message}", _WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
+from specdec_cli.quantities import counted
 from specdec_cli.report.live import LiveArea
 from specdec_cli.report.pace import Pace
 from specdec_cli.report.pieces import LEGEND, LEGEND_OF_TREES, STYLES, Piece, TokenPieces, marked, plain_pieces
@@ -21,7 +22,7 @@ from specdec_cli.report.trees import drawn_tree
 if TYPE_CHECKING:
     from specdec_cli.engine.comparison import Comparison
     from specdec_cli.engine.decoding import Decoding
-    from specdec_cli.report.generate import Promise
+    from specdec_cli.engine.promise import Promise
 
 
 _SECONDS_WITHOUT_PROGRESS = 5.0  # a single output that takes no longer has a table alone
@@ -215,8 +216,7 @@ class RunView:
         num_finished = sum(arm.meter.num_finished for arm in self._arms)
         time = self._pace.words(num_finished + sum(map(self._share_of_unfinished, self._arms)), self._total)
         if self._total == 1:
-            num = self._arms[0].meter.num_tokens
-            return f"{num} token{'' if num == 1 else 's'}, {time}"
+            return f"{counted(self._arms[0].meter.num_tokens, 'token')}, {time}"
         running = max(arm.meter.num_running for arm in self._arms)
         return f"{num_finished} of {self._total} finished, up to {running} together, {time}"
 
@@ -224,8 +224,9 @@ class RunView:
         """How much of an arm's running outputs there is, each whole output as one."""
         if not arm.passes or not self._most_tokens:
             return 0.0
-        running = [one for one in arm.passes[-1].finished() if one.finish_reason is None and one.error is None]
-        return sum(min(1.0, len(one.token_ids) / self._most_tokens) for one in running)
+        outputs = arm.passes[-1].finished()
+        lengths = [len(output.token_ids) for output in outputs if output.finish_reason is None and output.error is None]
+        return sum(min(1.0, length / self._most_tokens) for length in lengths)
 
     def _show_legend(self) -> None:
         if self.screen.is_quiet:

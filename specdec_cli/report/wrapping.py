@@ -12,7 +12,7 @@ _WORD = re.compile(r"(?:[^\s`]*`[^`\n]+`)+[^\s`]*|\S*\d %\S*|\S+")
 
 def words(text: Text) -> list[Text]:
     """The parts of a text that no line break may divide."""
-    return [text[found.start() : found.end()] for found in _WORD.finditer(text.plain)]
+    return [text[word.start() : word.end()] for word in _WORD.finditer(text.plain)]
 
 
 def wrapped(text: Text, width: int) -> list[Text]:

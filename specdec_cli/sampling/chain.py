@@ -152,7 +152,7 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
         scores[[*broken]] = 0.0
         likeliest, largest, may_ban = _largest(scores)
     params = [row.params for row in rows]
-    if not any(one.temperature for one in params):
+    if not any(each.temperature for each in params):
         return Distribution(scores, likeliest, np.array([True] * num_positions), None, may_ban, broken)
     of_position = [one for one, length in zip(params, lengths, strict=True) for _ in range(length)]
     one_hot: BoolArray = np.array([one.temperature == 0 for one in of_position])
@@ -213,7 +213,7 @@ def _error(value: float, row: int, num_before: int) -> LogitsError:
 def _divide(scores: Tensor, largest: Sequence[float], params: Sequence[SamplingParams]) -> Tensor:
     """(scores - largest) / temperature [n, V]; the largest becomes 0, so that no temperature is too small."""
     smallest = torch.finfo(torch.float32).tiny
-    safe = [max(one.temperature, smallest) if one.temperature else 1.0 for one in params]
+    safe = [max(each.temperature, smallest) if each.temperature else 1.0 for each in params]
     top, temperature = (torch.tensor(values, dtype=scores.dtype, device=scores.device) for values in (largest, safe))
     return (scores - top[:, None]).div_(temperature[:, None])
 

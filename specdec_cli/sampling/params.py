@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specdec_cli.call_checks import checked_fields
 from specdec_cli.errors import UsageError
+from specdec_cli.recipe.keys import check_ranges
+from specdec_cli.recipe.schema import Sampling
 
 MAX_LOGIT_BIAS = 1e9
 """Larger ones would drown float32 logits."""
@@ -73,28 +74,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, each by its name."""
-        finite = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-        for name in finite:
-            value = getattr(self, name)
-            if not math.isfinite(value):
-                raise UsageError(f"{name} must be a finite number, not `{value}`")
         if self.seed < 0:
             object.__setattr__(self, "seed", settled_seed(self.seed))
-        ranges = {
-            "max_new_tokens": self.max_new_tokens >= 1,
-            "temperature": self.temperature >= 0,
-            "top_k": self.top_k is None or self.top_k >= 1,
-            "top_p": 0 < self.top_p <= 1,
-            "min_p": 0 <= self.min_p <= 1,
-            "repetition_penalty": self.repetition_penalty > 0,
-            "min_tokens": self.min_tokens >= 0,
-            "seed": 0 <= self.seed < _SEEDS,
-            "logprobs": self.logprobs is None or 0 <= self.logprobs <= 100,
-        }
-        for name, fine in ranges.items():
-            if not fine:
-                hint = "None keeps all tokens" if name == "top_k" else None
-                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`", hint)
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top_k is out of range: `{self.top_k}`", "it must be at least 1; None keeps all tokens")
+        check_ranges(self, Sampling)
         if self.min_tokens > self.max_new_tokens:
             raise UsageError(
                 f"min_tokens is `{self.min_tokens}`, above max_new_tokens `{self.max_new_tokens}`",

@@ -21,7 +21,7 @@ Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One thing that the text must match.
+    """Constraint that the text must match.
 
     Args:
         kind: json_schema, json_object, regex, choice or grammar.

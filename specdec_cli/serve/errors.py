@@ -46,6 +46,17 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+class ClientGoneError(ApiError):
+    """A client disconnected before its answer; the error appears in the log only.
+
+    Args:
+        before: what it did not wait for.
+    """
+
+    def __init__(self, before: str) -> None:
+        super().__init__(499, f"the client disconnected before {before}", code="client_gone")
+
+
 def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A 400 that names a field; the message follows the field's name, as in `temperature must be …`."""
     return ApiError(400, message if param is None else f"`{param}` {message}", param=param, code=code)
@@ -53,7 +64,7 @@ def bad_field(param: str | None, message: str, code: str | None = None) -> ApiEr
 
 def unknown_model(name: str, served: tuple[str, ...]) -> ApiError:
     """A 404 for a model that is not served."""
-    known = ", ".join(f"`{one}`" for one in served)
+    known = ", ".join(f"`{name}`" for name in served)
     return ApiError(
         404, f"the model `{name}` does not exist; served here: {known}", param="model", code="model_not_found"
     )

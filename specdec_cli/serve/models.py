@@ -10,19 +10,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from specdec_cli.engine.jobs.bridge import Bridge
+from specdec_cli.engine.jobs.snapshot import Snapshot
 from specdec_cli.errors import Unavailable
 from specdec_cli.lm.files.generation import Generation
-from specdec_cli.report.serve import Snapshot
 from specdec_cli.serve.errors import unknown_model
+from specdec_cli.serve.metrics import Metrics
 from specdec_cli.serve.request.parameters import Defaults
-from specdec_cli.serve.request.prepare import Facts
-from specdec_cli.serve.settings import Settings
-from specdec_cli.serve.tools.toolbox import model_format
-from specdec_cli.serve.watch.metrics import Metrics
+from specdec_cli.serve.request.prepare import ModelInfo
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.recipe.schema import ReasoningParser, ToolCallParser
+    from specdec_cli.recipe.schema import Serve
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +34,19 @@ class Model:
         name: in requests and answers.
         aliases: more names that requests may use.
         load: loads its engine; called on a thread of its own.
-        settings: of the server.
+        serve: the server's limits, and the model's formats of tool calls and of thinking.
         root: what is loaded under that name, for `/v1/models`.
         draft: what guesses, in words; None decodes without a draft.
         num_speculative_tokens: k.
         tree: shape of the drafted trees; None drafts chains.
         sampling: what absent sampling fields of a request take.
-        tool_call_parser: name of the tool-call format; None takes the chat template's own.
-        reasoning_parser: name of the format of its thinking; None takes thinking for content.
     """
 
     def __init__(
         self,
         name: str,
         load: Callable[[], Engine],
-        settings: Settings,
+        serve: Serve,
         *,
         aliases: Sequence[str] = (),
         root: str | None = None,
@@ -58,8 +54,6 @@ class Model:
         num_speculative_tokens: int = 0,
         tree: str | None = None,
         sampling: Defaults | None = None,
-        tool_call_parser: ToolCallParser | None = None,
-        reasoning_parser: ReasoningParser | None = None,
     ) -> None:
         self.name = name
         self.names = (name, *aliases)
@@ -68,7 +62,7 @@ class Model:
         self.num_speculative_tokens = num_speculative_tokens
         self.tree = tree if num_speculative_tokens else None
         self.created = int(time.time())
-        self.metrics = Metrics(name, settings.serve.metrics_prefix)
+        self.metrics = Metrics(name, serve.metrics_prefix)
         self.state: State = "idle"
         self.failure: BaseException | None = None
         self.on_failure: Callable[[Model, BaseException], None] | None = None
@@ -76,12 +70,10 @@ class Model:
         self.num_preparing = 0
         self.suggested = ""
         self._load = load
-        self._settings = settings
+        self._serve = serve
         self._sampling = sampling or Defaults()
-        self._tool_call_parser = tool_call_parser
-        self._reasoning_parser = reasoning_parser
         self._bridge: Bridge | None = None
-        self._facts: Facts | None = None
+        self._info: ModelInfo | None = None
         self._lock = threading.Lock()
 
     def begin_loading(self) -> None:
@@ -102,24 +94,23 @@ class Model:
             self.state = "failed"
             self._fail(error)
         else:
-            self._serve(engine)
+            self._begin_serving(engine)
             facts = {"model": self.name, "seconds": time.monotonic() - begin}
             applies = {"generation_config": self.suggested} if self.suggested else {}
-            if (form := model_format(self._tool_call_parser, engine.tokenizer)) is not None:
+            if (form := self.info.tool_call_format) is not None:
                 applies["tool_calls"] = form
             logger.info("model is ready", extra=facts | applies)
         self.settled.set()
 
-    def _serve(self, engine: Engine) -> None:
-        serve = self._settings.serve
+    def _begin_serving(self, engine: Engine) -> None:
         self.suggested = self._suggested(engine)
-        self._facts = self._describe(engine)
+        self._info = self._describe(engine)
         self.metrics.draft_failures = lambda: engine.drafters.num_failures
         self._bridge = Bridge(
             engine,
             [self.metrics],
-            max_waiting=serve.max_waiting,
-            max_queue_delay_seconds=serve.max_queue_delay_microseconds / 1e6,
+            max_waiting=self._serve.max_waiting,
+            max_queue_delay_seconds=self._serve.max_queue_delay_microseconds / 1e6,
             on_death=self._fail,
         )
         self._bridge.start()
@@ -140,12 +131,12 @@ class Model:
         raise Unavailable(f"the model `{self.name}` is loading", "model_loading")
 
     @property
-    def facts(self) -> Facts:
-        """The context for preparing requests. Raises the same errors as `bridge`."""
-        if self._facts is None:
-            assert self.bridge, "a loaded model has facts"
-        assert self._facts is not None, "a loaded model has facts"
-        return self._facts
+    def info(self) -> ModelInfo:
+        """Properties of the model for the preparation of requests. Raises the same errors as `bridge`."""
+        if self._info is None:
+            assert self.bridge, "a loaded model has its info"
+        assert self._info is not None, "a loaded model has its info"
+        return self._info
 
     @property
     def loaded(self) -> Bridge | None:
@@ -154,7 +145,7 @@ class Model:
 
     @property
     def drafting(self) -> str:
-        """Its draft and k in words."""
+        """Draft and k in words."""
         if self.draft is None:
             return "no draft"
         tree = "" if self.tree is None else f", tree {self.tree}"
@@ -162,15 +153,17 @@ class Model:
 
     @property
     def max_model_len(self) -> int | None:
-        """Its context limit in tokens, once it is known."""
-        return None if self._facts is None else self._facts.max_context
+        """Context limit in tokens, once it is known."""
+        return None if self._info is None else self._info.max_context
 
-    def _describe(self, engine: Engine) -> Facts:
-        longest, own = _longest_context(engine, self._settings.limits.max_speculative_tokens), engine.target.max_context
+    def _describe(self, engine: Engine) -> ModelInfo:
+        longest, own = _longest_context(engine, self._serve.max_speculative_tokens), engine.target.max_context
         if longest < own:
-            said = "the KV cache holds `%d` tokens of one sequence, fewer than the context of `%d`: that is the limit"
-            logger.warning(said, longest, own, extra={"model": self.name})
-        return Facts(
+            message = (
+                "the KV cache holds `%d` tokens of one sequence, fewer than the context of `%d`: that is the limit"
+            )
+            logger.warning(message, longest, own, extra={"model": self.name})
+        return ModelInfo(
             tokenizer=engine.tokenizer,
             num_tokens=engine.num_tokens,
             max_context=longest,
@@ -179,17 +172,15 @@ class Model:
             sampling=self._sampling.over(engine.generation),
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),
-            tool_call_parser=self._tool_call_parser,
-            reasoning_parser=self._reasoning_parser,
-            limits=self._settings.limits,
+            serve=self._serve,
         )
 
     def _suggested(self, engine: Engine) -> str:
         """The part of the checkpoint's generation configuration that applies, in words; empty without one."""
         generation = engine.generation
         for key, value in generation.unused.items():
-            said = "`%s` asks for `%s: %s`, which is not applied"
-            logger.warning(said, generation.source, key, value, extra={"model": self.name})
+            message = "`%s` asks for `%s: %s`, which is not applied"
+            logger.warning(message, generation.source, key, value, extra={"model": self.name})
         if generation.source is None:
             return ""
         ends = [f"end tokens {' '.join(map(str, engine.eos_token_ids))}"] if engine.eos_token_ids else []
@@ -239,7 +230,7 @@ class Models:
 
     @property
     def bridges(self) -> Sequence[Bridge]:
-        """Of the models that are loaded."""
+        """Bridges of the models that are loaded."""
         return [model.loaded for model in self.all if model.loaded is not None]
 
     @property

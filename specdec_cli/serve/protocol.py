@@ -7,14 +7,67 @@ collected and reported, never dropped in silence.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model
+from pydantic_core import PydanticCustomError
+
+from specdec_cli.recipe.keys import describe
+from specdec_cli.recipe.schema import Sampling, Serve
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 """A list that reports its first wrong item, not a million of them."""
+TOO_MANY = "too_many"
+"""Pydantic's type of the error for a list that is too long: its message stands alone."""
+
+
+@dataclass
+class ListLengths:
+    """Bounds of a body's lists, checked before their items become models, which for a hundred thousand takes seconds.
+
+    Args:
+        limits: the server's.
+        num_parts: parts and calls of messages so far: lists inside of lists are bounded together.
+    """
+
+    limits: Serve
+    num_parts: int = 0
+
+
+def _at_most(setting: str, unit: str, of: type | tuple[type, ...] = object) -> BeforeValidator:
+    """Refuses a list or object longer than the server's limit, if its first item is one of `of`."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(info.context, ListLengths) and isinstance(value, list | dict):
+            limit = getattr(info.context.limits, setting)
+            if len(value) > limit and isinstance(next(iter(value)), of):
+                raise _too_many(len(value), unit, limit)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _count_parts(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(info.context, ListLengths) and isinstance(value, list):
+        info.context.num_parts += len(value)
+        most = info.context.limits.max_message_parts
+        if info.context.num_parts > most:
+            raise _too_many(len(value), "entries", f"{most} in all such lists of a request")
+    return value
+
+
+def _too_many(count: int, unit: str, limit: int | str) -> PydanticCustomError:
+    message = "has `{count}` {unit}, and at most {limit} are taken"
+    return PydanticCustomError(TOO_MANY, message, {"count": count, "unit": unit, "limit": limit})
+
+
+Parts = Annotated[Items[Item], BeforeValidator(_count_parts)]
+"""A list inside of a list, such as a message's parts."""
+Turns = Annotated[Items[Item], _at_most("max_messages", "turns")]
+Tools = Annotated[Items[Item], _at_most("max_tools", "entries")]
 Unused = Literal[None]
 """The type of a known field that only `null` leaves neutral here."""
 
@@ -113,7 +166,7 @@ class PredictionContent(Body):
     """Text that the output is expected to follow, for the drafter `prediction`."""
 
     type: Literal["content"]
-    content: str | Items[TextPart]
+    content: str | Parts[TextPart]
 
 
 class FunctionCall(Body):
@@ -136,9 +189,9 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Items[TextPart] | None = None
+    content: str | Parts[TextPart] | None = None
     name: str | None = None
-    tool_calls: Items[MessageToolCall] | None = None
+    tool_calls: Parts[MessageToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -149,6 +202,9 @@ class Message(Body):
 
 _PLAIN_OBJECT = {"type", "properties", "required", "title", "description", "$schema", "$id", "$defs", "definitions"}
 """Keywords of a schema whose properties are all that it allows, once `additionalProperties` is false."""
+
+_COMBINED = {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum"}
+"""Keywords whose schemas say themselves what type they allow."""
 
 
 class FunctionTool(Body):
@@ -161,17 +217,30 @@ class FunctionTool(Body):
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """Schema that enforced arguments follow: no arguments without `parameters`, and none beside its properties.
+        """Schema that enforced arguments follow: an object with the properties that `parameters` lists, and no other.
 
-        A schema that does not list properties, or that has keywords beside them, holds as it is.
+        A schema with keywords beside them that say more holds as it is.
         """
-        schema = self.parameters or {"type": "object", "properties": {}}
-        properties: Any = schema.get("properties")
+        schema = self.parameters or {}
+        properties: Any = schema.get("properties", {})
         required: Any = schema.get("required", [])
         is_listed = isinstance(properties, dict) and isinstance(required, list) and set(schema) <= _PLAIN_OBJECT
         if is_listed and all(name in properties for name in required):
-            return {**schema, "additionalProperties": False}
-        return schema
+            return {"properties": {}, **schema, "type": "object", "additionalProperties": False}
+        return schema if set(schema) & _COMBINED else {**schema, "type": "object"}
+
+
+def allows_objects(schema: object) -> bool:
+    """Whether a JSON schema's own keywords leave room for an object; a reference may lead to one."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    allowed = schema.get("type", "object")
+    kinds = allowed if isinstance(allowed, list) else [allowed]
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if "object" not in kinds or (isinstance(values, list) and not any(isinstance(value, dict) for value in values)):
+        return False
+    parts = {name: part for name in ("allOf", "anyOf", "oneOf") if isinstance(part := schema.get(name), list)}
+    return all((all if name == "allOf" else any)(map(allows_objects, part)) for name, part in parts.items())
 
 
 class Tool(Body):
@@ -179,6 +248,17 @@ class Tool(Body):
 
     type: Literal["function"]
     function: FunctionTool
+
+
+class TemplateFields(Body):
+    """Fields that a chat template reads beside the messages."""
+
+    tools: Tools[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Unused = None
+    mm_processor_kwargs: Unused = None
 
 
 class NamedFunction(Body):
@@ -194,27 +274,53 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class GenerationBody(Body):
+_IN_OTHER_FORM = {
+    *("max_new_tokens", "top_k", "logit_bias", "stop", "stop_token_ids", "min_tokens", "seed", "logprobs"),
+    "skip_special_tokens",
+}
+"""Keys of the recipe's section `sampling` that requests spell or bound in another way."""
+_OWN_RANGES = {
+    "temperature": Field(ge=0, le=100),
+    "presence_penalty": Field(ge=-2, le=2),
+    "frequency_penalty": Field(ge=-2, le=2),
+}
+"""OpenAI's, where they are narrower than the recipe's."""
+SAMPLING_FIELDS = tuple(name for name in Sampling.model_fields if name not in _IN_OTHER_FORM)
+"""Fields that requests have as the recipe declares them."""
+
+
+def _sampling_field(name: str) -> tuple[Any, Any]:
+    """A key of the recipe's section `sampling` as a field of a request, which may leave it out."""
+    declared = Sampling.model_fields[name]
+    metadata = _OWN_RANGES[name].metadata if name in _OWN_RANGES else declared.metadata
+    kind: Any = declared.annotation
+    for constraint in metadata:
+        kind = Annotated[kind, constraint]
+    return kind | None, Field(None, description=describe(f"sampling.{name}"))
+
+
+if TYPE_CHECKING:
+    SamplingBody = Body
+else:
+    SamplingBody = create_model(
+        "SamplingBody", __base__=Body, **{name: _sampling_field(name) for name in SAMPLING_FIELDS}
+    )
+
+
+class GenerationBody(SamplingBody):
     """Fields that completions and chat completions share."""
 
     model: str | None = None
     # Sampling
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="-1 and 0 keep every token")
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=0.0001, le=10000)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], _at_most("max_logit_bias", "entries")] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="a negative one is drawn at random")
     n: int | None = Field(None, ge=1)
     # Ends
     max_tokens: int | None = Field(None, ge=0)
     min_tokens: int | None = Field(None, ge=0)
-    stop: str | Items[str] | None = None
-    stop_token_ids: Items[Token] | None = None
-    ignore_eos: bool | None = None
+    stop: str | Annotated[Items[str], _at_most("max_stop", "strings", of=str)] | None = None
+    stop_token_ids: Annotated[Items[Token], _at_most("max_stop", "tokens", of=int)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1, description="keep the last so many tokens of the prompt")
@@ -274,7 +380,9 @@ class GenerationBody(Body):
     vllm_xargs: Unused = None
 
 
-Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
+Prompt = Annotated[
+    str | Items[str] | Items[Token] | Items[Items[Token]], _at_most("max_choices", "prompts", of=(str, list))
+]
 
 
 class CompletionRequest(GenerationBody):
@@ -289,50 +397,38 @@ class CompletionRequest(GenerationBody):
     prompt_embeds: Unused = None
 
 
-class ChatCompletionRequest(GenerationBody):
+class ChatCompletionRequest(GenerationBody, TemplateFields):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Items[Message] = Field(min_length=1)
+    messages: Turns[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     # Known, and neutral only at these values
     add_special_tokens: Literal[False] | None = None
     echo: Literal[False] | None = None
     verbosity: Literal["medium"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     audio: Unused = None
     web_search_options: Unused = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none"] | None = None
-    chat_template: Unused = None
     documents: Annotated[list[Any], Field(max_length=0)] | None = None
-    mm_processor_kwargs: Unused = None
     media_io_kwargs: Unused = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(TemplateFields):
     """The body of `POST /tokenize`: a prompt, or messages for the chat template."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[Message] | None = None
-    tools: Items[Tool] | None = None
+    messages: Turns[Message] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
-    chat_template: Unused = None
-    mm_processor_kwargs: Unused = None
 
 
 class DetokenizeRequest(Body):
@@ -347,10 +443,10 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 def _unknown(prefix: str, value: object) -> list[str]:
     if isinstance(value, Body):
-        found = [f"{prefix}{name}" for name in value.model_extra or ()]
+        paths = [f"{prefix}{name}" for name in value.model_extra or ()]
         for name in value.model_fields_set - set(value.model_extra or ()):
-            found += _unknown(f"{prefix}{name}.", getattr(value, name))
-        return sorted(found)
+            paths += _unknown(f"{prefix}{name}.", getattr(value, name))
+        return sorted(paths)
     if isinstance(value, list) and value and isinstance(value[0], Body):
-        return [path for i, one in enumerate(value) for path in _unknown(f"{prefix[:-1]}[{i}].", one)]
+        return [path for i, item in enumerate(value) for path in _unknown(f"{prefix[:-1]}[{i}].", item)]
     return []

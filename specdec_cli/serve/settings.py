@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.limits import RequestLimits
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -24,11 +23,6 @@ class Settings:
 
     serve: Serve
     api_keys: tuple[str, ...] = ()
-
-    @property
-    def limits(self) -> RequestLimits:
-        """How much one request may ask for."""
-        return RequestLimits(**{field.name: getattr(self.serve, field.name) for field in fields(RequestLimits)})
 
     @property
     def hosts(self) -> frozenset[str] | None:
@@ -55,22 +49,22 @@ class Settings:
         )
 
 
-def read_keys(given: Sequence[str], listed: str = "") -> tuple[str, ...]:
+def read_keys(keys: Sequence[str], listed: str = "") -> tuple[str, ...]:
     """API keys.
 
     Args:
-        given: one key each, as on a command line.
+        keys: one key each, as on a command line.
         listed: several, separated by commas, as in the environment.
 
     Raises:
         UsageError: an empty key was given, or one with characters that no HTTP header can carry.
     """
-    if not all(key.strip() for key in given):
+    if not all(key.strip() for key in keys):
         raise UsageError("`--api-key` is empty", "give a key, or leave the option out")
-    keys = tuple(key.strip() for key in (*given, *listed.split(",")) if key.strip())
-    if any(not key.isascii() or not key.isprintable() for key in keys):
+    all_keys = tuple(key.strip() for key in (*keys, *listed.split(",")) if key.strip())
+    if any(not key.isascii() or not key.isprintable() for key in all_keys):
         raise UsageError("an API key may hold printable ASCII characters only", "choose another key")
-    return keys
+    return all_keys
 
 
 def is_loopback(host: str) -> bool:

@@ -74,9 +74,9 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], place
     head = tokenizer.render_chat(messages[:place])
     whole = tokenizer.render_chat(messages[: place + 1], add_generation_prompt=False)
     if not whole.startswith(head):
-        said = f"the chat template of `{tokenizer.name}` writes an answer otherwise than it asks for one"
+        message = f"the chat template of `{tokenizer.template_owner}` writes an answer otherwise than it asks for one"
         hint = "set target.chat_template to a template with {% generation %} around what the assistant writes"
-        raise UsageError(f"{said}, so which tokens are its own is unknown", hint)
+        raise UsageError(f"{message}, so which tokens are its own is unknown", hint)
     return head, whole
 
 

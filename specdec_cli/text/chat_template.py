@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from typing import Any
 
 from specdec_cli.errors import UsageError
@@ -31,29 +32,51 @@ def chat_tokenizer(hf_tokenizer: Any, template: str | None, variables: Mapping[s
     """
     tokenizer = Tokenizer(hf_tokenizer, None if template is None else named_template(template), variables)
     if template is not None:
-        _check_syntax(tokenizer)
+        tokenizer.template_reads()
     for name in variables or ():
         _check_variable(tokenizer, name)
     return tokenizer
 
 
-def _check_syntax(tokenizer: Tokenizer) -> None:
-    try:
-        tokenizer.template_reads()
-    except UsageError as error:
-        said = error.message.partition(" is broken: ")[2] or error.message
-        raise UsageError(f"the chat template of `--chat-template` is broken: {said}", "correct it") from error
-
-
 def _check_variable(tokenizer: Tokenizer, name: str) -> None:
-    said = f"`default_chat_template_kwargs` sets `{name}`"
-    if name in TEMPLATE_ARGUMENTS:
-        raise UsageError(f"{said}, which is no variable of a template", "leave it out: requests have a field for it")
     reads = tokenizer.template_reads().variables | tokenizer.template_reads(has_tools=True).variables
+    check_variable(name, reads, tokenizer.template_owner)
+
+
+def check_variable(name: str, reads: Set[str], whose: str) -> None:
+    """Refuse a variable for every conversation that its chat template does not read.
+
+    Args:
+        name: of the variable.
+        reads: variables that the template reads.
+        whose: the model whose template it is.
+
+    Raises:
+        UsageError: it does not, or requests have a field for it.
+    """
+    message = f"`default_chat_template_kwargs` sets `{name}`"
+    if name in TEMPLATE_ARGUMENTS:
+        raise UsageError(f"{message}, which is no variable of a template", "leave it out: requests have a field for it")
     if name not in reads:
         known = ", ".join(sorted(reads - TEMPLATE_ARGUMENTS))
         hint = f"leave it out; the template reads {known}" if known else "leave it out"
-        raise UsageError(f"{said}, which the chat template of `{tokenizer.name}` does not read", hint)
+        raise UsageError(f"{message}, which the chat template of `{whose}` does not read", hint)
+
+
+def check_variables(names: Iterable[str], templates: Iterable[str], whose: str) -> None:
+    """The same for several, by the texts of the templates; a broken one is left to who renders it.
+
+    Raises:
+        UsageError: as `check_variable` says.
+    """
+    import jinja2
+
+    from specdec_cli.text.template import read_template
+
+    with suppress(jinja2.TemplateSyntaxError):
+        reads = frozenset[str]().union(*(read_template(text).variables for text in templates))
+        for name in names:
+            check_variable(name, reads, whose)
 
 
 def check_template(given: str) -> None:
@@ -70,8 +93,8 @@ def check_template(given: str) -> None:
     try:
         read_template(text)
     except jinja2.TemplateSyntaxError as error:
-        said = f"the chat template of `--chat-template` is broken: {error.message}, in line {error.lineno}"
-        raise UsageError(said, "correct it") from error
+        message = f"the chat template of `--chat-template` is broken: {error.message}, in line {error.lineno}"
+        raise UsageError(message, "correct it") from error
 
 
 def named_template(given: str) -> str:

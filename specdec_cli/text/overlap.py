@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from specdec_cli.document import Count, Share, computed
+
 _MAX_DIFFERENCES = 5
 
 PROBES = (
@@ -31,14 +33,14 @@ class Overlap:
     """
 
     equal: bool
-    num_tokens: tuple[int, int]
-    num_shared: int
-    share: float
-    differences: tuple[tuple[str, int | None, int | None], ...]
+    num_tokens: tuple[Count, Count]
+    num_shared: Count
+    share: Share
+    differences: tuple[tuple[str, Count | None, Count | None], ...]
     special_differences: tuple[tuple[str, str | None, str | None], ...]
     probe_differences: tuple[str, ...]
 
-    @property
+    @computed
     def reason(self) -> str:
         """One sentence about the difference, empty when equal."""
         if self.equal:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from specdec_cli.document import VocabularyResult
 from specdec_cli.text.tokenizer import Tokenizer
 
 LEAST_SHARE = 0.1
@@ -65,20 +65,20 @@ class SharedVocabulary:
         found = [token in known for tokens in outputs for token in tokens]
         return sum(found) / len(found) if found else None
 
-    def as_dict(self, outputs: Iterable[Sequence[int]] = ()) -> dict[str, Any]:
-        """The JSON form.
+    def result(self, outputs: Iterable[Sequence[int]] = ()) -> VocabularyResult:
+        """The part of a document.
 
         Args:
             outputs: of the target, for the share of their tokens that is shared.
         """
-        return {
-            "num_shared_by_text": len(self),
-            "share_of_target": self.share_of_target,
-            "share_of_draft": self.share_of_draft,
-            "share_of_text": self.share_of_text,
-            "share_of_output": self.share_of(outputs),
-            "draft_tokens_per_token": self.draft_tokens_per_token,
-        }
+        return VocabularyResult(
+            num_shared_by_text=len(self),
+            share_of_target=self.share_of_target,
+            share_of_draft=self.share_of_draft,
+            share_of_text=self.share_of_text,
+            share_of_output=self.share_of(outputs),
+            draft_tokens_per_token=self.draft_tokens_per_token,
+        )
 
     def __str__(self) -> str:
         """In words."""

@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.text.detokenize import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, byte_level_bytes
 from specdec_cli.text.overlap import Overlap, overlap
-from specdec_cli.text.stream import TextStream
+from specdec_cli.text.stream import ByteLevelDetokenizer, Detokenizer, TextStream, WindowDetokenizer, byte_level_bytes
 
 if TYPE_CHECKING:
     from specdec_cli.text.template import TemplateReads
@@ -22,6 +21,8 @@ _TEMPLATE_ERRORS = (
 
 _PIECE_CHARS = 8192
 """Length of the pieces in which the tokens of a long text are counted."""
+
+_CORRECT = "correct the template, or choose another one with --chat-template"
 
 
 class Tokenizer:
@@ -44,6 +45,7 @@ class Tokenizer:
     ) -> None:
         self.hf = hf_tokenizer
         self.chat_variables = dict(chat_variables or {})
+        self._is_template_given = chat_template is not None
         if chat_template is not None:
             self.hf.chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
@@ -145,6 +147,8 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=variables,
         )
+        if not text:
+            raise UsageError(f"the chat template of `{self.template_owner}` makes no text of these messages", _CORRECT)
         return self.encode(text, add_special_tokens=False)
 
     def render_chat(
@@ -179,13 +183,14 @@ class Tokenizer:
             raise self._broken_template(error) from error
         except TemplateLimitError as error:
             raise UsageError(
-                f"the chat template of `{self.name}` costs too much to render: {error}",
+                f"the chat template of `{self.template_owner}` costs too much to render: {error}",
                 "use another template (--chat-template), or a copy of the model that you trust",
             ) from error
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
-            raise UsageError(
-                f"the chat template of `{self.name}` refuses these messages: {error}", _chat_hint(messages)
-            ) from error
+            message = f"the chat template of `{self.template_owner}` refuses these messages: {error}"
+            is_undefined = isinstance(error, jinja2.UndefinedError)
+            hint = f"the template reads what these messages lack: {_CORRECT}" if is_undefined else _chat_hint(messages)
+            raise UsageError(message, hint) from error
         return text
 
     @property
@@ -211,6 +216,11 @@ class Tokenizer:
         except jinja2.TemplateSyntaxError as error:
             raise self._broken_template(error) from error
 
+    @property
+    def template_owner(self) -> str:
+        """Where the chat template comes from: the option that replaces the model's own, or the model."""
+        return "--chat-template" if self._is_template_given else self.name
+
     def _template(self, has_tools: bool) -> str:
         template = getattr(self.hf, "chat_template", None) or ""
         if not isinstance(template, Mapping):
@@ -221,8 +231,8 @@ class Tokenizer:
 
     def _broken_template(self, error: Exception) -> UsageError:
         return UsageError(
-            f"the chat template of `{self.name}` is broken: {error}",
-            "leave out --chat and --system, or copy the model again",
+            f"the chat template of `{self.template_owner}` is broken: {error}",
+            "correct it" if self._is_template_given else "leave out --chat and --system, or copy the model again",
         )
 
     @property

@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.events import SpeculativeCounts
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.train.events import HeldOutAcceptance
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.train.answers import TrainingPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutAcceptance:
-    """How much of a draft was accepted.
-
-    Args:
-        k: drafted tokens in a step.
-        length: tokens that a step gives on average, the target's own one included.
-        rate: accepted of the drafted tokens.
-        by_depth: of the steps, the share that accepted the token at each depth and all before it.
-        num_steps: steps that were counted.
-    """
-
-    k: int
-    length: float
-    rate: float
-    by_depth: tuple[float, ...]
-    num_steps: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "k": self.k,
-            "acceptance_length": round(self.length, 4),
-            "acceptance_rate": round(self.rate, 4),
-            "acceptance_by_depth": [round(one, 4) for one in self.by_depth],
-            "num_steps": self.num_steps,
-        }
 
 
 def engine_with(engine: Engine, folder: Path, k: int) -> Engine:
@@ -78,15 +50,17 @@ def measure_acceptance(
         UsageError: the draft does not fit the target.
         RunError: it does not load.
     """
-    its = engine_with(engine, folder, k)
-    outputs = its.generate([list(one.tokens) for one in prompts], [replace(params, index=one.index) for one in prompts])
-    found = SpeculativeCounts()
+    drafting = engine_with(engine, folder, k)
+    outputs = drafting.generate(
+        [list(prompt.tokens) for prompt in prompts], [replace(params, index=prompt.index) for prompt in prompts]
+    )
+    counts = SpeculativeCounts()
     for output in outputs:
-        found.outcomes.update(output.speculative.outcomes)
+        counts.outcomes.update(output.speculative.outcomes)
     return HeldOutAcceptance(
-        k,
-        found.acceptance_length or 1.0,
-        found.acceptance_rate or 0.0,
-        tuple(one or 0.0 for one in found.per_position_acceptance_rates),
-        found.num_drafts,
+        k=k,
+        acceptance_length=counts.acceptance_length or 1.0,
+        acceptance_rate=counts.acceptance_rate or 0.0,
+        acceptance_by_depth=[rate or 0.0 for rate in counts.per_position_acceptance_rates],
+        num_steps=counts.num_drafts,
     )

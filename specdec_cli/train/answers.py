@@ -42,13 +42,13 @@ class TrainingPrompt:
 
 def fingerprint(prompts: Sequence[TrainingPrompt], params: SamplingParams) -> str:
     """SHA-256 of the prompts' tokens and the sampling parameters, in hexadecimal."""
-    content = json.dumps([[list(one.tokens) for one in prompts], repr(params)])
+    content = json.dumps([[list(prompt.tokens) for prompt in prompts], repr(params)])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def usable(samples: Iterable[Sample], max_context: int) -> list[Sample]:
     """Samples cut at the context; those with fewer than two tokens of answers are left out."""
-    return [cut for one in samples if (cut := one.cut(max_context)).num_counted >= 2]
+    return [cut for sample in samples if (cut := sample.cut(max_context)).num_counted >= 2]
 
 
 class Answers:
@@ -88,26 +88,26 @@ class Answers:
         Raises:
             RunError: the file cannot be written.
         """
-        its = self._processes
-        its.from_main(self._begin)
-        while self.num_done < len(self._prompts) and not its.any(stopped()):
-            batch = self._prompts[self.num_done : self.num_done + _TOGETHER * its.num]
-            found = its.joined(its.together(partial(self._answered, engine, its.share(batch))))
-            rows = [{"index": one.index, "answer": answer} for one, answer in zip(batch, found, strict=True)]
-            its.from_main(partial(self._append, rows))
-            self._found += found
+        processes = self._processes
+        processes.from_main(self._begin)
+        while self.num_done < len(self._prompts) and not processes.any(stopped()):
+            batch = self._prompts[self.num_done : self.num_done + _TOGETHER * processes.num]
+            answers = processes.joined(processes.together(partial(self._answered, engine, processes.share(batch))))
+            rows = [{"index": prompt.index, "answer": answer} for prompt, answer in zip(batch, answers, strict=True)]
+            processes.from_main(partial(self._append, rows))
+            self._found += answers
             progress(self.num_done, len(self._prompts))
 
     def _answered(self, engine: Engine, prompts: Sequence[TrainingPrompt]) -> list[list[int]]:
         """Tokens of the engine's answers."""
-        params = [replace(self._params, index=one.index) for one in prompts]
-        outputs = engine.generate([list(one.tokens) for one in prompts], params, 0)
+        params = [replace(self._params, index=prompt.index) for prompt in prompts]
+        outputs = engine.generate([list(prompt.tokens) for prompt in prompts], params, 0)
         return [list(output.token_ids) for output in outputs]
 
     def samples(self, max_context: int) -> list[Sample]:
         """The usable samples of what is answered."""
         pairs = zip(self._prompts, self._found, strict=False)
-        return usable((Sample([*one.tokens, *answer], len(one.tokens)) for one, answer in pairs), max_context)
+        return usable((Sample([*prompt.tokens, *answer], len(prompt.tokens)) for prompt, answer in pairs), max_context)
 
     def _begin(self) -> None:
         """Write the first line, if there is none yet."""
@@ -139,31 +139,31 @@ class Answers:
             hint = "restore the file, or delete it: with --resume, the target answers all prompts again"
             raise RunError(f"line 1 of `{self._path}` is damaged", hint)
         if head["fingerprint"] != self._identity:
-            said = f"the answers in `{self._path}` belong to other prompts or sampling options than these"
-            raise UsageError(said, "give the data and options that the run began with, or name another --output")
+            message = f"the answers in `{self._path}` belong to other prompts or sampling options than these"
+            raise UsageError(message, "give the data and options that the run began with, or name another --output")
 
     def _answer(self, prompt: TrainingPrompt, line: bytes, number: int) -> list[int]:
         """The answer to a prompt in its line of the file."""
         row = _row(line)
         answer = row.get("answer")
-        is_answer = isinstance(answer, list) and all(type(one) is int for one in answer)
+        is_answer = isinstance(answer, list) and all(type(token) is int for token in answer)
         if not is_answer or row.get("index") != prompt.index:
             raise self._damaged(number)
         return list(row["answer"])
 
     def _damaged(self, number: int) -> RunError:
-        said = f"line {number} of `{self._path}` is damaged"
+        message = f"line {number} of `{self._path}` is damaged"
         hint = f"restore it, or keep its first {number - 1} lines: with --resume, the target answers the rest again"
-        return RunError(said, hint)
+        return RunError(message, hint)
 
 
 def _row(line: bytes) -> dict[str, Any]:
     """The object of a line; empty where there is none."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return row if isinstance(row, dict) else {}
 
 
 def _whole_lines(path: Path) -> list[bytes]:

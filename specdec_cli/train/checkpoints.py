@@ -53,10 +53,10 @@ class Checkpoints:
 
     def load(self, accelerator: Accelerator) -> bool:
         """Restore the last whole checkpoint; whether there is one."""
-        found = next((one for one in (self._now, self._old) if one.exists()), None)
-        if found is None:
+        checkpoint = next((folder for folder in (self._now, self._old) if folder.exists()), None)
+        if checkpoint is None:
             return False
-        accelerator.load_state(str(found))
+        accelerator.load_state(str(checkpoint))
         return True
 
     def candidate_folder(self) -> Path:

@@ -16,18 +16,14 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.files.checkpoint import model_folder
-from specdec_cli.lm.files.reading import read_object
-from specdec_cli.lm.heads.block_head import has_mask_embedding
-from specdec_cli.lm.heads.dflash_files import DFlashConfig
-from specdec_cli.lm.heads.eagle_files import HeadConfig
-from specdec_cli.lm.heads.formats import read_published
-from specdec_cli.lm.heads.head_shapes import check_shapes
+from specdec_cli.lm.files.checkpoint import find_checkpoint
+from specdec_cli.lm.heads.dflash import DFlashDraft
+from specdec_cli.lm.heads.eagle import EagleDraft
 from specdec_cli.lm.heads.head_tensors import stored_tensors
-from specdec_cli.lm.heads.published import PublishedDraft
-from specdec_cli.lm.load import num_layers
+from specdec_cli.lm.heads.published import PublishedDraft, read_published
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.train.disk import writing
-from specdec_cli.train.published import check_empty, layer_content, write_draft
+from specdec_cli.train.published import check_empty, layer_content, official_eagle3, write_draft
 
 FORMATS = ("official", "z-lab", "speculators")
 _VERSION = "0.9.0"
@@ -52,14 +48,14 @@ class DraftConversion:
 
     @property
     def name(self) -> str:
-        """Of the draft."""
+        """Name of the draft."""
         return self.config.name
 
-    def maps(self, drafted: int, vocab_size: int) -> dict[str, Tensor]:
+    def maps(self) -> dict[str, Tensor]:
         """`t2d` [V] bool, which of the target's tokens a reduced vocabulary has."""
-        if drafted == vocab_size:
+        ids, vocab_size = self.config.drafted_ids(self.tensors), self.config.vocab_size
+        if ids is None or vocab_size is None:
             return {}
-        ids = torch.arange(drafted) + self.tensors["d2t"].long()
         return {"t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)}
 
     def speculators(self, kind: str, num_tokens: int) -> dict[str, Any]:
@@ -73,8 +69,8 @@ class DraftConversion:
             UsageError: the target is not known.
         """
         if self.target is None:
-            said = f"the speculators format names the target of a draft, and `{self.name}` does not"
-            raise UsageError(said, "name it: --target MODEL")
+            message = f"the speculators format names the target of a draft, and `{self.name}` does not"
+            raise UsageError(message, "name it: --target MODEL")
         method = {"proposal_type": "greedy", "speculative_tokens": num_tokens, "verifier_accept_k": 1}
         return {
             "speculators_model_type": kind,
@@ -108,12 +104,12 @@ def convert_draft(
         UsageError: there is no such format, it is not one of this kind of draft, or it cannot say what the draft is.
         RunError: the draft cannot be read, or the folder cannot be written.
     """
-    found = check_conversion(name, to, output, force=force)
-    target = target or _named_target(read_object(found.folder / "config.json"))
-    config = found.given({}, lambda: _num_layers(name, target))
+    draft = check_conversion(name, to, output, force=force)
+    target = target or _named_target(draft.source.content)
+    config = draft.given({}, lambda: _num_layers(name, target))
     tensors = stored_tensors(config)
-    check_shapes(config, {key: tuple(value.shape) for key, value in tensors.items()})
-    content, written = _WRITERS[found.method, to](DraftConversion(config, tensors, target, num_tokens))
+    config.check_shapes({key: tuple(value.shape) for key, value in tensors.items()})
+    content, written = _WRITERS[draft.method, to](DraftConversion(config, tensors, target, num_tokens))
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     write_draft(output, content, written)
@@ -138,21 +134,21 @@ def check_conversion(
     """
     if to not in FORMATS:
         raise UsageError(f"there is no format `{to}`", f"one of: {', '.join(FORMATS)}")
-    found = read_published(name, has_weights=has_weights)
-    if (found.method, to) not in _WRITERS:
-        own = [form for method, form in _WRITERS if method == found.method]
+    draft = read_published(name, has_weights=has_weights)
+    if (draft.method, to) not in _WRITERS:
+        own = [form for method, form in _WRITERS if method == draft.method]
         what = " and ".join(own) or "one format alone"
-        raise UsageError(f"`{name}` is a draft of the method `{found.method}`, which has {what}", "choose another one")
+        raise UsageError(f"`{name}` is a draft of the method `{draft.method}`, which has {what}", "choose another one")
     if output is not None:
-        check_empty(output, force, found.folder)
-    return found
+        check_empty(output, force, draft.folder)
+    return draft
 
 
 def _num_layers(name: str, target: str | None) -> int:
     if target is None:
-        said = f"which of the target's layers `{name}` reads depends on the target, which it does not name"
-        raise UsageError(said, "name it: --target MODEL")
-    return num_layers(target, None)
+        message = f"which of the target's layers `{name}` reads depends on the target, which it does not name"
+        raise UsageError(message, "name it: --target MODEL")
+    return ModelPlan(target, fetches_weights=False).num_layers
 
 
 def _named_target(content: Mapping[str, Any]) -> str | None:
@@ -165,18 +161,17 @@ def _named_target(content: Mapping[str, Any]) -> str | None:
 
 def _verifier(target: str) -> dict[str, Any]:
     """The target as the speculators format names it; a built-in one by its folder, which other engines can read."""
-    folder = model_folder(target, None, trust_remote_code=False, has_weights=False)
-    content = read_object(folder / "config.json")
-    name = str(folder) if target.startswith("builtin:") else target
+    checkpoint = find_checkpoint(target, None, trust_remote_code=False, has_weights=False)
+    content = checkpoint.content
+    name = str(checkpoint.folder) if target.startswith("builtin:") else target
     return {"name_or_path": name, "architectures": list(content.get("architectures") or [])}
 
 
 _Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-def _eagle3_keys(config: HeadConfig) -> dict[str, Any]:
+def _eagle3_keys(config: EagleDraft) -> dict[str, Any]:
     """Keys that both formats of an EAGLE-3 head have; readers differ in what they take a missing one for."""
-    assert config.layers is not None, "its layers were named"
     return {
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
@@ -184,118 +179,110 @@ def _eagle3_keys(config: HeadConfig) -> dict[str, Any]:
         "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],  # the layers that states enter
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.layer_taps],  # the layers that states enter
     }
 
 
 def _official_eagle3(job: DraftConversion) -> _Written:
     config = job.config
-    assert isinstance(config, HeadConfig), "the method has this configuration"
-    assert config.layers is not None, "its layers were named"
+    assert isinstance(config, EagleDraft), "the method has this configuration"
     if config.num_layers > 1:
-        said = f"`{job.name}` has {config.num_layers} decoder layers, and the official format has names for one"
-        raise UsageError(said, "leave it as it is")
-    is_llama = config.layer.model_type == "llama"
-    content = layer_content(config.layer, 1) | _eagle3_keys(config)
-    content["architectures"] = ["LlamaForCausalLMEagle3" if is_llama else "Eagle3Qwen3ForCausalLM"]
-    content["eagle_config"] = {
-        "eagle_aux_hidden_state_layer_ids": list(config.layers),  # the layers that states leave
-        "use_aux_hidden_state": True,
-    }
-    if config.num_taps != 3:
-        content["num_aux_hidden_states"] = config.num_taps
-    if job.target is not None:
-        content["base_model_name_or_path"] = job.target
-    tensors = {name.replace("layers.0.", "midlayer.", 1): one for name, one in job.tensors.items()}
-    return content, tensors | job.maps(config.draft_vocab_size, config.vocab_size)
+        message = f"`{job.name}` has {config.num_layers} decoder layers, and the official format has names for one"
+        raise UsageError(message, "leave it as it is")
+    content = official_eagle3(config.layer, config.layer_taps, job.target, _eagle3_keys(config))
+    tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in job.tensors.items()}
+    return content, tensors | job.maps()
 
 
 def _speculators_eagle3(job: DraftConversion) -> _Written:
     config = job.config
-    assert isinstance(config, HeadConfig), "the method has this configuration"
+    assert isinstance(config, EagleDraft), "the method has this configuration"
     content = job.speculators("eagle3", job.num_tokens or _USUAL_TOKENS) | _eagle3_keys(config)
     content |= {"architectures": ["Eagle3DraftModel"], "tie_word_embeddings": False}
     content["transformer_layer_config"] = layer_content(config.layer, config.num_layers)
-    return content, job.tensors | job.maps(config.draft_vocab_size, config.vocab_size)
+    return content, job.tensors | job.maps()
 
 
 def _z_lab_dflash(job: DraftConversion) -> _Written:
     config = _block_config(job)
-    if config.draft_vocab_size != config.layer.vocab_size:
-        said = f"`{job.name}` drafts {config.draft_vocab_size} of {config.layer.vocab_size} tokens"
-        raise UsageError(f"{said}, and z-lab's format drafts all", "leave it as it is")
+    if config.is_reduced:
+        message = f"`{job.name}` drafts {config.draft_vocab_size} of {config.vocab_size} tokens"
+        raise UsageError(f"{message}, and z-lab's format drafts all", "leave it as it is")
     content = _block_content(config)
     content |= {"architectures": ["DFlashDraftModel"], "block_size": config.block_size}
     content["dflash_config"] = {
         "mask_token_id": config.mask_token,
-        "target_layer_ids": list(config.layers or ()),
+        "target_layer_ids": list(config.layer_taps),
         "sample_from_anchor": config.from_anchor,
         **_causal(config),
     }
     if job.target is not None:
-        content |= {"base_model_name_or_path": job.target, "num_target_layers": num_layers(job.target, None)}
+        content |= {"base_model_name_or_path": job.target, "num_target_layers": _num_layers(job.name, job.target)}
     return content, job.tensors
 
 
 def _speculators_dflash(job: DraftConversion) -> _Written:
     config = _block_config(job)
-    sliding = [one.is_causal for one in config.block_layers if one.window is not None]
-    if any(one.is_causal for one in config.block_layers if one.window is None) or len(set(sliding)) > 1:
-        said = f"`{job.name}` has full layers that are causal, or sliding ones of both kinds"
-        raise UsageError(f"{said}, which the speculators format cannot say", "leave it as it is")
+    sliding = [block_layer.is_causal for block_layer in config.block_layers if block_layer.window is not None]
+    if (
+        any(block_layer.is_causal for block_layer in config.block_layers if block_layer.window is None)
+        or len(set(sliding)) > 1
+    ):
+        message = f"`{job.name}` has full layers that are causal, or sliding ones of both kinds"
+        raise UsageError(f"{message}, which the speculators format cannot say", "leave it as it is")
     content = job.speculators("dflash", config.most_tokens) | {
         "architectures": ["DFlashDraftModel"],
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "block_size": config.block_size,
-        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers or ()],  # the layers that states enter
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layer_taps],  # the layers that states enter
         "mask_token_id": config.mask_token,
         "sample_from_anchor": config.from_anchor,
         "sliding_window_non_causal": not any(sliding),  # vLLM takes its opposite for all layers
         "tie_word_embeddings": False,
     }
     content["transformer_layer_config"] = _block_content(config)
-    return content, job.tensors | job.maps(config.draft_vocab_size, int(config.layer.vocab_size))
+    return content, job.tensors | job.maps()
 
 
-def _block_config(job: DraftConversion) -> DFlashConfig:
+def _block_config(job: DraftConversion) -> DFlashDraft:
     """The configuration of a DFlash draft that both formats can say.
 
     Raises:
         UsageError: it has parts that one of them has no keys for.
     """
     config = job.config
-    assert isinstance(config, DFlashConfig), "the method has this configuration"
+    assert isinstance(config, DFlashDraft), "the method has this configuration"
     parts = {
         "DSpark's heads": config.dspark.rank > 0 or config.dspark.has_confidence,
-        "a mask embedding of its own": has_mask_embedding(config),
+        "a mask embedding of its own": config.has_mask_embedding,
         "scaled embeddings or logits": (config.embedding_scale, config.logit_scale, config.softcap) != (1, 1, None),
     }
-    found = next((part for part, is_there in parts.items() if is_there), None)
-    if found is not None:
-        raise UsageError(f"`{job.name}` has {found}, which only one of the formats can say", "leave it as it is")
+    unsayable = next((part for part, is_there in parts.items() if is_there), None)
+    if unsayable is not None:
+        raise UsageError(f"`{job.name}` has {unsayable}, which only one of the formats can say", "leave it as it is")
     return config
 
 
-def _block_content(config: DFlashConfig) -> dict[str, Any]:
+def _block_content(config: DFlashDraft) -> dict[str, Any]:
     """The configuration of a draft's layers, sliding ones with their window."""
-    windows = [one.window for one in config.block_layers]
+    windows = [block_layer.window for block_layer in config.block_layers]
     content = layer_content(config.layer, len(windows))
-    content["layer_types"] = ["full_attention" if one is None else "sliding_attention" for one in windows]
-    window = next((one for one in windows if one is not None), None)
+    content["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    window = next((window for window in windows if window is not None), None)
     return content if window is None else content | {"sliding_window": window, "use_sliding_window": True}
 
 
-def _causal(config: DFlashConfig) -> dict[str, bool]:
+def _causal(config: DFlashDraft) -> dict[str, bool]:
     """The key `causal` of z-lab's format, where its layers are not what they are without it."""
-    is_usual = all(one.is_causal == (one.window is not None) for one in config.block_layers)
+    is_usual = all(block_layer.is_causal == (block_layer.window is not None) for block_layer in config.block_layers)
     if is_usual:
         return {}
-    found = {one.is_causal for one in config.block_layers}
-    if len(found) > 1:
-        said = f"`{config.name}` has causal layers beside others, as z-lab's format cannot say"
-        raise UsageError(said, "leave it as it is")
-    return {"causal": found.pop()}
+    kinds = {block_layer.is_causal for block_layer in config.block_layers}
+    if len(kinds) > 1:
+        message = f"`{config.name}` has causal layers beside others, as z-lab's format cannot say"
+        raise UsageError(message, "leave it as it is")
+    return {"causal": kinds.pop()}
 
 
 _WRITERS: dict[tuple[str, str], Callable[[DraftConversion], _Written]] = {

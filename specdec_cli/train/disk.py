@@ -26,12 +26,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error).strip().split("\n")[0]
-        is_cut = any(mark in said for mark in _CUT)
+        message = str(error).strip().split("\n")[0]
+        is_cut = any(mark in message for mark in _CUT)
         if not (isinstance(error, OSError) or is_cut or "safetensors" in type(error).__module__):
             raise
         is_full = is_cut or getattr(error, "errno", None) in _FULL
-        what = os.strerror(errno.ENOSPC) if is_cut else getattr(error, "strerror", None) or said
+        what = os.strerror(errno.ENOSPC) if is_cut else getattr(error, "strerror", None) or message
         other = "make it writable, or name another folder"
         hint = "free some space; a run continues with --resume" if is_full else other
         raise RunError(f"`{path}` cannot be written: {what}", hint) from error

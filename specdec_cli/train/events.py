@@ -1,59 +1,66 @@
-"""Events of a training run: steps, evaluations and checkpoints."""
+"""Events of a training run, in the form that its log keeps: steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
-if TYPE_CHECKING:
-    from specdec_cli.train.acceptance import HeldOutAcceptance
+from pydantic import ConfigDict, Field, PlainSerializer
+
+from specdec_cli.document import Count, Result, Seconds, Share
+
+_ROUNDED = PlainSerializer(lambda value: round(value, 4), return_type=float, when_used="json")
+_LINE = ConfigDict(extra="ignore", ser_json_inf_nan="constants")  # a diverging run has no finite loss
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A step was taken.
+class Trained(Result):
+    """A step: its loss, learning rate and counted tokens.
 
-    Args:
-        step: its number, from 1.
-        num_steps: of the run.
-        loss: of the batch.
-        matches: by depth, the share of positions where the draft's most likely token is the target's.
-        learning_rate: of the step.
-        num_tokens: tokens in the batch that count.
-        seconds: that it took.
+    `matches_by_depth` is, for each depth, the share of positions where the draft's likeliest token is the target's.
     """
 
+    model_config = _LINE
+
+    event: Literal["step"] = "step"
     step: int
-    num_steps: int
     loss: float
-    matches: tuple[float, ...]
+    matches_by_depth: list[Annotated[Share, _ROUNDED]]
     learning_rate: float
-    num_tokens: int
-    seconds: float
+    num_tokens: Count
+    seconds: Annotated[Seconds, _ROUNDED]
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """Acceptance was measured on the held-out prompts.
+class HeldOutAcceptance(Result):
+    """Acceptance on the held-out prompts at k drafted tokens in a step.
 
-    Args:
-        step: after which; 0 before the first.
-        acceptance: that was found.
-        is_best: it is the largest acceptance length so far, and the draft was written to the output folder.
-        seconds: that it took.
+    The length counts the target's own token. `acceptance_by_depth` is the share of the `num_steps` counted steps that
+    accepted the token at each depth and all before it.
     """
 
+    k: Count
+    acceptance_length: Annotated[float, _ROUNDED]
+    acceptance_rate: Annotated[Share, _ROUNDED]
+    acceptance_by_depth: list[Annotated[Share, _ROUNDED]]
+    num_steps: Count = 0
+
+
+class Evaluated(HeldOutAcceptance):
+    """Acceptance after a step; if it is the best so far, the draft was written to the output folder."""
+
+    model_config = _LINE
+
+    event: Literal["evaluation"] = "evaluation"
     step: int
-    acceptance: HeldOutAcceptance
     is_best: bool
-    seconds: float
+    seconds: Annotated[Seconds, _ROUNDED]
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Result):
     """A checkpoint was written after a step."""
 
+    model_config = _LINE
+
+    event: Literal["checkpoint"] = "checkpoint"
     step: int
 
 
-TrainingEvent = Trained | Evaluated | Saved
+TrainingEvent = Annotated[Trained | Evaluated | Saved, Field(discriminator="event")]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import LM, Row, Tap, Tapped
+from specdec_cli.quantities import sized
 from specdec_cli.train.disk import deleted_on_error, writing
 from specdec_cli.train.samples import Sample, TrainingBatch, padded
-from specdec_cli.train.words import sized
 
 _SHARD = 64  # samples in a file of hidden states
 _TOGETHER = 8  # samples that the target reads at once
@@ -46,20 +46,20 @@ class TargetFeatures:
         """A batch of samples, in one forward of the target."""
         tokens, is_counted = padded(samples, self._lm.device)
         logits, states = self.read(samples)
-        given = _side_by_side(logits, tokens)
+        logits_of_batch = _side_by_side(logits, tokens)
         features = _side_by_side(states, tokens) if self._columns else None
-        return TrainingBatch(tokens, is_counted, features, given)
+        return TrainingBatch(tokens, is_counted, features, logits_of_batch)
 
     def read(self, samples: Sequence[Sample]) -> tuple[list[Tensor], list[Tensor]]:
-        """Of each sample the logits [n, V] and the hidden states [n, taps, hidden]; no states without taps."""
-        rows = [self._row(one) for one in samples]
+        """Logits [n, V] and hidden states [n, taps, hidden] of each sample; no states without taps."""
+        rows = [self._row(sample) for sample in samples]
         try:
             logits = self._lm.score(rows)
         finally:
             for row in rows:
                 self._lm.release(row.handle)
         states = [row.tapped.states[:, self._columns] for row in rows if row.tapped and row.tapped.states is not None]
-        return list(torch.split(logits, [len(one.tokens) for one in samples])), states
+        return list(torch.split(logits, [len(sample.tokens) for sample in samples])), states
 
     def _row(self, sample: Sample) -> Row:
         tapped = Tapped() if self._columns else None
@@ -85,16 +85,16 @@ class CachedFeatures:
     def __init__(self, lm: LM, taps: Sequence[Tap], folder: Path, samples: Sequence[Sample]) -> None:
         self._lm, self._folder, self._samples, self._num_taps = lm, folder, samples, len(taps)
         self._features = TargetFeatures(lm, (*taps, "final"))
-        self._places = {id(one): place for place, one in enumerate(samples)}
+        self._places = {id(sample): place for place, sample in enumerate(samples)}
         self._shards: dict[int, Any] = {}
         self._written = {begin for begin in range(0, len(samples), _SHARD) if self._is_whole(begin)}
-        missing = sum(len(one.tokens) for i, one in enumerate(samples) if i - i % _SHARD not in self._written)
-        self.num_bytes = sum(len(one.tokens) for one in samples) * self._bytes_per_token
+        missing = sum(len(sample.tokens) for i, sample in enumerate(samples) if i - i % _SHARD not in self._written)
+        self.num_bytes = sum(len(sample.tokens) for sample in samples) * self._bytes_per_token
         free = shutil.disk_usage(folder.parent).free
         if missing * self._bytes_per_token > free:
-            said = f"the target's hidden states take {sized(self.num_bytes)}, and `{folder.parent}` has"
+            message = f"the target's hidden states take {sized(self.num_bytes)}, and `{folder.parent}` has"
             hint = "leave --cache-features out, use fewer prompts, or name an --output on another disk"
-            raise RunError(f"{said} {sized(free)} left", hint)
+            raise RunError(f"{message} {sized(free)} left", hint)
 
     def prepare(
         self, progress: Callable[[int, int], None], stopped: Callable[[], bool], index: int = 0, num: int = 1
@@ -122,12 +122,12 @@ class CachedFeatures:
     def batch(self, samples: Sequence[Sample]) -> TrainingBatch:
         """A batch of samples; the target computes its output layer alone."""
         tokens, is_counted = padded(samples, self._lm.device)
-        states = [self._states(self._places[id(one)]) for one in samples]
+        states = [self._states(self._places[id(sample)]) for sample in samples]
         with torch.no_grad():
-            logits = self._lm.head(torch.cat([one[:, -1] for one in states]))
-        given = _side_by_side(torch.split(logits, [len(one) for one in states]), tokens)
-        features = _side_by_side([one[:, :-1] for one in states], tokens) if self._num_taps else None
-        return TrainingBatch(tokens, is_counted, features, given)
+            logits = self._lm.head(torch.cat([state[:, -1] for state in states]))
+        logits_of_batch = _side_by_side(torch.split(logits, [len(state) for state in states]), tokens)
+        features = _side_by_side([state[:, :-1] for state in states], tokens) if self._num_taps else None
+        return TrainingBatch(tokens, is_counted, features, logits_of_batch)
 
     @property
     def _bytes_per_token(self) -> int:
@@ -142,21 +142,21 @@ class CachedFeatures:
         part = self._samples[begin : begin + _SHARD]
         try:
             with safe_open(self._path(begin), framework="pt") as shard:
-                found = [shard.get_slice(str(begin + i)).get_shape()[0] for i in range(len(part))]
+                lengths = [shard.get_slice(str(begin + i)).get_shape()[0] for i in range(len(part))]
         except (OSError, SafetensorError):
             return False
-        return found == [len(one.tokens) for one in part]
+        return lengths == [len(sample.tokens) for sample in part]
 
     def _write(self, begin: int) -> None:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for first in range(begin, min(begin + _SHARD, len(self._samples)), _TOGETHER):
             part = self._samples[first : min(first + _TOGETHER, begin + _SHARD)]
             states = self._features.read(part)[1]
-            found |= {str(first + i): one.to("cpu", torch.bfloat16).contiguous() for i, one in enumerate(states)}
+            tensors |= {str(first + i): state.to("cpu", torch.bfloat16).contiguous() for i, state in enumerate(states)}
         path = self._path(begin)
         half = path.with_suffix(".new")
         with writing(path), deleted_on_error(half):
-            save_file(found, half)
+            save_file(tensors, half)
             half.replace(path)
 
     def _states(self, place: int) -> Tensor:

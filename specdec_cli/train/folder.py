@@ -80,8 +80,8 @@ class TrainingFolder:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                said = f"another `specdec train-draft` writes to `{self.path}`"
-                raise UsageError(said, "wait until it ends, or name another --output") from None
+                message = f"another `specdec train-draft` writes to `{self.path}`"
+                raise UsageError(message, "wait until it ends, or name another --output") from None
         try:
             yield
         finally:
@@ -131,27 +131,29 @@ class TrainingFolder:
             RunError: the plan of the run cannot be read.
         """
         try:
-            found = self._read_plan().get("sampling")
+            sampling = self._read_plan().get("sampling")
         except UsageError:
             return None
-        seed = found.get("seed") if isinstance(found, dict) else None
+        seed = sampling.get("seed") if isinstance(sampling, dict) else None
         return seed if isinstance(seed, int) else None
 
     def _is_taken(self) -> bool:
         """Whether anything is there that a new run does not expect."""
         if not self.path.is_dir():
             return self.path.exists() or self.path.is_symlink()
-        if any(one.name != self.work.name for one in self.path.iterdir()):
+        if any(path.name != self.work.name for path in self.path.iterdir()):
             return True
         if not self.work.is_dir():
             return self.work.exists()
-        return any(one.name != _LOCK for one in self.work.iterdir())
+        return any(path.name != _LOCK for path in self.work.iterdir())
 
     def _check_free(self, force: bool) -> None:
         """Refuse a folder with files, unless they are an earlier run's and may go."""
         if self._is_taken() and not (force and self._plan.is_file()):
-            said = f"`--output {self.path}` already exists"
-            raise UsageError(said, "name a new folder, continue its run with --resume, or begin it again with --force")
+            message = f"`--output {self.path}` already exists"
+            raise UsageError(
+                message, "name a new folder, continue its run with --resume, or begin it again with --force"
+            )
 
     def _clear(self) -> None:
         """Delete what an earlier run wrote; its plan stays until another takes its place."""
@@ -171,31 +173,31 @@ class TrainingFolder:
         if not self._files.exists():
             return []
         hint = "name a new folder, or delete the draft's files and this list of them"
-        found = _read_json(self._files, hint)
-        if not isinstance(found, list) or not all(map(_is_name, found)):
+        names = _read_json(self._files, hint)
+        if not isinstance(names, list) or not all(map(_is_name, names)):
             raise _damaged(self._files, hint)
-        return found
+        return names
 
     def _read_plan(self) -> dict[str, Any]:
         if not self._plan.exists():
-            said = f"there is no training run in `{self.path}` to continue"
-            raise UsageError(said, "leave --resume out to begin one")
+            message = f"there is no training run in `{self.path}` to continue"
+            raise UsageError(message, "leave --resume out to begin one")
         hint = "restore it from a copy, or begin the run again with --force, which deletes its answers too"
-        found = _read_json(self._plan, hint)
-        if not isinstance(found, dict):
+        plan = _read_json(self._plan, hint)
+        if not isinstance(plan, dict):
             raise _damaged(self._plan, hint)
-        return found
+        return plan
 
     def _check_plan(self, plan: Mapping[str, Any]) -> None:
         earlier = self._read_plan()
         changed = [key for key in plan if earlier.get(key) != plan[key]]
         if changed and changed[0] in _CONTENTS:
-            said = _CONTENTS[changed[0]].format(f"the run in `{self.path}`")
-            raise UsageError(said, "restore what it began with, or begin another run in a new folder")
+            message = _CONTENTS[changed[0]].format(f"the run in `{self.path}`")
+            raise UsageError(message, "restore what it began with, or begin another run in a new folder")
         if changed:
             key, value = _first_change(changed[0], earlier.get(changed[0]), plan[changed[0]])
-            said = f"the run in `{self.path}` began with another `{key}`: `{value}`"
-            raise UsageError(said, "give the options that it began with, or begin another run in a new folder")
+            message = f"the run in `{self.path}` began with another `{key}`: `{value}`"
+            raise UsageError(message, "give the options that it began with, or begin another run in a new folder")
 
 
 def _is_name(value: Any) -> bool:
@@ -206,7 +208,7 @@ def _is_name(value: Any) -> bool:
 def _first_change(key: str, earlier: Any, now: Any) -> tuple[str, str]:
     """The first key that differs, of a section by its path, and the value that it had as JSON."""
     if isinstance(earlier, dict) and isinstance(now, dict):
-        inner = next(one for one in {**now, **earlier} if earlier.get(one) != now.get(one))
+        inner = next(name for name in {**now, **earlier} if earlier.get(name) != now.get(name))
         return f"{key}.{inner}", json.dumps(earlier.get(inner))
     return key, json.dumps(earlier)
 

@@ -13,5 +13,5 @@ def check_held_out(num_held_out: int, num_prompts: int) -> None:
     """
     if num_prompts <= num_held_out:
         prompts = "prompt" if num_prompts == 1 else "prompts"
-        said = f"`{num_held_out}` of `{num_prompts}` {prompts} are to be held out, which leaves none to train on"
-        raise UsageError(said, "give more prompts, or lower --num-held-out")
+        message = f"`{num_held_out}` of `{num_prompts}` {prompts} are to be held out, which leaves none to train on"
+        raise UsageError(message, "give more prompts, or lower --num-held-out")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.files.checkpoint import clear_errors, model_folder
+from specdec_cli.lm.files.checkpoint import clear_errors, find_checkpoint
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.load import load_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
@@ -42,12 +42,16 @@ class StartModel:
         Raises:
             RunError: it does not load.
         """
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         if torch.get_default_device().type == "meta":
             return self.skeleton()
         with quiet(), clear_errors(self.name):
-            made = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
+            config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
+            cap_scores(config)
+            made = AutoModelForCausalLM.from_pretrained(
+                self.folder, config=config, dtype=torch.float32, local_files_only=True
+            )
         return made.train()
 
     def skeleton(self) -> Any:
@@ -60,6 +64,15 @@ class StartModel:
 
         with quiet(), clear_errors(self.name), torch.device("meta"):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.folder, local_files_only=True))
+
+
+def cap_scores(config: Any) -> None:
+    """Choose attention that soft-caps scores where a configuration asks for it (Gemma 2).
+
+    The kernel that transformers before 5.23 would choose leaves the cap out.
+    """
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"
 
 
 def load_start(name: str | None, target: TrainingTarget, method: str) -> StartModel:
@@ -77,20 +90,20 @@ def load_start(name: str | None, target: TrainingTarget, method: str) -> StartMo
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name is None:
-        said = f"`{method}` trains a language model, and there is none to begin with"
-        raise UsageError(said, "name a small model with the target's tokenizer: --start-from MODEL")
-    folder = model_folder(name, None, trust_remote_code=False)
+        message = f"`{method}` trains a language model, and there is none to begin with"
+        raise UsageError(message, "name a small model with the target's tokenizer: --start-from MODEL")
+    folder = find_checkpoint(name, None, trust_remote_code=False).folder
     with quiet(), clear_errors(name):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         made = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if getattr(made, "_is_stateful", False):
-        said = f"`{name}` has layers with a state, which cannot leave masks out"
-        raise UsageError(said, "begin with a model that has attention alone")
-    own, other = (Tokenizer(load_tokenizer(one)) for one in (target.lm.name, name))
+        message = f"`{name}` has layers with a state, which cannot leave masks out"
+        raise UsageError(message, "begin with a model that has attention alone")
+    own, other = (Tokenizer(load_tokenizer(model)) for model in (target.lm.name, name))
     overlap = own.compare(other)
     if not overlap.equal:
-        said = f"the tokenizers of target `{target.lm.name}` and `{name}` differ: {overlap.reason}"
-        raise UsageError(said, "begin with a model that has the target's tokenizer")
+        message = f"the tokenizers of target `{target.lm.name}` and `{name}` differ: {overlap.reason}"
+        raise UsageError(message, "begin with a model that has the target's tokenizer")
     return StartModel(name, folder, int(config.get_text_config().vocab_size))
 
 

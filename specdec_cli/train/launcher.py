@@ -14,8 +14,8 @@ _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 
 def launched_index() -> int:
     """Which one of several processes this is, from 0; 0 without a launcher."""
-    given = (os.environ.get(name, "") for name in _RANKS)
-    return next((int(one) for one in given if one.isdecimal()), 0)
+    ranks = (os.environ.get(name, "") for name in _RANKS)
+    return next((int(rank) for rank in ranks if rank.isdecimal()), 0)
 
 
 def hush_torch() -> None:
@@ -43,5 +43,5 @@ def check_launcher() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and missing:
         raise UsageError(f"the environment variable `WORLD_SIZE` is set without `{missing[0]}`", _HINT)
     if {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
-        said = "`accelerate launch --cpu` starts one process, however many it is asked for"
-        raise UsageError(said, "write --multi_gpu instead of --cpu: processes without a GPU train on CPUs")
+        message = "`accelerate launch --cpu` starts one process, however many it is asked for"
+        raise UsageError(message, "write --multi_gpu instead of --cpu: processes without a GPU train on CPUs")

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_cli.train.acceptance import HeldOutAcceptance
 from specdec_cli.train.checkpoints import Checkpoints
-from specdec_cli.train.events import Evaluated, Saved, Trained, TrainingEvent
+from specdec_cli.train.events import Evaluated, HeldOutAcceptance, Saved, Trained, TrainingEvent
 from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.order import SampleOrder
@@ -50,11 +49,11 @@ class TrainingProgress:
     seconds: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """For accelerate."""
+        """State for accelerate's checkpoints."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state of a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -103,7 +102,9 @@ class TrainingRun:
     @property
     def order(self) -> SampleOrder:
         """Which samples each step takes."""
-        return SampleOrder([len(one.tokens) for one in self.samples], self.settings.batch_size, self.settings.seed)
+        return SampleOrder(
+            [len(sample.tokens) for sample in self.samples], self.settings.batch_size, self.settings.seed
+        )
 
     @property
     def num_steps(self) -> int:
@@ -113,7 +114,7 @@ class TrainingRun:
     @property
     def num_parameters(self) -> int:
         """Parameters that are trained."""
-        return sum(one.numel() for one in self.module.parameters() if one.requires_grad)
+        return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
 
     def resume(self) -> bool:
         """Go on from the last checkpoint; whether there is one."""
@@ -151,8 +152,8 @@ class TrainingRun:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         accelerator, batch = self.processes.accelerator, self._own_batch(places)
-        found: BatchLoss = self._wrapped(batch)
-        accelerator.backward(found.value * self.processes.num)  # the wrapper takes the mean over processes
+        result: BatchLoss = self._wrapped(batch)
+        accelerator.backward(result.value * self.processes.num)  # the wrapper takes the mean over processes
         accelerator.clip_grad_norm_(self._wrapped.parameters(), self.settings.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -160,10 +161,15 @@ class TrainingRun:
         seconds = perf_counter() - begin
         self.progress.seconds += seconds
         total = self.processes.total
-        num_matches, num_counted = total((found.matches * found.num_counted).round()), total(found.num_counted)
-        matches = tuple((num_matches / num_counted.clamp(min=1)).tolist())
-        loss, num = float(total(found.value)), int(total(batch.is_counted.sum()))
-        return Trained(self.progress.step, num_steps, loss, matches, rate, num, seconds)
+        num_matches, num_counted = total((result.matches * result.num_counted).round()), total(result.num_counted)
+        return Trained(
+            step=self.progress.step,
+            loss=float(total(result.value)),
+            matches_by_depth=(num_matches / num_counted.clamp(min=1)).tolist(),
+            learning_rate=rate,
+            num_tokens=int(total(batch.is_counted.sum())),
+            seconds=seconds,
+        )
 
     def _own_batch(self, places: Sequence[int]) -> TrainingBatch:
         """This process's samples of a step; if there are fewer samples than processes, perhaps one that counts nothing.
@@ -180,25 +186,27 @@ class TrainingRun:
     def _evaluate(self) -> Evaluated:
         begin, progress = perf_counter(), self.progress
         acceptance = self.processes.from_main(self._measured)
-        is_best = acceptance.length > progress.best_length
+        length = acceptance.acceptance_length
+        is_best = length > progress.best_length
         if is_best:
-            progress.best_length, progress.best_step, progress.num_without_gain = acceptance.length, progress.step, 0
+            progress.best_length, progress.best_step, progress.num_without_gain = length, progress.step, 0
         else:
             progress.num_without_gain += 1
-        return Evaluated(progress.step, acceptance, is_best, perf_counter() - begin)
+        seconds = perf_counter() - begin
+        return Evaluated(**acceptance.model_dump(), step=progress.step, is_best=is_best, seconds=seconds)
 
     def _measured(self) -> HeldOutAcceptance:
         """The acceptance of the draft as it is now, which goes to the output folder if it is the best so far."""
         candidate = self.checkpoints.candidate_folder()
         self.method.save(self.module, candidate)
-        found = self.evaluate(candidate)
-        if found.length > self.progress.best_length:
+        acceptance = self.evaluate(candidate)
+        if acceptance.acceptance_length > self.progress.best_length:
             self.checkpoints.publish(candidate, self.folder)
-        return found
+        return acceptance
 
     def _save(self) -> Saved:
         self.checkpoints.save(self.processes)
-        return Saved(self.progress.step)
+        return Saved(step=self.progress.step)
 
 
 def learning_rate(step: int, num_steps: int, peak: float, warmup_ratio: float) -> float:

@@ -21,8 +21,8 @@ def check_mask_token(settings: Train, vocab_size: int) -> None:
         UsageError: it does not.
     """
     if settings.mask_token is not None and settings.mask_token >= vocab_size:
-        said = f"the mask token is `{settings.mask_token}`, and the vocabulary has {vocab_size} tokens"
-        raise UsageError(said, "name another one, or leave it out")
+        message = f"the mask token is `{settings.mask_token}`, and the vocabulary has {vocab_size} tokens"
+        raise UsageError(message, "name another one, or leave it out")
 
 
 def mask_token(samples: Sequence[Sample], vocab_size: int, settings: Train) -> int:
@@ -38,7 +38,7 @@ def mask_token(samples: Sequence[Sample], vocab_size: int, settings: Train) -> i
     if settings.mask_token is not None:
         return settings.mask_token
     counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for one in samples:
-        known = torch.tensor([token for token in one.tokens if token < vocab_size], dtype=torch.int64)
+    for sample in samples:
+        known = torch.tensor([token for token in sample.tokens if token < vocab_size], dtype=torch.int64)
         counts += torch.bincount(known, minlength=vocab_size)
     return vocab_size - 1 - int(counts.flip(0).argmin())

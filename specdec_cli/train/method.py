@@ -73,10 +73,10 @@ _RATE, _RATE_WIDTH = 3e-3, 160  # found on the built-in target; other widths fol
 
 def _check_layers(layers: Sequence[int] | None, num: int) -> None:
     """Refuse layers that the target does not have."""
-    wrong = next((one for one in layers or () if one >= num), None)
+    wrong = next((layer for layer in layers or () if layer >= num), None)
     if wrong is not None:
-        said = f"there are no hidden states of layer `{wrong}`: the target has {num} layers, counted from 0"
-        raise UsageError(said, f"name layers from 0 to {num - 1} with --layers")
+        message = f"there are no hidden states of layer `{wrong}`: the target has {num} layers, counted from 0"
+        raise UsageError(message, f"name layers from 0 to {num - 1} with --layers")
 
 
 class TrainingMethod(ABC):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError, in_words
+from specdec_cli.quantities import counted
 from specdec_cli.train.launcher import check_launcher
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Processes:
         self.accelerator = _connected(is_cpu=device == "cpu" or not has_gpu)
         self.num, self.index = int(self.accelerator.num_processes), int(self.accelerator.process_index)
         if has_gpu and self.accelerator.device.type == "cpu" and device.startswith("cuda"):
-            said = f"accelerate uses CPUs, and the target is to run on `{device}`"
-            raise UsageError(said, "say --device cpu, or start accelerate without --cpu")
+            message = f"accelerate uses CPUs, and the target is to run on `{device}`"
+            raise UsageError(message, "say --device cpu, or start accelerate without --cpu")
         if self.num > 1:
             self._check_devices(device)
 
@@ -88,8 +89,8 @@ class Processes:
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor over all processes, without gradient; each gives one of the same shape."""
-        found: Tensor = self.accelerator.reduce(tensor.detach(), "sum")
-        return found
+        total: Tensor = self.accelerator.reduce(tensor.detach(), "sum")
+        return total
 
     def any(self, is_so: bool) -> bool:
         """Whether it is so in any process."""
@@ -106,8 +107,8 @@ class Processes:
         """The items of all processes in the order of the processes."""
         from accelerate.utils import gather_object
 
-        found: list[T] = gather_object(items)
-        return found
+        joined: list[T] = gather_object(items)
+        return joined
 
     def together(self, work: Callable[[], T]) -> T:
         """Do the work in all processes at once. If it fails in one, all of them end, and the first such one speaks."""
@@ -123,8 +124,8 @@ class Processes:
         """The result of work that the main process alone does."""
         from accelerate.utils import broadcast_object_list
 
-        found = self._agreed(work if self.is_main else _nothing)
-        return cast("T", broadcast_object_list([found])[0])
+        result = self._agreed(work if self.is_main else _nothing)
+        return cast("T", broadcast_object_list([result])[0])
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -141,8 +142,8 @@ class Processes:
                 raise
             if not isinstance(error, SpecdecError) and _LOST.search(str(error)):
                 sleep(_SECONDS_FOR_THE_LAUNCHER)
-                said = "another process of the run has ended, or cannot be reached"
-                raise RunError(said, "its own message says why; continue with --resume") from error
+                message = "another process of the run has ended, or cannot be reached"
+                raise RunError(message, "its own message says why; continue with --resume") from error
             if self.is_main:
                 raise
             raise self._named(error) from error
@@ -159,9 +160,9 @@ class Processes:
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """The result of work, once it has failed in no process."""
-        found, error = None, None
+        result, error = None, None
         try:
-            found = work()
+            result = work()
         except Exception as raised:
             error = raised
         has_failed = self.joined([error is not None])
@@ -169,11 +170,11 @@ class Processes:
             raise error
         if any(has_failed):
             raise EndedElsewhere
-        return cast("T", found)
+        return cast("T", result)
 
     def _named(self, error: Exception) -> RunError:
-        said, hint, code = in_words(error)
-        named = RunError(f"process {self.index + 1} of {self.num}: {said}", hint)
+        message, hint, code = in_words(error)
+        named = RunError(f"process {self.index + 1} of {self.num}: {message}", hint)
         named.exit_code = code
         return named
 
@@ -182,16 +183,16 @@ class Processes:
 
         kind = self.accelerator.distributed_type
         if kind not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-            said = f"accelerate is configured for {kind.value}, and train-draft gives each process a whole copy"
-            raise UsageError(said, "start it with `accelerate launch --multi_gpu`")
+            message = f"accelerate is configured for {kind.value}, and train-draft gives each process a whole copy"
+            raise UsageError(message, "start it with `accelerate launch --multi_gpu`")
         if self.accelerator.device.type == "cpu":
             return
         if ":" in device:
             raise UsageError(f"`{device}` is one GPU, and each process needs its own", "say --device cuda")
         here, num = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if here > num:
-            said = f"{here} processes were started on a machine with {num} {'GPU' if num == 1 else 'GPUs'}"
-            raise UsageError(said, f"start no more than {num} on it")
+            message = f"{here} processes were started on a machine with {counted(num, 'GPU')}"
+            raise UsageError(message, f"start no more than {num} on it")
 
 
 def _nothing() -> None:
@@ -207,22 +208,22 @@ def _connected(is_cpu: bool) -> Accelerator:
     # order than one that was never stopped.
     parallel = DistributedDataParallelKwargs(broadcast_buffers=False, find_unused_parameters=True)
     try:
-        found = Accelerator(cpu=is_cpu, kwargs_handlers=[parallel, InitProcessGroupKwargs(timeout=_LONGEST_WAIT)])
+        accelerator = Accelerator(cpu=is_cpu, kwargs_handlers=[parallel, InitProcessGroupKwargs(timeout=_LONGEST_WAIT)])
     except (RuntimeError, ValueError) as error:
-        said = f"the processes cannot be connected: {str(error).strip().splitlines()[0]}"
-        raise RunError(said, "start all of them with `accelerate launch`") from error
-    _save_bare_weights(found)
-    return found
+        message = f"the processes cannot be connected: {str(error).strip().splitlines()[0]}"
+        raise RunError(message, "start all of them with `accelerate launch`") from error
+    _save_bare_weights(accelerator)
+    return accelerator
 
 
 def _save_bare_weights(accelerator: Accelerator) -> None:
     """Let checkpoints name weights without the wrapper of several processes, so that any number of them reads these."""
 
     def save(models: list[Any], weights: list[Any], _folder: str) -> None:
-        weights[:] = [accelerator.unwrap_model(one).state_dict() for one in models]
+        weights[:] = [accelerator.unwrap_model(model).state_dict() for model in models]
 
     def load(models: list[Any], _folder: str) -> None:
-        models[:] = [accelerator.unwrap_model(one) for one in models]
+        models[:] = [accelerator.unwrap_model(model) for model in models]
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

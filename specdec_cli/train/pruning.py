@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.forward.taps import decoder_layers
+from specdec_cli.train.language_model import cap_scores
 from specdec_cli.train.samples import Sample
 from specdec_cli.train.widths import Widths
 
@@ -56,7 +57,7 @@ class Importance:
     heads: list[Tensor]
 
     def of_layers(self, layers: Sequence[int]) -> Importance:
-        """That of a model which has these layers alone."""
+        """Importance in a model that has these layers alone."""
         return Importance(self.channels, [self.units[i] for i in layers], [self.heads[i] for i in layers])
 
 
@@ -69,7 +70,7 @@ def keep_layers(model: Any, layers: Sequence[int]) -> None:
     whole = decoder_layers(model)
     kept = [whole[i] for i in layers]
     decoder = model.get_decoder()
-    name = next(name for name, one in decoder.named_children() if one is whole)
+    name = next(name for name, module in decoder.named_children() if module is whole)
     setattr(decoder, name, nn.ModuleList(kept))
     for number, layer in enumerate(kept):
         for module in layer.modules():
@@ -92,9 +93,9 @@ def importance_of(model: Any, samples: Sequence[Sample]) -> Importance:
     widths, layers = Widths.of(model.config.get_text_config()), decoder_layers(model)
     norms, units, heads = (_Means() for _ in range(3))
     hooks = [
-        one.register_forward_hook(norms.output_hook(name))
-        for name, one in model.named_modules()
-        if name.rpartition(".")[2] in _NORMS and _width_of(one) == widths.hidden_size
+        module.register_forward_hook(norms.output_hook(name))
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in _NORMS and _width_of(module) == widths.hidden_size
     ]
     for number, layer in enumerate(layers):
         for means, module in ((units, _down(layer)), (heads, _output(layer))):
@@ -109,7 +110,7 @@ def importance_of(model: Any, samples: Sequence[Sample]) -> Importance:
             hook.remove()
     device = model.device
     return Importance(
-        sum((one.sqrt() for one in norms.sums.values()), torch.zeros(widths.hidden_size, device=device)),
+        sum((square.sqrt() for square in norms.sums.values()), torch.zeros(widths.hidden_size, device=device)),
         [units.sums.get(i, torch.zeros(widths.intermediate_size or 0, device=device)) for i in range(len(layers))],
         [heads.sums.get(i, torch.zeros(widths.num_attention_heads, device=device)) for i in range(len(layers))],
     )
@@ -126,11 +127,11 @@ class _Means:
     sums: dict[Any, Tensor] = field(default_factory=dict)
 
     def output_hook(self, place: Any) -> Callable[..., None]:
-        """For a module whose outputs [1, N, parts] are the activations."""
+        """Hook for a module whose outputs [1, N, parts] are the activations."""
         return lambda _, __, output: self._add(place, output[0].float().abs())
 
     def input_hook(self, place: Any, is_of_heads: bool, widths: Widths) -> Callable[..., None]:
-        """For a module that reads the activations [1, N, parts], or those of heads [1, N, heads * head size]."""
+        """Hook for a module that reads activations [1, N, parts], or those of heads [1, N, heads * head size]."""
 
         def hook(_: Any, inputs: tuple[Tensor, ...]) -> None:
             rows = inputs[0].flatten(0, -2).float()
@@ -155,10 +156,10 @@ def check_pruning(skeleton: Any, layers: Sequence[int], widths: Widths | None) -
     """
     kind = skeleton.config.model_type
     keep_layers(skeleton, layers)
-    given = {name: one.shape for name, one in skeleton.state_dict().items()}
-    if {name: one.shape for name, one in _empty(skeleton, None).state_dict().items()} != given:
-        said = f"the configuration of a `{kind}` model cannot say that it has layers {list(layers)} alone"
-        raise UsageError(said, "begin with a smaller model: --start-from MODEL")
+    shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
+    if {name: tensor.shape for name, tensor in _empty(skeleton, None).state_dict().items()} != shapes:
+        message = f"the configuration of a `{kind}` model cannot say that it has layers {list(layers)} alone"
+        raise UsageError(message, "begin with a smaller model: --start-from MODEL")
     if widths is not None:
         _check_narrowing(skeleton, widths)
 
@@ -167,18 +168,18 @@ def _check_narrowing(skeleton: Any, widths: Widths) -> None:
     kind, whole = skeleton.config.model_type, Widths.of(skeleton.config.get_text_config())
     for layer in decoder_layers(skeleton):
         if widths.intermediate_size != whole.intermediate_size and _down(layer) is None:
-            said = f"the feed-forward layers of a `{kind}` model cannot be made narrower"
-            raise UsageError(said, "leave --intermediate-size out")
+            message = f"the feed-forward layers of a `{kind}` model cannot be made narrower"
+            raise UsageError(message, "leave --intermediate-size out")
         if widths.num_attention_heads != whole.num_attention_heads and _output(layer) is None:
             raise UsageError(f"the attention of a `{kind}` model cannot lose heads", "leave --num-attention-heads out")
-    wanted = {name: one.shape for name, one in _empty(skeleton, widths).state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in _empty(skeleton, widths).state_dict().items()}
     is_strict = widths.without_units != whole.without_units
-    for name, one in skeleton.state_dict().items():
-        axes = _axes(name, one, whole)
-        found = one.shape if axes is None else _size(one.shape, axes, widths)
-        if wanted.get(name) != found or (is_strict and axes is None):
-            said = f"a `{kind}` model cannot be made narrower: the layout of `{name}` is unknown"
-            raise UsageError(said, "leave the narrower sizes out, and prune layers with --num-layers")
+    for name, tensor in skeleton.state_dict().items():
+        axes = _axes(name, tensor, whole)
+        shape = tensor.shape if axes is None else _size(tensor.shape, axes, widths)
+        if shapes.get(name) != shape or (is_strict and axes is None):
+            message = f"a `{kind}` model cannot be made narrower: the layout of `{name}` is unknown"
+            raise UsageError(message, "leave the narrower sizes out, and prune layers with --num-layers")
 
 
 def narrowed(model: Any, widths: Widths, importance: Importance) -> Any:
@@ -195,15 +196,15 @@ def narrowed(model: Any, widths: Widths, importance: Importance) -> Any:
         _Kept.of(channels, units, heads, whole, widths)
         for units, heads in zip(importance.units, importance.heads, strict=True)
     ]
-    decoder = next(name for name, one in model.named_modules() if one is decoder_layers(model))
+    decoder = next(name for name, module in model.named_modules() if module is decoder_layers(model))
     made, cut = _empty(model, widths), {}
-    for name, one in model.state_dict().items():
+    for name, tensor in model.state_dict().items():
         inside = name.removeprefix(f"{decoder}.")
         places = kept[int(inside.split(".")[0]) if inside != name else 0]
-        for dim, axis in enumerate(_axes(name, one, whole) or ()):
+        for dim, axis in enumerate(_axes(name, tensor, whole) or ()):
             if axis is not None:
-                one = one.index_select(dim, getattr(places, axis))
-        cut[name] = one
+                tensor = tensor.index_select(dim, getattr(places, axis))
+        cut[name] = tensor
     made.load_state_dict(cut)
     made.tie_weights()
     made.generation_config = model.generation_config
@@ -252,13 +253,13 @@ def _largest(values: Tensor, num: int) -> Tensor:
 def _axes(name: str, weight: Tensor, whole: Widths) -> tuple[str | None, ...] | None:
     """The axis of each dimension of a weight, None where that never shrinks; None for a weight of unknown layout."""
     module, _, kind = name.rpartition(".")
-    found = _AXES.get(module.rpartition(".")[2])
-    if found is None or (kind, weight.dim()) not in (("weight", len(found)), ("bias", 1)):
+    axes = _AXES.get(module.rpartition(".")[2])
+    if axes is None or (kind, weight.dim()) not in (("weight", len(axes)), ("bias", 1)):
         return None
     sizes = whole.sizes
-    if weight.dim() == 1 and "norm" in module and weight.shape[0] == whole.head_dim != sizes[str(found[0])]:
+    if weight.dim() == 1 and "norm" in module and weight.shape[0] == whole.head_dim != sizes[str(axes[0])]:
         return (None,)  # a norm over each head alone
-    axes = found[: weight.dim()]
+    axes = axes[: weight.dim()]
     fits = all(axis is None or size == sizes[axis] for axis, size in zip(axes, weight.shape, strict=True))
     return axes if fits else None
 
@@ -274,6 +275,7 @@ def _empty(model: Any, widths: Widths | None) -> Any:
         UsageError: the class has no such widths.
     """
     config = deepcopy(model.config)
+    cap_scores(config)
     if widths is not None:
         widths.write(config.get_text_config())
     with torch.device(model.device):
@@ -283,14 +285,14 @@ def _empty(model: Any, widths: Widths | None) -> Any:
 def _down(layer: Any) -> Any:
     """The last projection of a gated feed-forward layer; None for other layers."""
     parts = [getattr(getattr(layer, "mlp", None), name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    return parts[-1] if all(isinstance(one, nn.Linear) for one in parts) else None
+    return parts[-1] if all(isinstance(part, nn.Linear) for part in parts) else None
 
 
 def _output(layer: Any) -> Any:
     """The output projection of attention with separate query, key and value projections; None for other layers."""
     attention = getattr(layer, "self_attn", None)
     parts = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
-    return parts[-1] if all(isinstance(one, nn.Linear) for one in parts) else None
+    return parts[-1] if all(isinstance(part, nn.Linear) for part in parts) else None
 
 
 def _width_of(norm: Any) -> int | None:

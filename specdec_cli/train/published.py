@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,28 @@ def layer_content(layer: Any, num: int) -> dict[str, Any]:
     return content | {"model_type": layer.model_type, "num_hidden_layers": num, "tie_word_embeddings": False}
 
 
+def official_eagle3(layer: Any, taps: Sequence[int], target: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of an EAGLE-3 head in the authors' format, both notations of its layers included.
+
+    Args:
+        layer: transformers configuration of its decoder layer.
+        taps: target layers whose outputs it reads, counted from 0.
+        target: its name; None where it is not known.
+        keys: of the head: its vocabulary, widths and norms.
+    """
+    is_llama = layer.model_type == "llama"
+    content = layer_content(layer, 1) | dict(keys)
+    content["architectures"] = ["LlamaForCausalLMEagle3" if is_llama else "Eagle3Qwen3ForCausalLM"]
+    content["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in taps]  # the layers that states enter
+    content["eagle_config"] = {
+        "eagle_aux_hidden_state_layer_ids": list(taps),  # the layers that states leave
+        "use_aux_hidden_state": True,
+    }
+    if len(taps) != 3:
+        content["num_aux_hidden_states"] = len(taps)
+    return content if target is None else content | {"base_model_name_or_path": target}
+
+
 _FILES = ("config.json", "model.safetensors")
 
 
@@ -48,16 +70,16 @@ def check_empty(folder: Path, force: bool, source: Path) -> None:
     Raises:
         UsageError: it is not empty, or no folder.
     """
-    found = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
-    if not found and (folder.is_dir() or not folder.exists()):
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not names and (folder.is_dir() or not folder.exists()):
         return
-    said, other = f"`{folder}` already exists", next((name for name in found if name not in _FILES), None)
+    message, other = f"`{folder}` already exists", next((name for name in names if name not in _FILES), None)
     if not folder.is_dir() or (force and folder.samefile(source)):
-        raise UsageError(said, "name a new folder")
+        raise UsageError(message, "name a new folder")
     if not force:
-        raise UsageError(said, "name a new folder, or overwrite a draft that is alone in it with --force")
+        raise UsageError(message, "name a new folder, or overwrite a draft that is alone in it with --force")
     if other is not None:
-        raise UsageError(f"{said} and holds `{other}`, which no conversion writes", "name a new folder")
+        raise UsageError(f"{message} and holds `{other}`, which no conversion writes", "name a new folder")
 
 
 def write_draft(
@@ -76,7 +98,7 @@ def write_draft(
     """
     with writing(folder):
         weights, named = folder / f"{file}.new", folder / "config.json.new"
-        save_file({name: one.cpu().contiguous() for name, one in tensors.items()}, weights, {"format": "pt"})
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, weights, {"format": "pt"})
         named.write_text(json.dumps(dict(config), indent=2, default=str) + "\n", encoding="utf-8")
         weights.replace(folder / file)
         named.replace(folder / "config.json")

@@ -31,15 +31,15 @@ class Sample:
         begin = list(is_answer).index(True) if any(is_answer) else len(tokens)
         groups = groupby(range(begin, len(tokens)), key=lambda place: is_answer[place])
         skipped = [list(places) for is_own, places in groups if not is_own]
-        return cls(tokens, begin, tuple((its[0], its[-1] + 1) for its in skipped))
+        return cls(tokens, begin, tuple((places[0], places[-1] + 1) for places in skipped))
 
     @property
     def is_counted(self) -> list[bool]:
-        """Of each token, whether it counts in the loss: those of answers."""
-        found = [place >= self.num_prompt_tokens for place in range(len(self.tokens))]
+        """Whether each token counts in the loss; tokens of answers do."""
+        is_counted = [place >= self.num_prompt_tokens for place in range(len(self.tokens))]
         for begin, end in self.skipped:
-            found[begin:end] = [False] * len(found[begin:end])
-        return found
+            is_counted[begin:end] = [False] * len(is_counted[begin:end])
+        return is_counted
 
     @property
     def num_counted(self) -> int:
@@ -47,7 +47,7 @@ class Sample:
         return sum(self.is_counted)
 
     def cut(self, length: int) -> Sample:
-        """Its first tokens."""
+        """Sample of the first tokens."""
         return replace(self, tokens=self.tokens[:length])
 
 
@@ -90,10 +90,10 @@ class TrainingBatch:
 
 def padded(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens [B, N] int64 and which of them count [B, N] bool, N the longest sample's length."""
-    longest = max(len(one.tokens) for one in samples)
+    longest = max(len(sample.tokens) for sample in samples)
     tokens = torch.zeros(len(samples), longest, dtype=torch.int64)
     is_counted = torch.zeros(len(samples), longest, dtype=torch.bool)
-    for row, one in enumerate(samples):
-        tokens[row, : len(one.tokens)] = torch.tensor(one.tokens)
-        is_counted[row, : len(one.tokens)] = torch.tensor(one.is_counted)
+    for row, sample in enumerate(samples):
+        tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
+        is_counted[row, : len(sample.tokens)] = torch.tensor(sample.is_counted)
     return tokens.to(device), is_counted.to(device)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
+from specdec_cli.quantities import counted
+from specdec_cli.train.acceptance import measure_acceptance
 from specdec_cli.train.answers import Answers, TrainingPrompt, usable
 from specdec_cli.train.checkpoints import Checkpoints
+from specdec_cli.train.events import HeldOutAcceptance
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
 from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.held_out import check_held_out
@@ -24,7 +26,6 @@ from specdec_cli.train.methods import training_method
 from specdec_cli.train.processes import Processes
 from specdec_cli.train.samples import Sample
 from specdec_cli.train.target import TrainingTarget
-from specdec_cli.train.words import counted
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -67,10 +68,10 @@ class TrainingData:
         Raises:
             UsageError: no prompt fits, or too few are left to train on.
         """
-        fitting = [index for index, one in enumerate(prompts) if len(one) + 2 <= max_context]
+        fitting = [index for index, prompt in enumerate(prompts) if len(prompt) + 2 <= max_context]
         if not fitting:
-            said = f"no prompt leaves room for an answer in the context of `{max_context}` tokens"
-            raise UsageError(said, "choose data with shorter prompts")
+            message = f"no prompt leaves room for an answer in the context of `{max_context}` tokens"
+            raise UsageError(message, "choose data with shorter prompts")
         check_held_out(num_held_out, len(fitting))
         chosen = {fitting[(2 * i + 1) * len(fitting) // (2 * num_held_out)] for i in range(num_held_out)}
         held_out = [TrainingPrompt(prompts[index], index) for index in sorted(chosen)]
@@ -223,16 +224,16 @@ class TrainingSession:
         """The samples of the answers in the data; None where the target answers."""
         if not self.recipe.train.keep_answers:
             return None
-        given = [sample for one in self.data.train for sample in one.given or ()]
-        return _not_empty(usable(given, self.engine.target.max_context))
+        samples = [sample for prompt in self.data.train for sample in prompt.given or ()]
+        return _not_empty(usable(samples, self.engine.target.max_context))
 
 
 def _given(prompt: TrainingPrompt) -> list[int]:
     """Tokens of the samples that a prompt brings, each behind the place of its first one that counts."""
     return [
         number
-        for one in prompt.given or ()
-        for number in (one.num_prompt_tokens, *one.tokens, *(-place for pair in one.skipped for place in pair))
+        for sample in prompt.given or ()
+        for number in (sample.num_prompt_tokens, *sample.tokens, *(-place for pair in sample.skipped for place in pair))
     ]
 
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.door import LM
-from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
+from specdec_cli.lm.files.checkpoint import clear_errors
 from specdec_cli.lm.files.reading import quiet
+from specdec_cli.lm.plan import ModelPlan
+from specdec_cli.lm.settings import ModelSettings
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _NUM_PIECES, _BYTES = 64, 4096
@@ -47,27 +49,27 @@ class TrainingTarget:
         Raises:
             RunError: its configuration cannot be read.
         """
-        folder = model_folder(lm.name, revision, trust_remote_code, has_weights=False)
+        settings = ModelSettings(revision)
+        plan = ModelPlan(lm.name, settings, trust_remote_code=trust_remote_code, fetches_weights=False)
         with quiet(), clear_errors(lm.name):
-            config = read_config(lm.name, folder, trust_remote_code).get_text_config()
-        return cls(lm, folder, config, trust_remote_code)
+            return cls(lm, plan.folder, plan.config.get_text_config(), trust_remote_code)
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the target."""
         return self.lm.device
 
     @property
     def weights_identity(self) -> str:
         """SHA-256, in hexadecimal, of the names and sizes of its files of weights and of pieces of what they hold."""
         paths = [self.folder] if self.folder.is_file() else sorted(self.folder.iterdir())
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for path in paths:
             if path.suffix in _WEIGHTS:
-                found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
                 for piece in _pieces(path):
-                    found.update(piece)
-        return found.hexdigest()
+                    digest.update(piece)
+        return digest.hexdigest()
 
     @property
     def hidden_size(self) -> int:
@@ -76,7 +78,7 @@ class TrainingTarget:
 
     @property
     def num_layers(self) -> int:
-        """Its decoder layers."""
+        """Number of decoder layers."""
         return int(self.config.num_hidden_layers)
 
     def layer_keys(self, intermediate_size: int | None) -> dict[str, Any]:
@@ -85,24 +87,24 @@ class TrainingTarget:
         Args:
             intermediate_size: of the feed-forward layers; None takes the target's.
         """
-        its, hidden = self.config, self.hidden_size
-        heads = int(its.num_attention_heads)
-        rope = dict(getattr(its, "rope_parameters", None) or {})
+        config, hidden = self.config, self.hidden_size
+        heads = int(config.num_attention_heads)
+        rope = dict(getattr(config, "rope_parameters", None) or {})
         return {
             "hidden_size": hidden,
-            "intermediate_size": intermediate_size or int(getattr(its, "intermediate_size", 4 * hidden)),
+            "intermediate_size": intermediate_size or int(getattr(config, "intermediate_size", 4 * hidden)),
             "num_attention_heads": heads,
-            "num_key_value_heads": int(getattr(its, "num_key_value_heads", None) or heads),
-            "head_dim": int(getattr(its, "head_dim", None) or hidden // heads),
+            "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+            "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
             "max_position_embeddings": self.lm.max_context,
             "vocab_size": self.lm.vocab_size,
-            "rms_norm_eps": float(getattr(its, "rms_norm_eps", 1e-6)),
+            "rms_norm_eps": float(getattr(config, "rms_norm_eps", 1e-6)),
             "rope_parameters": {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
             "hidden_act": "silu",
         }
 
     def embedding(self) -> Tensor:
-        """Its input embeddings [V, hidden] float32."""
+        """Input embeddings [V, hidden] float32."""
         with torch.no_grad():
             return self.lm.embed(range(self.lm.vocab_size)).float().clone()
 

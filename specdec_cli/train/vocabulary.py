@@ -40,8 +40,8 @@ class DraftVocabulary:
         if size >= vocab_size:
             return cls(torch.arange(vocab_size), vocab_size)
         counts = torch.zeros(vocab_size, dtype=torch.int64)
-        for one in samples:
-            counts += torch.bincount(torch.tensor(one.tokens)[torch.tensor(one.is_counted)], minlength=vocab_size)
+        for sample in samples:
+            counts += torch.bincount(torch.tensor(sample.tokens)[torch.tensor(sample.is_counted)], minlength=vocab_size)
         chosen = counts.argsort(descending=True, stable=True)[:size]
         return cls(chosen.sort().values, vocab_size)
 

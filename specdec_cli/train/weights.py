@@ -30,7 +30,7 @@ class NamedModule(DraftModule):
             self.register_parameter(name.replace(".", "/"), weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Their values by name, without gradient."""
+        """Values by name, without gradient."""
         return {name: weight.detach() for name, weight in self.weights.items()}
 
 
@@ -64,5 +64,5 @@ def matched(q: Tensor, p: Tensor, depths: Tensor, num_depths: int) -> tuple[Tens
     """
     is_match = (q.argmax(-1) == p.argmax(-1)).float()
     num = torch.zeros(num_depths, device=q.device).index_add_(0, depths, torch.ones_like(is_match))
-    found = torch.zeros(num_depths, device=q.device).index_add_(0, depths, is_match)
-    return found / num.clamp(min=1), num
+    num_matched = torch.zeros(num_depths, device=q.device).index_add_(0, depths, is_match)
+    return num_matched / num.clamp(min=1), num

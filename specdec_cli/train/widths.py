@@ -36,15 +36,15 @@ class Widths:
 
     @classmethod
     def of(cls, config: Any) -> Widths:
-        """Those of a transformers configuration of a language model.
+        """Widths of a transformers configuration of a language model.
 
         Raises:
             UsageError: it has none, or several.
         """
         hidden, units, heads = (getattr(config, name, None) for name in WIDTHS[:3])
         if not isinstance(hidden, int) or not isinstance(heads, int):
-            said = f"the layers of a `{config.model_type}` model have no common width"
-            raise UsageError(said, "prune layers with --num-layers")
+            message = f"the layers of a `{config.model_type}` model have no common width"
+            raise UsageError(message, "prune layers with --num-layers")
         return cls(
             hidden,
             units if isinstance(units, int) else None,
@@ -70,7 +70,7 @@ class Widths:
 
     @property
     def without_units(self) -> Widths:
-        """The same without the width of feed-forward layers."""
+        """Widths without that of feed-forward layers."""
         return replace(self, intermediate_size=None)
 
     def narrower(self, settings: Train) -> Widths:
@@ -80,10 +80,10 @@ class Widths:
             UsageError: one is larger than these, or heads do not share key/value heads evenly.
         """
         for name in WIDTHS:
-            wanted, its = getattr(settings, name), getattr(self, name)
-            if wanted is not None and (its is None or wanted > its):
-                said = f"`{name}` is `{wanted}`, and the target's is `{its}`"
-                raise UsageError(said, f"lower --{name.replace('_', '-')}, or leave it out")
+            narrow, whole = getattr(settings, name), getattr(self, name)
+            if narrow is not None and (whole is None or narrow > whole):
+                message = f"`{name}` is `{narrow}`, and the target's is `{whole}`"
+                raise UsageError(message, f"lower --{name.replace('_', '-')}, or leave it out")
         heads, groups = self._heads(settings.num_attention_heads, settings.num_key_value_heads)
         return replace(
             self,
@@ -99,13 +99,15 @@ class Widths:
             groups = groups or self.num_key_value_heads
             return groups * self.heads_of_group, groups
         if groups is None and heads % self.heads_of_group:
-            said = f"`num_attention_heads` is `{heads}`, and {self.heads_of_group} of the target share a key/value head"
-            raise UsageError(said, "choose a multiple of it, or add --num-key-value-heads")
+            message = (
+                f"`num_attention_heads` is `{heads}`, and {self.heads_of_group} of the target share a key/value head"
+            )
+            raise UsageError(message, "choose a multiple of it, or add --num-key-value-heads")
         groups = groups or heads // self.heads_of_group
         if heads % groups or heads // groups > self.heads_of_group:
-            said = f"`{heads}` attention heads cannot share `{groups}` key/value heads"
+            message = f"`{heads}` attention heads cannot share `{groups}` key/value heads"
             hint = f"give each key/value head the same number of them, {self.heads_of_group} at most"
-            raise UsageError(said, hint)
+            raise UsageError(message, hint)
         return heads, groups
 
     def write(self, config: Any) -> None:
@@ -124,6 +126,6 @@ class Widths:
             config.validate()
         except StrictDataclassError as error:
             reason = str(error).strip().splitlines()[-1].strip()
-            said = f"a `{config.model_type}` model cannot have `{self.hidden_size}` channels and "
-            said += f"`{self.num_attention_heads}` heads: {reason}"
-            raise UsageError(said, "choose a multiple of the number of heads for --hidden-size") from error
+            message = f"a `{config.model_type}` model cannot have `{self.hidden_size}` channels and "
+            message += f"`{self.num_attention_heads}` heads: {reason}"
+            raise UsageError(message, "choose a multiple of the number of heads for --hidden-size") from error

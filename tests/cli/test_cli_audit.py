@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -12,9 +13,11 @@ from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
-from specdec_cli.engine import judging
-from specdec_cli.engine.group import Verdict
-from specdec_cli.report.audit import json_schema, verdict_words
+from specdec_cli.engine import stepper
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.verify import Verdict
+from specdec_cli.measure.documents.audit import AuditDocument
+from specdec_cli.report.audit import verdict_words
 
 QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]
 
@@ -37,7 +40,7 @@ def test_a_clean_pair_passes(models, capsys: pytest.CaptureFixture[str], monkeyp
     assert audit(models, "--json", "--time-limit", "10") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, AuditDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     assert document["schema"] == "specdec.audit/1"
     assert document["mode"] == "greedy,sampled,gumbel"
     assert document["verdict"] == "pass"
@@ -65,7 +68,7 @@ def test_the_targets_own_weights_accept_everything(models, capsys: pytest.Captur
 def test_a_planted_bug_exits_with_3_after_the_document_is_written(
     models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    right = judging.verify
+    right = stepper.verify
 
     def wrong(p, rows):
         return [
@@ -73,11 +76,11 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
-    monkeypatch.setattr(judging, "verify", wrong)
+    monkeypatch.setattr(stepper, "verify", wrong)
     path = tmp_path / "audit.json"
     assert audit(models, "--mode", "greedy", "--output", str(path)) == 3
     document = json.loads(path.read_text())
-    jsonschema.validate(document, json_schema())
+    jsonschema.validate(document, AuditDocument.json_schema())
     assert document["verdict"] == "fail"
     assert {one["class"] for one in document["mismatches"]} == {"bug"}
     assert document["lossless"]["mismatches"] == len(document["mismatches"])
@@ -142,7 +145,7 @@ def test_the_verdict_says_how_much_ran(verdict: str, runs: int, words: str) -> N
 
 
 def test_a_difference_fails_its_junit_case(models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    right = judging.verify
+    right = stepper.verify
 
     def wrong(p, rows):
         return [
@@ -150,7 +153,7 @@ def test_a_difference_fails_its_junit_case(models, monkeypatch: pytest.MonkeyPat
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
-    monkeypatch.setattr(judging, "verify", wrong)
+    monkeypatch.setattr(stepper, "verify", wrong)
     path, page = tmp_path / "audit.xml", tmp_path / "audit.md"
     assert audit(models, "--mode", "greedy", "--junit", str(path), "--markdown", str(page), "--quiet") == 3
     suite = ElementTree.parse(path).getroot()
@@ -183,6 +186,27 @@ def test_a_prompt_files_rows_are_used(models, capsys: pytest.CaptureFixture[str]
     assert audit(models, "--mode", "greedy", "--prompt-file", str(path), "--time-limit", "60", "--json", "--quiet") == 0
     checked = json.loads(capsys.readouterr().out)["checked"]
     assert (checked["prompts"], checked["tokens"]) == (2, 4 * (2 + 6))
+
+
+def test_prompts_are_messages_with_chat(
+    models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }} and more{% endfor %}")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "the end"}\n')
+    encode, seen = Engine.encode, []
+
+    def encoded(engine: Engine, prompt: Any) -> list[int]:
+        seen.append((encode(engine, prompt), encode(engine, "the end and more")))
+        return seen[-1][0]
+
+    monkeypatch.setattr(Engine, "encode", encoded)
+    arguments = ["--mode", "greedy", "--prompt-file", str(path), "--json", "--quiet"]
+    assert audit(models, *arguments, "--chat", "--chat-template", str(template)) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "pass"
+    assert seen[0][0] == seen[0][1]
+    assert all(ids[: len(rendered)] == rendered for ids, rendered in seen), "contexts go on from the prompt"
 
 
 def test_the_table_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +262,7 @@ def test_the_table_drafts_trees(capsys: pytest.CaptureFixture[str], monkeypatch:
     own = ["--verify", "traversal", "--tree", "3,1"]
     assert run(["audit", "--table", *own, "--json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, AuditDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     names = [f"table model, traversal, {what}" for what in ("k=1", "k=3", "tree 3", "tree 3,1")]
     assert [one["configuration"] for one in document["distribution"]] == names
     assert document["lossless"]["verify"] == "traversal"

@@ -153,7 +153,7 @@ def test_the_key_goes_into_the_header_alone(
     [
         ["--draft", "ngram"], ["-k", "4"], ["--against", "none"], ["--batch-size", "1"], ["--dtype", "float32"],
         ["--device", "cpu"], ["--no-lossless-check"], ["--trust-remote-code"],
-        ["--verify", "greedy"], ["--compile"], ["--resume", "--output", "x.json"],
+        ["--verify", "greedy"], ["--decoder", "transformers"], ["--resume", "--output", "x.json"],
     ],
 )  # fmt: skip
 def test_what_says_nothing_to_a_server_is_refused_by_name(capsys: pytest.CaptureFixture[str], given: list[str]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from endpoint_runs import bench, chunk, counted, document, usage, without_environment
 from fake_server import Fake, serving
 
-from specdec_cli.report.bench import BenchView
-from specdec_cli.report.bench_endpoint import json_schema
+from specdec_cli.measure.documents.endpoint import EndpointDocument
+from specdec_cli.report.live_table import LiveTable
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +76,12 @@ def test_ctrl_c_leaves_what_was_answered(capsys: pytest.CaptureFixture[str], mon
         if len(drawn) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(BenchView, "draw", interrupting)
+    monkeypatch.setattr(LiveTable, "draw", interrupting)
     with serving(Fake()) as fake:
         assert bench(fake, "--json") == 130
     out, err = capsys.readouterr()
     found = json.loads(out)
-    jsonschema.validate(found, json_schema())
+    jsonschema.validate(found, EndpointDocument.json_schema())
     assert counted(found) == {"planned": 16, "answered": 3, "failed": 0, "not_sent": 0, "sent_again": 0}
     assert found["plan"]["interrupted"] is True
     assert len(fake.requests) == 4

@@ -10,7 +10,7 @@ import pytest
 from endpoint_runs import bench, chunk, counted, document, reply, without_environment
 from fake_server import Fake, serving
 
-from specdec_cli.report.bench import BenchView
+from specdec_cli.report.live_table import LiveTable
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_15_turns_at_a_rate_follow_each_other(capsys: pytest.CaptureFixture[str]
 def test_15_an_interrupted_conversation_counts_what_it_had(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(BenchView, "draw", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(LiveTable, "draw", lambda *_: signal.raise_signal(signal.SIGINT))
     with serving(Fake(script=reply)) as fake:
         assert bench(fake, *conversations(tmp_path, {"turns": ["a", "b", "c"]})) == 130
     found = json.loads(capsys.readouterr().out)

@@ -16,9 +16,9 @@ import pytest
 from fake_vllm import command_of, running
 
 from specdec_cli.cli.main import run
+from specdec_cli.measure.documents.bench import BenchDocument
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.machine.interruption import MachineUsage
-from specdec_cli.report.bench import json_schema
 
 COMMAND = shlex.join(command_of(os.getpid()))
 ARGUMENTS = ["bench", "--engine", "vllm", "--engine-command", COMMAND, "-n", "9", "-k", "3", "--quiet"]
@@ -40,7 +40,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Any:
 def measured(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert run([*ARGUMENTS, "--num-prompts", "2", "--repeats", "1", "--json", *more]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json_schema())
+    jsonschema.validate(document, BenchDocument.json_schema())
     return document
 
 

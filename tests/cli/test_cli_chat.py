@@ -23,7 +23,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.cli.screen import interruptible
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
-from specdec_cli.report.chat import json_schema
+from specdec_cli.measure.documents.chat import ChatDocument
 
 TESTS = Path(__file__).parents[1]
 
@@ -135,7 +135,7 @@ def params(num: int):
 def test_one_document_with_the_turns(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("abc\n/k 2\n/draft none\nbad\n", *toys("--json", "--system", "be a cab")) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json_schema())
+    jsonschema.validate(document, ChatDocument.json_schema())
     assert (document["schema"], document["system"]) == ("specdec.chat/1", "be a cab")
     first, second = document["turns"]
     assert (first["draft"], first["num_speculative_tokens"]) == ("ngram:min=1", 4)
@@ -160,12 +160,14 @@ def test_prefix_caching_is_on_unless_somebody_says_otherwise(loaded, typed) -> N
     assert [recipe.engine.enable_prefix_caching for recipe in loaded] == [True, False]
 
 
-def test_an_answer_may_fill_the_context_which_is_said(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed("abc\nabc\n", "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 2
-    err = capsys.readouterr().err
-    assert "note: the answer fills the context: /clear" in err
-    assert re.search(r"error: the conversation has \d+ tokens with this message, and the context holds 64", err)
-    assert "hint: /clear starts a new conversation" in err
+def test_49_26_the_oldest_turns_leave_a_full_context(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "-t", "toys", "-d", "ngram", "--max-model-len", "64"
+    assert typed("abc\nabc\nabc\n", *arguments, "--json") == 0
+    out, err = capsys.readouterr()
+    assert err.count("note: the answer fills the context") == 3
+    assert err.count("note: the oldest turn is no longer sent: the conversation fills the context") == 2
+    first, second, third = json.loads(out)["turns"]  # each of which is answered as if it were the first
+    assert first["text"] == second["text"] == third["text"]
     assert typed("a" * 80, "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 2
     assert "hint: shorten the message" in capsys.readouterr().err
     assert typed("abc\n/clear\nabc\n", "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 0
@@ -221,7 +223,7 @@ def test_save_writes_json_and_markdown_and_overwrites_nothing_unasked(
     assert typed(f"abc\n{saves}/save --force none/talk.md\n", *toys()) == 2
     assert "the folder of `/save none/talk.md` does not exist" in capsys.readouterr().err
     document = json.loads((tmp_path / "a talk.json").read_text())
-    jsonschema.validate(document, json_schema())
+    jsonschema.validate(document, ChatDocument.json_schema())
     page = (tmp_path / "talk.md").read_text()
     assert page.startswith("# Conversation with table\n\n## User\n\nabc\n\n## Assistant\n\n")
     assert (tmp_path / "old.md").read_text() == page
@@ -248,7 +250,7 @@ def test_a_server_answers_and_its_counters_give_the_acceptance(typed, capsys: py
     with serving(Fake()) as fake:
         assert typed("one\ntwo\n", "--endpoint", fake.url, "--json", "--system", "short") == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json_schema())
+    jsonschema.validate(document, ChatDocument.json_schema())
     assert [message["role"] for message in fake.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert "max_tokens" not in fake.requests[0], "the server decides, as with any client that sends none"
     assert [turn["text"] for turn in document["turns"]] == [" word" * 5] * 2

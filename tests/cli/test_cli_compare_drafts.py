@@ -18,10 +18,11 @@ from specdec_cli.cli.main import run
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.bench import compare_loaded as compare
+from specdec_cli.measure.bench import compare, sweep
 from specdec_cli.measure.bench.passes import Track
+from specdec_cli.measure.documents.compare_drafts import CompareDocument
+from specdec_cli.measure.predict import traced
 from specdec_cli.measure.stats import TOO_FEW
-from specdec_cli.report.compare_drafts import json_schema
 
 TARGET_SECONDS = 0.002
 # Name to (seed of the table, seconds of a forward): the target's own table is guessed right always.
@@ -80,7 +81,7 @@ def given(*drafts: str) -> list[str]:
 
 def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, CompareDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return document
 
 
@@ -342,7 +343,7 @@ def test_a_trace_is_written_once_and_read_again(
     path = tmp_path / "t.safetensors"
     assert compared(*given("good"), "--trace", str(path), "--quiet") == 0
     before = path.read_bytes()
-    monkeypatch.setattr(compare, "trace_target", None)
+    monkeypatch.setattr(traced, "trace_target", None)
     assert compared(*given("good", "ngram"), "--trace", str(path), "--quiet") == 0
     assert path.read_bytes() == before
     monkeypatch.setattr(SlowLM, "name", "another", raising=False)
@@ -420,8 +421,8 @@ def test_an_interrupted_comparison_is_resumed(
     monkeypatch.setattr(Journal, "keep", interrupting)
     assert compared(*given("good", "ngram"), "--output", str(path)) == 130
     first = checked(path.read_text())
-    monkeypatch.setattr(compare, "trace_target", None)
-    monkeypatch.setattr(compare, "profile", None)
+    for module, name in ((traced, "trace_target"), (sweep, "profile")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("what was measured is kept"))
     assert compared(*given("good", "ngram"), "--output", str(path), "--resume") == 0
     document = checked(path.read_text())
     assert (document["plan"]["resumed"], document["plan"]["passes"]) == (6, 36)

@@ -10,7 +10,7 @@ import pytest
 from fake_vllm import command_of, running
 
 from specdec_cli.cli.main import run
-from specdec_cli.report.compare_drafts import json_schema
+from specdec_cli.measure.documents.compare_drafts import CompareDocument
 
 ARGUMENTS = ["compare-drafts", "--engine", "vllm", "--engine-command", shlex.join(command_of(os.getpid())), "-n", "9"]
 DRAFTS = ["-d", "builtin:draft", "-d", "ngram", "-d", "none"]
@@ -32,7 +32,7 @@ def test_drafts_are_compared_with_one_plain_server(
     ]
     assert run([*ARGUMENTS, *DRAFTS, *more]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, json_schema())
+    jsonschema.validate(found, CompareDocument.json_schema())
     rows = {row["draft"]: row for row in found["rows"]}
     assert set(rows) == {"builtin:draft", "ngram", "none"}
     for name in ("builtin:draft", "ngram"):

@@ -40,7 +40,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("specdec s", {"serve", "sweep-k"}),
         ("specdec --vers", {"--version"}),
         ("specdec recipe ", {"list", "show", "copy", "validate", "schema"}),
-        ("specdec generate --comp", {"--compare", "--compile", "--compute"}),
+        ("specdec generate --comp", {"--compare", "--compute"}),
         ("specdec generate --help", {"--help", "--help-all"}),
         ("specdec generate -r ", {one.name for one in shipped.list_recipes()}),
         ("specdec sweep-k --recipe builtin-n", {"builtin-ngram"}),

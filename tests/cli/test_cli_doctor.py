@@ -20,7 +20,6 @@ from specdec_cli.lm.invariance import InvarianceCheck
 from specdec_cli.lm.llama import native
 from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import machine as machine_module
-from specdec_cli.report.doctor import json_schema
 
 REFORMER = {"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
 
@@ -55,26 +54,8 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments, code=0):
     assert run(["doctor", "--json", "--quiet", *map(str, arguments)]) == code
     out, err = capsys.readouterr()
     document = json.loads(out)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, doctor_module.Diagnosis.json_schema(), format_checker=jsonschema.FormatChecker())
     return document, err
-
-
-def test_a_forward_that_is_compiled(
-    capsys: pytest.CaptureFixture[str], models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = ["--target", models / "target", "--draft", models / "draft", "--compile"]
-    native.missing()  # built once for a process, so by its own compiler
-    monkeypatch.setenv("CXX", "python3")
-    document, _ = doctor(capsys, *pair)
-    assert (
-        document["pair"]["target"]["decoder"] == "transformers (torch compiles transformers' forward pass, not our own)"
-    )
-    assert document["recipe"]["engine"]["compile"] is True
-    _, err = doctor(capsys, *pair, "--quantize", "int8", code=2)
-    assert "`int8` weights cannot be compiled" in err
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    _, err = doctor(capsys, *pair, code=1)
-    assert "needs a C++ compiler, and there is no `no-such-compiler`" in err
 
 
 def test_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:

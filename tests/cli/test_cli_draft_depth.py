@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for name in ("_PROFILE_SECONDS", "_MIN_PROFILE_SECONDS"):
-        monkeypatch.setattr(f"specdec_cli.measure.bench.compare_loaded.{name}", 0.0)
+        monkeypatch.setattr(f"specdec_cli.measure.bench.compare.{name}", 0.0)
     monkeypatch.setattr("specdec_cli.measure.bench.sweep.profile", partial(timed, profile))
 
 

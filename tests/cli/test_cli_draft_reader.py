@@ -153,10 +153,10 @@ def test_a_head_is_swept_on_another_engine(
     words += ["-t", str(pair.target), "-d", str(pair.head), "--dataset", "prompts.jsonl", "-n", "6", "--k-max", "2"]
     assert run([*words, "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["engine"]["speculative_config"]["method"] == "eagle3"
-    assert found["draft"] == str(pair.head)
+    assert found["engine_sweep"]["speculative_config"]["method"] == "eagle3"
+    assert found["recipe"]["draft"]["model"] == str(pair.head)
     assert [row["k"] for row in found["by_batch_size"][0]["rows"]] == [1, 2]
-    lengths = [row["predicted"]["acceptance_length"]["median"] for row in found["by_batch_size"][0]["rows"]]
+    lengths = [row["acceptance_length"] for row in found["by_batch_size"][0]["rows"]]
     assert all(1 <= length <= k for k, length in zip((2, 3), lengths, strict=True))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_cli.cli.main import run
 from specdec_cli.export import ENGINES
-from specdec_cli.report.schema import read_schema
+from specdec_cli.measure.documents.recipes import ExportDocument
 
 BENCH: dict[str, Any] = {
     "schema": "specdec.bench/1",
@@ -64,7 +64,7 @@ def test_files_go_into_a_folder_and_scripts_run(capsys: pytest.CaptureFixture[st
 def test_the_document_fits_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "triton", "-t", "a/b", "-d", "ngram", "--top-k", "5", "--temperature", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, read_schema("export"), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(found, ExportDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     assert any("sampling.top_k" in one for one in found["warnings"])
 
 

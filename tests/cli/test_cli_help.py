@@ -1,10 +1,15 @@
 """What `--help` shows: defaults, value names, common options, examples; and that a narrow terminal breaks no word."""
 
+import io
+import os
 import re
 import resource
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from functools import cache
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -12,7 +17,6 @@ from test_readme import parse, program
 
 from specdec_cli.cli import main
 from specdec_cli.cli.commands import COMMANDS
-from specdec_cli.cli.guide import GUIDES
 from specdec_cli.cli.help import (
     default_words,
     description,
@@ -20,12 +24,14 @@ from specdec_cli.cli.help import (
     first_sentence,
     is_option,
     name_and_value,
+    text_and_examples,
     value_name,
     words_of,
 )
 from specdec_cli.cli.options import OPTIONS, SERVE_OPTIONS
 from specdec_cli.recipe import resolve
-from specdec_cli.recipe.schema import Recipe, default_of
+from specdec_cli.recipe.keys import default_of
+from specdec_cli.recipe.schema import Recipe
 
 
 def contexts():
@@ -51,17 +57,16 @@ def options(path: str):
     return [one for one in shown if not one.hidden]
 
 
-def help_of(path: str, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    assert main.run([*path.split()[1:], *(flags or ["--help"])]) == 0
-    return capsys.readouterr().out
+@cache
+def help_of(path: str, flag: str = "--help", columns: int = 120) -> str:
+    with redirect_stdout(io.StringIO()) as out, patch.dict(os.environ, COLUMNS=str(columns)):
+        assert main.run([*path.split()[1:], flag]) == 0
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_option_has_a_default_or_says_none(
-    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    rows = re.split(r"\n  (?=-)|\n\n", help_of(path, capsys, "--help-all"))
+def test_every_option_has_a_default_or_says_none(path: str) -> None:
+    rows = re.split(r"\n  (?=-)|\n\n", help_of(path, "--help-all"))
     shown = [" ".join(row.split()) for row in rows]
     for one in options(path):
         if not ends_the_program(one):
@@ -120,35 +125,24 @@ def test_values_have_names_and_flags_none(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_type_of_the_parser_is_shown(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = help_of(path, capsys, "--help-all")
-    assert not re.search(r"<\w+( range)?>|\bINTEGER\b|\bBOOLEAN\b|list\[", shown)
+def test_no_type_of_the_parser_is_shown(path: str) -> None:
+    assert not re.search(r"<\w+( range)?>|\bINTEGER\b|\bBOOLEAN\b|list\[", help_of(path, "--help-all"))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_command_has_three_examples_that_parse(
-    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    shown = help_of(path, capsys)
-    assert len(GUIDES[path].examples) == 3
-    for text, line in GUIDES[path].examples:
+def test_every_command_has_three_examples_that_parse(path: str) -> None:
+    shown, examples = help_of(path, columns=4000), text_and_examples(CONTEXTS[path].command)[1]
+    assert len(examples) == 3
+    for text, line in examples:
         assert f"# {text}" in shown
         assert f"$ {line}" in shown
         words = shlex.split(line.split(" | ")[0].split(" > ")[0])
         assert parse(program(), "specdec", words[1:]).command_path.startswith(path)
 
 
-def test_every_guide_is_of_a_command() -> None:
-    assert set(GUIDES) == set(PATHS)
-
-
 @pytest.mark.parametrize("path", PATHS)
-def test_help_shows_at_most_fifteen_options_and_help_all_every_one(
-    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    shown, everything = help_of(path, capsys), help_of(path, capsys, "--help-all")
+def test_help_shows_at_most_fifteen_options_and_help_all_every_one(path: str) -> None:
+    shown, everything = help_of(path, columns=4000), help_of(path, "--help-all", 4000)
     names = [name_and_value(one) for one in options(path)]
     few = [name for name in names if re.search(rf"^  {re.escape(name)}( |$)", shown, re.MULTILINE)]
     assert len(few) <= 15
@@ -164,13 +158,8 @@ def test_the_programs_help_has_each_commands_first_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("path", PATHS)
-def test_help_breaks_no_word_at_any_width(
-    path: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "4000")
-    words = set(help_of(path, capsys, "--help-all").split())
-    monkeypatch.setenv("COLUMNS", str(width))
-    shown = help_of(path, capsys, "--help-all")
+def test_help_breaks_no_word_at_any_width(path: str, width: int) -> None:
+    words, shown = set(help_of(path, "--help-all", 4000).split()), help_of(path, "--help-all", width)
     assert set(shown.split()) - {"\\", "#"} <= words
     for line in shown.splitlines():
         assert len(line) <= width or max(map(len, line.split())) + 10 > width, line

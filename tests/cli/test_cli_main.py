@@ -2,6 +2,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import typer
 
 from specdec_cli import __version__
+from specdec_cli.__main__ import main as program
 from specdec_cli.cli import main
 from specdec_cli.errors import ExitCode, GateError, RunError
 
@@ -200,7 +202,7 @@ def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str) -> None:
         (["generate", "--k", "3"], "-k"),
         (["bench", "--num_prompt", "3"], "--num-prompts"),
         (["bench", "--batch", "3"], "--batch-size"),
-        (["generate", "--no_compile"], "--no-compile"),
+        (["generate", "--no_ignore_eos"], "--no-ignore-eos"),
         (["serve", "--api_key_env", "X"], "--api-key-env"),
         (["bench", "--help_all"], "--help-all"),
         (["generate", "--tree", "4"], None),
@@ -218,6 +220,12 @@ def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(
     assert main.run(arguments) == 2
     first = capsys.readouterr().err.splitlines()[0]
     assert first.partition("did you mean ")[2] == (f"`{meant}`?" if meant else "")
+
+
+@pytest.mark.parametrize("option", ["--compile", "--no-compile"])
+def test_a_removed_option_is_explained(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["generate", "x", option]) == 2
+    assert "`specdec generate`; it was removed in 0.3.0, because it was slower than" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -271,3 +279,17 @@ def test_a_command_in_a_hint_can_be_copied(
         "structured output needs llguidance", f"it is not installed here: {command} brings it", ExitCode.USAGE
     )
     assert command in capsys.readouterr().err
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "specdec_cli.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "specdec_cli.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting, *sys.meta_path])
+    assert program() == 130
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert scripts["scripts"] == {"specdec": "specdec_cli.__main__:main"}

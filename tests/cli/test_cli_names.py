@@ -27,10 +27,22 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["-t", "/no/such/folder"], "model folder `/no/such/folder` does not exist"),
         (["-t", "model.gguf"], "the GGUF file `model.gguf` does not exist"),
         (["-t", "builtin:taget"], "unknown built-in model `builtin:taget`; did you mean `builtin:target`?"),
+        (["-t", "buildin:target"], "model folder `buildin:target` does not exist; did you mean `builtin:target`?"),
         (["-t", "shape:llama-3.2-1"], "unknown shape `shape:llama-3.2-1`; did you mean `shape:llama-3.2-1b`?"),
         (["-d", "ngam"], "there is no model `ngam` here; did you mean `ngram`?"),
         (["-d", "sufix"], "there is no model `sufix` here; did you mean `suffix`?"),
         (["-d", "builtin:drafft"], "unknown built-in model `builtin:drafft`; did you mean `builtin:draft`?"),
+        (["-d", "ngram-2"], "there is no model `ngram-2` here; did you mean `ngram`?"),
+        (["-d", "suffix_3"], "there is no model `suffix_3` here; did you mean `suffix`?"),
+        (["-d", "prompt-lookup"], "there is no model `prompt-lookup` here; did you mean `ngram`?"),
+        (["-d", "Prompt_Lookup"], "there is no model `Prompt_Lookup` here; did you mean `ngram`?"),
+        (["-d", "builtin:sufix"], "unknown built-in model `builtin:sufix`; did you mean `suffix`?"),
+        (["-d", "builtin:ngram"], "unknown built-in model `builtin:ngram`; did you mean `ngram`?"),
+        (["-d", "built-in:draft"], "did you mean `builtin:draft`?"),
+        (["-t", "built_in:taget"], "model folder `built_in:taget` does not exist; did you mean `builtin:target`?"),
+        (["-d", "built-in:sufix"], "did you mean `suffix`?"),
+        (["-d", "prompt-lookup:max=3"], "there is no drafting method `prompt-lookup` in `prompt-lookup:max=3`"),
+        (["-d", "ngram-2:max=3"], "did you mean `ngram`?"),
         (["-d", "./nope"], "model folder `./nope` does not exist"),
         (["-r", "sweeep"], "there is no recipe `sweeep`"),
     ],
@@ -56,6 +68,20 @@ def test_a_data_set_that_there_is_not(capsys: pytest.CaptureFixture[str], name: 
 def test_every_command_that_loads_a_model(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert "model folder `./nope` does not exist" in refused(capsys, *words, "-t", "./nope")
     assert "unknown built-in model `builtin:taget`" in refused(capsys, *words, "-t", "builtin:taget")
+
+
+@pytest.mark.parametrize("template", [[], ["--chat-template", "{{ messages }}{% if thinking %}{% endif %}"]])
+@pytest.mark.parametrize(
+    "words",
+    [["generate", "a", "--chat"], ["chat"], ["serve"], ["bench", "--chat", *DRAFTED], ["doctor"]],
+    ids=lambda words: words[0],
+)
+def test_a_variable_that_no_template_reads(
+    capsys: pytest.CaptureFixture[str], words: list[str], template: list[str]
+) -> None:
+    said = refused(capsys, *words, *template, "--set", "target.default_chat_template_kwargs={nope: 1}")
+    assert "sets `nope`, which the chat template of `builtin:target` does not read" in said
+    assert ("the template reads thinking" in said) == bool(template)
 
 
 def test_torch_is_not_imported_to_refuse_a_name() -> None:
@@ -107,7 +133,10 @@ def test_other_engines_names_for_keys(capsys: pytest.CaptureFixture[str]) -> Non
         ("lossless.mismatches = 0", "lossless.mismatches == 0"),
         ("lossless.mismatches <> 0", None),
         ("speedup.decode lt 1.2", "speedup.decode < 1.2"),
+        ("speedup.decode >== 1", "speedup.decode >= 1"),
         ("recommended.verdict = inconclusive", "recommended.verdict == inconclusive"),
+        ("recommended.verdict == speculat", "recommended.verdict == speculate"),
+        ("recommended.verdict != Do_Not_Speculate", "recommended.verdict != do-not-speculate"),
     ],
 )
 def test_a_mistyped_comparison(capsys: pytest.CaptureFixture[str], given: str, meant: str | None) -> None:
@@ -139,8 +168,8 @@ def test_validate_checks_names(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         "2:10: unknown built-in model `builtin:taget`; did you mean `builtin:target`?",
         "4:10: unknown built-in model `builtin:drafft`; did you mean `builtin:draft`?",
         "6:12: there is no built-in data set `builtin:min`; did you mean `builtin:mini`?",
-        "9:7: `lossless.mismatch > 0`: `lossless` has no `mismatch`, but promised, verify, checked_tokens, mismatches, "
-        "first_divergence; did you mean `mismatches`?",
+        "9:7: `lossless.mismatch > 0`: `lossless` has no `mismatch`, but checked_tokens, mismatches, "
+        "first_divergence, promised, verify; did you mean `mismatches`?",
     ]
 
 

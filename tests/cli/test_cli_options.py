@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import OPTIONS
+from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.errors import UsageError
-from specdec_cli.recipe import Recipe
 
 
 def parse(*arguments: str, aliases: bool = True) -> Shared:
@@ -45,14 +45,6 @@ def test_every_option_reaches_its_key_under_its_name() -> None:
             assert getattr(shared, option.path)
 
 
-def test_paths_are_keys_of_the_recipe() -> None:
-    sections = {name: set(getattr(Recipe(), name).__class__.model_fields) for name in Recipe.model_fields}
-    for option in OPTIONS:
-        if "." in option.path:
-            section, key = option.path.split(".")
-            assert key in sections[section], option.path
-
-
 def test_values_resolve_with_origins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_SAMPLING_TOP_K", "7")
     shared = parse(
@@ -68,11 +60,6 @@ def test_values_resolve_with_origins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolved.origins["speculation.num_speculative_tokens"] == "flag --num-speculative-tokens"
     assert resolved.origins["sampling.top_k"] == "environment SPECDEC_SAMPLING_TOP_K"
     assert resolved.origins["target.model"] == "recipe builtin.yaml:4"
-
-
-@pytest.mark.parametrize(("given", "value"), [([], "auto"), (["--compile"], True), (["--no-compile"], False)])
-def test_compile_has_three_values(given, value) -> None:
-    assert parse(*given).resolve().recipe.engine.compile == value
 
 
 def test_aliases() -> None:

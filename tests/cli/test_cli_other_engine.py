@@ -5,16 +5,14 @@ import re
 import pytest
 
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import Shared
 from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.shared import Shared
 from specdec_cli.errors import UsageError
 
 
 def asked(*sets: str, args: str | None = None) -> OtherEngine:
     shared = Shared(sets=("engine.name=vllm", *sets), takes_engine=True, engine_args=args)
-    found = OtherEngine.asked(shared.resolve(), shared)
-    assert found is not None
-    return found
+    return OtherEngine.of(shared.resolve(), shared)
 
 
 def test_the_recipe_becomes_vllm_options_as_in_export() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from specdec_cli import __version__
 from specdec_cli.cli import output
+from specdec_cli.cli.shared import Shared
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.workload.folder import _check_one_set
 
 
@@ -28,7 +30,7 @@ def test_colour_only_where_it_is_welcome(name: str, value: str, monkeypatch: pyt
 
 
 def test_envelope() -> None:
-    document = output.envelope("specdec.x/1", None, {"rows": [1]}, device="cpu", dtype="float32")
+    document = output.envelope(SweepDocument, None, {"rows": [1]}, device="cpu", dtype="float32")
     assert list(document) == ["schema", "specdec_version", "created", "environment", "recipe", "rows"]
     assert document["specdec_version"] == __version__
     assert datetime.fromisoformat(document["created"]).tzinfo is not None
@@ -38,7 +40,7 @@ def test_envelope() -> None:
 
 def test_stdout_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.json"
-    output.deliver({"a": "é\n"}, to_stdout=True, path=path)
+    output.deliver({"a": "é\n"}, Shared(json=True, output=path))
     assert json.loads(capsys.readouterr().out) == json.loads(path.read_text()) == {"a": "é\n"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
@@ -47,14 +49,14 @@ def test_a_stream_without_unicode_gets_json_all_the_same(monkeypatch: pytest.Mon
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", stream)
-    output.deliver({"a": "é 🙂"}, to_stdout=True)
+    output.deliver({"a": "é 🙂"}, Shared(json=True))
     stream.flush()
     assert json.loads(raw.getvalue()) == {"a": "é 🙂"}
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        output.deliver({"a": float("nan")}, to_stdout=False, path=tmp_path / "x.json")
+        output.deliver({"a": float("nan")}, Shared(output=tmp_path / "x.json"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,7 +65,7 @@ def test_a_file_that_appeared_meanwhile_stays(tmp_path: Path) -> None:
     output.check_destination(path, force=False)
     path.write_text("mine")
     with pytest.raises(RunError, match="already exists"):
-        output.deliver({}, to_stdout=False, path=path)
+        output.deliver({}, Shared(output=path))
     assert path.read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -72,7 +74,7 @@ def test_force_overwrites_through_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     real.write_text("old")
     link.symlink_to(real)
-    output.deliver({"a": 1}, to_stdout=False, path=link, force=True)
+    output.deliver({"a": 1}, Shared(output=link, force=True))
     assert link.is_symlink()
     assert json.loads(real.read_text()) == {"a": 1}
 

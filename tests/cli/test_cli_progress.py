@@ -87,8 +87,8 @@ def test_generate_says_how_far_it_is(streams_text: bool, is_shared: bool) -> Non
     rows = [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(("ab", "cd"))]
     view = RunView(screen, [arm], [4], [0, 1], streams_text=streams_text, most_tokens=30)
     engine = toy_engine()
-    step = engine.step
-    engine.step = lambda: sleep(0.01) or step()
+    step = engine._step
+    engine._step = lambda: sleep(0.01) or step()
     with view:
         decode(engine, arm, rows, view.watch, lambda: False)
     said = err.getvalue().splitlines()
@@ -104,8 +104,8 @@ def test_one_long_output_tells_its_tokens() -> None:
     rows = [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(("ab",))]
     view = RunView(screen, [arm], [4], [0], streams_text=False, most_tokens=30)
     engine = toy_engine()
-    step = engine.step
-    engine.step = lambda: sleep(0.03) or step()
+    step = engine._step
+    engine._step = lambda: sleep(0.03) or step()
     with view:
         decode(engine, arm, rows, view.watch, lambda: False)
     assert re.match(r"1 token, \d+ s elapsed, about \d+ s left\n2 tokens, ", err.getvalue())

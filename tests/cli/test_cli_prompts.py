@@ -15,9 +15,9 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed
 from specdec_cli.files import given_path
 from specdec_cli.measure.baseline import read_baseline
+from specdec_cli.measure.documents.generate import GenerateDocument
 from specdec_cli.recipe import resolve
 from specdec_cli.recipe.repository import read_repository
-from specdec_cli.report.generate import json_schema
 from specdec_cli.text.chat_template import named_template
 
 GIVEN = [
@@ -47,7 +47,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 def test_generate_decodes_every_turn_after_the_models_own_answers(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "generate", "--prompt-file", "~/rows.jsonl.gz", "--chat", "--compare")
-    jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(found, GenerateDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     outputs = found["outputs"]
     assert [(one["index"], one.get("turn"), one.get("category")) for one in outputs] == [
         (0, None, "given"),

@@ -6,10 +6,10 @@ import jsonschema
 import pytest
 
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
+from specdec_cli.measure.documents.recipes import PlanDocument, RecipeListDocument, RecipeValidationDocument
 from specdec_cli.recipe import shipped
 from specdec_cli.recipe.present import json_schema
-from specdec_cli.report.schema import read_schema
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,8 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def checked(found: dict[str, Any]) -> dict[str, Any]:
     """A document that fits the schema of its name."""
-    schema = read_schema(found["schema"].partition("/")[0].removeprefix("specdec."))
+    kinds = {kind.schema_name: kind for kind in (PlanDocument, RecipeListDocument, RecipeValidationDocument)}
+    schema = kinds[found["schema"]].json_schema()
     jsonschema.validate(found, schema, format_checker=jsonschema.FormatChecker())
     return found
 
@@ -138,6 +139,6 @@ def test_documents_of_what_would_run_fit_their_schema(capsys: pytest.CaptureFixt
 def test_a_document_that_does_not_fit_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", "--json"]) == 0
     found = document(capsys)
-    for wrong in ({"more": 1}, {"num_prompts": -1}, {"created": 1}, {"recipe": None}):
+    for wrong in ({"more": 1}, {"num_prompts": -1}, {"created": 1}, {"recipe": 1}):
         with pytest.raises(jsonschema.ValidationError):
             checked(found | wrong)

@@ -16,7 +16,7 @@ from typed import not_none, stand_in
 
 from specdec_cli.cli import serve as command
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import Shared, draft_methods
+from specdec_cli.cli.shared import Shared, draft_methods
 from specdec_cli.errors import ExitCode
 from specdec_cli.recipe import resolve
 from specdec_cli.serve.http.server import Server, listen
@@ -69,7 +69,7 @@ def test_a_port_in_use_is_known_before_a_model_is(
     taken.close()
 
 
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "httptools"])
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
 def test_a_missing_extra_says_how_to_get_it(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +183,7 @@ def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypat
         return ExitCode.INTERRUPTED
 
     monkeypatch.setattr(
-        command, "_models", lambda named, settings, shared: Models([Model("toy", stand_in(load), settings)])
+        command, "_models", lambda named, settings, shared: Models([Model("toy", stand_in(load), settings.serve)])
     )
     monkeypatch.setattr(Server, "serve_forever", interrupted)
     monkeypatch.setattr(os, "_exit", codes.append)

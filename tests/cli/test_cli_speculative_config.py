@@ -11,7 +11,7 @@ import yaml
 from export_recipes import CASES, RECIPES
 
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.cli.speculative_config import read_speculative_config
 from specdec_cli.export import export
 from specdec_cli.recipe import resolve

@@ -107,6 +107,15 @@ def test_a_busy_machine_keeps_the_draft(
     assert resolve(path).recipe.draft.method == "ngram"
 
 
+def test_a_recipe_s_k_beyond_the_trace_stays_without_a_predicted_table(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.getloadavg", lambda: (50.0, 50.0, 50.0))
+    assert sweep_k("--k-max", "2", "--batch-sizes", "1,3", "--json", "--quiet") == 0
+    document = checked(capsys.readouterr().out)
+    assert (document["k_by_batch"], document["table"]) == ("1:4,3:4", None)
+
+
 def test_where_no_batch_size_pays_the_draft_goes(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

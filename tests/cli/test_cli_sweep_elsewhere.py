@@ -14,12 +14,12 @@ from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 from specdec_cli.cli.main import run
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
+from specdec_cli.measure.documents.replayed import AcceptanceDocument
 from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.predict import acceptance, engine_rules, recorded, remote_trace
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
-from specdec_cli.report.schema import read_schema
 from specdec_cli.sampling.params import SamplingParams
 
 PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag"]
@@ -55,7 +55,7 @@ def swept(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     line = ["sweep-k", "--dataset", "prompts.jsonl", "-n", "24", "--k-max", "4", "--json", "--quiet", *words]
     assert run(line) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, read_schema("acceptance"), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(found, AcceptanceDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return found
 
 
@@ -286,7 +286,7 @@ def test_recorded_answers_need_no_model(capsys: pytest.CaptureFixture[str]) -> N
     for draft in ("ngram", "suffix"):
         assert run([*words, "-d", draft]) == 0
         found = json.loads(capsys.readouterr().out)
-        jsonschema.validate(found, read_schema("acceptance"))
+        jsonschema.validate(found, AcceptanceDocument.json_schema())
         assert lengths(found, "greedy")[2] > 2, "it repeats itself"
     assert run([*words, "-d", "builtin:draft"]) == 2
     assert "needs a model" in capsys.readouterr().err
@@ -349,7 +349,10 @@ def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str], word
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--temperature", "1"], ["--chat"], ["--dataset", "x"], ["-n", "4"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--temperature", "1"], ["--chat"], ["--dataset", "x"], ["-n", "4"], ["--prompt-file", "x"], ["--api-key", "k"]],
+)
 def test_recorded_answers_leave_nothing_to_decode(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run(["sweep-k", "--trace-from", "x.jsonl", "-d", "ngram", "--dry-run", *words]) == 2
     assert "has no effect with --trace-from" in capsys.readouterr().err

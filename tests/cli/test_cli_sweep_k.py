@@ -215,11 +215,11 @@ def test_a_bad_draft_is_advised_against(
 def test_nothing_is_drawn_while_a_clock_runs(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_cli.report.sweep_k import SweepView
+    from specdec_cli.report.bench import BenchView
 
     seen = []
     monkeypatch.setattr(
-        SweepView, "show", lambda view, found, progress: seen.append(found.bench.plain_arm.engine.has_work)
+        BenchView, "show", lambda view, found, progress: seen.append(found.bench.plain_arm.engine.has_work)
     )
     assert sweep_k("--quiet") == 0
     assert seen

@@ -55,7 +55,7 @@ def test_a_trace_is_written_read_and_predicts_the_same(
 def test_an_interruption_leaves_what_is_whole_and_exit_code_130(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from specdec_cli.cli import measurement
+    from specdec_cli.cli import measured_run
 
     path = tmp_path / "tuned.yaml"
     for after, is_measured in ((3, False), (300, True)):
@@ -65,7 +65,7 @@ def test_an_interruption_leaves_what_is_whole_and_exit_code_130(
             asked = iter(range(10**9))
             yield lambda: next(asked) > after
 
-        monkeypatch.setattr(measurement, "interruptible", interrupted)
+        monkeypatch.setattr(measured_run, "interruptible", interrupted)
         assert sweep_k("--json", "--repeats", "2", "--exhaustive", "--write-recipe", str(path)) == 130
         out, err = capsys.readouterr()
         document = checked(out)

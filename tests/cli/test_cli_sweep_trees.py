@@ -23,12 +23,12 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.build import engine_options
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.bench import sweep
+from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.predict import trace as traces
 from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.recipe import resolve
-from specdec_cli.report.sweep_k import json_schema
 
 V = len(LETTERS)
 
@@ -98,7 +98,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, costs) -> list[Engine]:
 def swept(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert run([*WORDS, "--json", *words]) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return document
 
 

@@ -12,12 +12,12 @@ from toy_clock import toy_clock
 from toy_sweeps import by_batch, checked, sweep_k, toy_engines
 from typed import not_none, stand_in
 
+from specdec_cli.document import Interval
 from specdec_cli.measure.bench import sweep
 from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.predict import traced
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Predicted, choose
-from specdec_cli.measure.stats import Interval
 from specdec_cli.recipe import resolve
 from specdec_cli.tree_shape import TreeShape
 
@@ -31,7 +31,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch):
 def contradicted(monkeypatch: pytest.MonkeyPatch, best: float = 0.43, other: float = 1.7) -> None:
     """The issue's case: k = 3 is predicted 2.97 (1.92 to 4.99), and two prompts are measured 0.43 and 1.70."""
     from specdec_cli.engine.arms import ArmRun, EngineArm
-    from specdec_cli.engine.outputs import Timing
+    from specdec_cli.timing import Timing
 
     places: dict[int, int] = {}
 
@@ -143,11 +143,11 @@ def test_gates_ask_for_a_verdict(
 def test_a_baseline_is_not_undercut_by_what_is_not_known(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path, evidence = tmp_path / "old.json", sweep.Sweep._evidence
+    path, evidence = tmp_path / "old.json", sweep.Sweep.evidence
     by_batch(monkeypatch, {1: 4, 2: 2})
     assert sweep_k("--exhaustive", "--num-prompts", "12", "--quiet", "--output", str(path)) == 0
     contradicted(monkeypatch)
-    monkeypatch.setattr(sweep.Sweep, "_evidence", evidence)
+    monkeypatch.setattr(sweep.Sweep, "evidence", evidence)
     assert sweep_k(*INCONCLUSIVE, "--baseline", str(path)) == 0
 
 

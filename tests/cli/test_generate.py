@@ -17,10 +17,10 @@ from toy_engine import FailingLM, LetterTokenizer, toy_engine
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.verify import resolve_mode
 from specdec_cli.events import Noticed
-from specdec_cli.report.generate import json_schema
+from specdec_cli.measure.documents.generate import GenerateDocument
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import resolve_mode
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def expected(prompt: str, num: int = 20, **params) -> str:
 
 def document_of(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(document, GenerateDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return document
 
 
@@ -327,8 +327,8 @@ def test_ctrl_c_keeps_what_there_is(
 def test_a_notice_is_said_once(loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_cli.engine.engine import Engine
 
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda self: [*step(self), Noticed(0, "past the draft's context")])
+    step = Engine._step
+    monkeypatch.setattr(Engine, "_step", lambda self: [*step(self), Noticed(0, "past the draft's context")])
     assert generate("ab", "-n", "9") == 0
     assert capsys.readouterr().err.count("past the draft's context") == 1
 
@@ -442,6 +442,15 @@ def test_a_prediction_leaves_the_recipe_s_other_options(tmp_path: Path, capsys: 
     assert (draft["text"], draft["max"], draft["min"]) == ("cd", 8, 3)
 
 
+def test_plain_text_builds_no_model_of_a_document() -> None:
+    program = (
+        "import sys; from specdec_cli.cli.main import run; code = run(['generate', 'hi', '-n', '4', '--quiet']);"
+        "assert not [name for name in sys.modules if name.startswith('specdec_cli.measure.documents')]; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_plan_imports_neither_torch_nor_transformers() -> None:
     program = (
         "import sys; from specdec_cli.cli.main import run; code = run(['generate', 'hi', '--dry-run']);"
@@ -478,8 +487,13 @@ def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path: Path) -> None
     (line,) = [line for line in done.stderr.splitlines() if "compiler" in line]
     assert line.startswith("note: no C++ compiler `no-such-compiler`: transformers' forward runs for target and draft")
     assert line.endswith("or name one with CXX")
-    quiet = subprocess.run([*command, "--quiet"], capture_output=True, text=True, env=environment, check=True)
-    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+@pytest.mark.slow
+def test_point_4_quiet_says_nothing_of_a_missing_compiler(tmp_path: Path) -> None:
+    environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "specdec_cli", "generate", "Once", "-n", "4", "--quiet"]
+    assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stderr == ""
 
 
 def test_a_prompt_that_fails_ends_no_other(

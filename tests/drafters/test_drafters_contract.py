@@ -27,7 +27,7 @@ from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.self_draft import SelfDraft
-from specdec_cli.lm.table import LMWithoutWeights
+from specdec_cli.measure.audit.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.text.tokenizer import Tokenizer
 

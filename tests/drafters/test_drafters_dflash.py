@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from head_drafts import check_depth_trace
+from head_drafts import check_depth_trace, loaded
 from safetensors.torch import save_file
 from table_loop import Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
@@ -23,14 +22,12 @@ from tree_loop import sampled_p_value
 from typed import not_none, stand_in
 
 from specdec_cli import drafters
-from specdec_cli.drafters import dflash
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.heads import published_draft, published_fields
-from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.heads.dflash_files import default_layers
+from specdec_cli.lm.heads.dflash import default_layers
+from specdec_cli.lm.heads.head_sequences import Ahead
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -49,15 +46,6 @@ def lm(tmp_path_factory: pytest.TempPathFactory):
     folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
     letter_tokenizer().save_pretrained(folder)
     return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
-
-
-def loaded(lm, folder: Path, **options: Any) -> Any:
-    """A drafter of a folder, as the engine loads it."""
-    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
-    made = drafters.from_fields(published_fields(not_none(config)) | options)
-    lm.tap(made.taps)
-    made.load(Resources(lambda _: lm, None, VOCAB, lm))
-    return made
 
 
 def reference(lm, weights: dict[str, Tensor], **options: Any) -> BlockReference:
@@ -179,19 +167,6 @@ def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, ds
                 assert children == logits.topk(len(children)).indices.tolist()
 
 
-@pytest.mark.parametrize("form", ["z-lab", "dspark"])
-@pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_whole_texts_are_the_targets(lm, form: str, tree, temperature: float, tmp_path: Path) -> None:
-    weights = random_block_weights(seed=6, dspark="vanilla" if form == "dspark" else None)
-    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, form))
-    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    verify = "auto" if temperature == 0 else "gumbel"
-    found = decode(lm, drafter, 4, params=params, tree=tree, verify=verify, prefix_caching=True)
-    assert tokens(found) == tokens(decode(lm, None, 0, params=params, verify=verify))
-    assert sum(one.speculative.num_draft_tokens for one in found) > 0
-
-
 def trained(lm, text: Sequence[int], first: int, form: str, steps: int = 60) -> dict[str, Tensor]:
     """Weights fitted to one text in the layout of training, from a position on."""
     is_dspark = form == "dspark"
@@ -262,12 +237,12 @@ def test_preempted_sequences_go_on_as_before(lm, fitted) -> None:
     expected = tokens(decode(lm, None, 0, params=GREEDY))
     for prefix_caching in (False, True):
         drafter = loaded(tight, fitted[0])
-        drafter.held.hold(60)
+        drafter.sequences.hold(60)
         engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
         found, num = preempted(engine, GREEDY)
         assert num > 0
         assert tokens(found) == expected
-        drafter.held.cache.check()
+        drafter.sequences.cache.check()
 
 
 def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
@@ -278,8 +253,8 @@ def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
         for _ in range(2)
     )
     assert first.token_ids == again.token_ids
-    assert first.speculative.histogram == again.speculative.histogram
-    assert drafter.held.adopt(99, prompt, "") % lm.block_size == 0
+    assert first.speculative.acceptance_histogram == again.speculative.acceptance_histogram
+    assert drafter.sequences.adopt(99, prompt, "") % lm.block_size == 0
     drafter.release(99)
 
 
@@ -306,10 +281,9 @@ class TableBlocks:
 
     def __init__(self, table: Any, is_wrong: bool) -> None:
         self.table, self.is_wrong = torch.tensor(table, dtype=torch.float32), is_wrong
-        dspark = SimpleNamespace(rank=1, has_confidence=False)
-        self.head, self.config, self.most_tokens = self, SimpleNamespace(dspark=dspark), 2
+        self.most_tokens = 2
 
-    def feed(self, new: object) -> None:
+    def feed(self, new: object, depths: object) -> None:
         pass
 
     def can_draft(self, handle: int) -> bool:
@@ -318,24 +292,22 @@ class TableBlocks:
     def release(self, handle: int) -> None:
         pass
 
-    def blocks(self, anchors: Sequence[tuple[int, int]]) -> Tensor:
-        return torch.stack([self.table[token, :2] for _, token in anchors])
-
-    def logits(self, states: Tensor) -> Tensor:
-        return states
+    def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        rows = [self.table[token, :depth] for _, token, depth in ends]
+        return Ahead(rows, rows, self.behind)
 
     def behind(self, logits: Tensor, states: Tensor, tokens: Sequence[int]) -> Tensor:
         return logits + 2 * self.table[list(tokens), 3]
 
 
-class TableDrafter(dflash.Drafter):
+class TableDrafter(drafters.get("dflash")):  # type: ignore[misc]
     taps = ()
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        found = super().propose(rows)
-        if self.held.is_wrong:  # type: ignore[attr-defined]  # q without the Markov head
+        found: list[Guesses] = super().propose(rows)
+        if self.sequences.is_wrong:  # q without the Markov head
             for one, guess in zip(rows, found, strict=True):
-                states = self.held.blocks([(0, one.context[-1])])[0]
+                states = self.sequences.ahead([(0, one.context[-1], 2)]).logits[0]
                 depths = [guess.drafted.depth(node) - 1 for node in range(len(guess.drafted))]
                 guess.q = states[depths].softmax(-1)
         return found

@@ -49,8 +49,8 @@ class Noting(Checked):
         self.num_cached.append(super()._start(sequence))
         return self.num_cached[-1]
 
-    def step(self):
-        events, drafter = super().step(), stand_in(self.drafter)
+    def _step(self):
+        events, drafter = super()._step(), stand_in(self.drafter)
         cache = drafter._sequences.cache
         cache.check()
         assert self.has_work or cache.pool.num_free == cache.num_blocks, "an idle engine holds blocks"

@@ -21,11 +21,12 @@ from torch import Tensor
 from tree_loop import sampled_p_value
 from typed import stand_in
 
-from specdec_cli.drafters import medusa
+from specdec_cli import drafters
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.heads.head_sequences import Ahead
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -121,17 +122,6 @@ def test_a_trees_siblings_are_the_likeliest_of_their_depth(lm, tree: str, tmp_pa
             assert children == logits[depth].topk(len(children)).indices.tolist()
 
 
-@pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_whole_texts_are_the_targets(lm, tree, temperature: float, tmp_path: Path) -> None:
-    drafter = loaded(lm, publish_medusa(tmp_path / "draft", random_medusa_weights(seed=6)))
-    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    verify = "auto" if temperature == 0 else "gumbel"
-    found = decode(lm, drafter, 4, params=params, tree=tree, verify=verify, prefix_caching=True)
-    assert tokens(found) == tokens(decode(lm, None, 0, params=params, verify=verify))
-    assert sum(one.speculative.num_draft_tokens for one in found) > 0
-
-
 @pytest.fixture(scope="module")
 def fitted(lm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     """Heads that were fitted to one text in the layout of training, and the text."""
@@ -192,7 +182,7 @@ def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
         for _ in range(2)
     )
     assert first.token_ids == again.token_ids
-    assert first.speculative.histogram == again.speculative.histogram
+    assert first.speculative.acceptance_histogram == again.speculative.acceptance_histogram
     assert drafter.adopt(99, prompt, "") == len(prompt) - 2, "heads need the last state alone"
 
 
@@ -205,7 +195,7 @@ def test_preempted_sequences_go_on_as_before(lm, fitted, prefix_caching: bool) -
     found, num = preempted(engine, GREEDY)
     assert num > 0
     assert tokens(found) == expected
-    assert drafter.sizes[1] == drafter.held.heads.num_bytes, "ended sequences are forgotten"
+    assert drafter.sizes[1] == drafter.sequences.heads.num_bytes, "ended sequences are forgotten"
 
 
 class TableHeads:
@@ -221,18 +211,21 @@ class TableHeads:
     def release(self, handle: int) -> None:
         pass
 
-    def logits(self, handles: Sequence[int], depths: Sequence[int]) -> list[Tensor]:
-        return [self.table[self.tokens[handle], :depth] for handle, depth in zip(handles, depths, strict=True)]
+    def feed(self, new: object, depths: object) -> None:
+        pass
+
+    def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        return Ahead([self.table[self.tokens[handle], :depth] for handle, _, depth in ends])
 
 
-class TableDrafter(medusa.Drafter):
+class TableDrafter(drafters.get("medusa")):  # type: ignore[misc]
     taps: Any = ()
     is_wrong = False
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        held: Any = self.held
+        held: Any = self.sequences
         held.tokens = {one.handle: one.context[-1] for one in rows}
-        found = super().propose(rows)
+        found: list[Guesses] = super().propose(rows)
         for guess in found:
             if self.is_wrong and guess.q is not None:
                 guess.q = guess.q.roll(1, -1)

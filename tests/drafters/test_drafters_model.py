@@ -13,13 +13,13 @@ from typed import not_none
 from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
-from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Continuations, Row
-from specdec_cli.lm.table import LMWithoutWeights
+from specdec_cli.measure.audit.table import LMWithoutWeights
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 NUM_TOKENS = 7
 

@@ -13,8 +13,8 @@ from tiny_models import VOCAB, make_tiny
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.heads.eagle import PEagleHead
 from specdec_cli.lm.heads.head_module import HeadModule
-from specdec_cli.lm.heads.p_eagle import PEagleHead
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -69,17 +69,6 @@ def test_k_tokens_are_one_pass(lm, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     guess = drafter.propose([row(TEXT[:9], features_of(lm, TEXT[:9], LAYERS)[:8], 6)])[0]
     assert (len(guess.drafted), len(passes)) == (6, 1)
     assert drafter.one_pass
-
-
-@pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_whole_texts_are_the_targets(lm, tree, temperature: float, tmp_path: Path) -> None:
-    drafter = loaded(lm, head(tmp_path, weights_of()))
-    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    verify = "auto" if temperature == 0 else "gumbel"
-    found = decode(lm, drafter, 4, params=params, tree=tree, verify=verify)
-    assert tokens(found) == tokens(decode(lm, None, 0, params=params, verify=verify))
-    assert sum(one.speculative.num_draft_tokens for one in found) > 0
 
 
 def test_a_trees_siblings_are_the_likeliest_of_their_depth(lm, tmp_path: Path) -> None:

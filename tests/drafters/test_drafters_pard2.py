@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from head_drafts import loaded
 from safetensors.torch import load_file, save_file
 from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
 from tiny_heads import features_of
@@ -17,12 +18,9 @@ from tiny_pard2 import TAPS, Pard2Reference, publish_pard2, save_projection, tra
 from torch import Tensor
 from typed import not_none
 
-from specdec_cli import drafters
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.heads import published_draft, published_fields
-from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
@@ -45,15 +43,6 @@ def lm(tmp_path_factory: pytest.TempPathFactory):
     folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
     letter_tokenizer().save_pretrained(folder)
     return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
-
-
-def loaded(lm, folder: Path) -> Any:
-    """A drafter of a folder, as the engine loads it."""
-    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
-    made = drafters.from_fields(published_fields(not_none(config)))
-    lm.tap(made.taps)
-    made.load(Resources(lambda _: lm, None, VOCAB, lm))
-    return made
 
 
 def row(context: Sequence[int], features: Tensor | None, params=GREEDY, **more: Any) -> DraftRow:
@@ -118,16 +107,6 @@ def test_an_overfitted_draft_is_always_right_and_faults_are_seen(lm, fitted, fau
     with torch.no_grad():
         expected = Pard2Reference(fitted[0]).logits(TEXT[:9], states, 4)[:, :VOCAB].softmax(-1)
     assert torch.allclose(not_none(guess.q), expected, atol=1e-4) == (fault is None)
-
-
-@pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_whole_texts_are_the_targets(lm, fitted, tree, temperature: float) -> None:
-    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    verify = "auto" if temperature == 0 else "gumbel"
-    found = decode(lm, loaded(lm, fitted[0]), 4, params=params, tree=tree, verify=verify, prefix_caching=True)
-    assert tokens(found) == tokens(decode(lm, None, 0, params=params, verify=verify))
-    assert sum(one.speculative.num_accepted_tokens for one in found) > 0
 
 
 def test_a_trace_foretells_the_engines_counts(lm, fitted) -> None:

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import DraftRow, Resources, WithoutFeatures
-from specdec_cli.lm.heads import block_head, eagle
-from specdec_cli.lm.heads.block_sequences import BlockSequences
 from specdec_cli.lm.heads.head_module import HeadModule
-from specdec_cli.lm.heads.pard2 import Pard2Sequences
+from specdec_cli.lm.heads.head_sequences import HeadSequences
+from specdec_cli.lm.heads.published import PublishedDraft
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -170,18 +169,16 @@ def stale(row: DraftRow, refused: Tensor) -> DraftRow:
 
 
 def d2t_as_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (eagle, block_head):
-        monkeypatch.setattr(module, "target_ids", lambda _config, tensors, *_: tensors["d2t"].long())
+    monkeypatch.setattr(PublishedDraft, "target_ids", lambda _, tensors, *__: tensors["d2t"].long())
 
 
 def embedding_not_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    extend, blocks, run = HeadModule.extend, BlockSequences.blocks, Pard2Sequences.logits_behind
+    extend, ahead = HeadModule.extend, HeadSequences.ahead
     monkeypatch.setattr(
         HeadModule, "extend", lambda self, held, text, *more: extend(self, held, [0, *text[:-1]], *more)
     )
-    monkeypatch.setattr(BlockSequences, "blocks", lambda self, ends: blocks(self, [(one, 0) for one, _ in ends]))
     monkeypatch.setattr(
-        Pard2Sequences, "logits_behind", lambda self, ends: run(self, [(one, 0, depth) for one, _, depth in ends])
+        HeadSequences, "ahead", lambda self, ends: ahead(self, [(one, 0, depth) for one, _, depth in ends])
     )
 
 

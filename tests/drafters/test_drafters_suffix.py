@@ -15,7 +15,7 @@ from specdec_cli import drafters
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.drafters import suffix, suffix_index
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
-from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
+from specdec_cli.drafters.suffix_index import GuessLimits, SuffixIndex
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -51,19 +51,19 @@ class SlowIndex:
             length += 1
         return length
 
-    def propose(self, wish: Wish, others: SlowIndex | None = None) -> Drafted:
+    def propose(self, limits: GuessLimits, others: SlowIndex | None = None) -> Drafted:
         texts = [self, *([] if others is None else [others])]
         alive = [(one, *found) for one in texts for found in one.occurrences(self.text)]
         alive = [one for one in alive if one[0] is not self or one[2] < len(self.text)]
-        chain = replace(wish, k=HORIZON, most_nodes=HORIZON, shape=None)
-        is_expected = sum(self.grown(chain, alive)[2]) >= wish.min_expected
-        return Drafted(*self.grown(wish, alive)[:2]) if is_expected else Drafted()
+        chain = replace(limits, k=HORIZON, most_nodes=HORIZON, shape=None)
+        is_expected = sum(self.grown(chain, alive)[2]) >= limits.min_expected
+        return Drafted(*self.grown(limits, alive)[:2]) if is_expected else Drafted()
 
-    def grown(self, wish: Wish, alive: list[Any]) -> tuple[tuple[int, ...], list[int], list[float]]:
+    def grown(self, limits: GuessLimits, alive: list[Any]) -> tuple[tuple[int, ...], list[int], list[float]]:
         """Tokens, parents and probabilities of nodes."""
-        open_nodes = self.children((), 1.0, alive, wish, CONTEXT_END)
+        open_nodes = self.children((), 1.0, alive, limits, CONTEXT_END)
         tokens, parents, probabilities = [], [], []
-        while open_nodes and len(tokens) < wish.most_nodes:
+        while open_nodes and len(tokens) < limits.most_nodes:
             best = max(open_nodes, key=lambda node: node[0])
             open_nodes.remove(best)
             probability, parent, path, its, place = best
@@ -71,12 +71,18 @@ class SlowIndex:
             tokens.append(path[-1])
             parents.append(parent)
             probabilities.append(probability)
-            if len(path) < wish.k:
-                open_nodes += self.children(path, probability, its, wish, place, number)
+            if len(path) < limits.k:
+                open_nodes += self.children(path, probability, its, limits, place, number)
         return tuple(tokens), parents, probabilities
 
     def children(
-        self, path: tuple[int, ...], before: float, alive: list[Any], wish: Wish, place: int, number: int = CONTEXT_END
+        self,
+        path: tuple[int, ...],
+        before: float,
+        alive: list[Any],
+        limits: GuessLimits,
+        place: int,
+        number: int = CONTEXT_END,
     ) -> list[Any]:
         votes: dict[int, float] = {}
         followed: dict[int, list[Any]] = {}
@@ -87,23 +93,23 @@ class SlowIndex:
                 continue
             token, vote = its[len(path)], float(length + len(path)) ** 3
             total += vote
-            if 0 <= token < wish.num_tokens:
+            if 0 <= token < limits.num_tokens:
                 votes[token] = votes.get(token, 0) + vote
                 followed.setdefault(token, []).append((index, length, at))
         ranked = sorted(votes, key=lambda token: -votes[token])
-        places: Sequence[int] = range(len(ranked)) if wish.shape is not None else range(1)
-        if wish.shape is not None and not wish.shape.is_dynamic:
-            places = wish.shape.children(place)
+        places: Sequence[int] = range(len(ranked)) if limits.shape is not None else range(1)
+        if limits.shape is not None and not limits.shape.is_dynamic:
+            places = limits.shape.children(place)
         found = [
             (before * votes[token] / total, number, (*path, token), followed[token], at)
             for token, at in zip(ranked, places, strict=False)
         ]
-        return [one for one in found if one[0] >= wish.min_prob]
+        return [one for one in found if one[0] >= limits.min_prob]
 
 
-def wish(k: int = 6, tree: str | None = None, min_prob: float = 0.01, min_expected: float = 0.0) -> Wish:
+def limits(k: int = 6, tree: str | None = None, min_prob: float = 0.01, min_expected: float = 0.0) -> GuessLimits:
     shape = None if tree is None else TreeShape.parse(tree)
-    return Wish(k, k if shape is None else shape.num_nodes(k), shape, NUM_TOKENS, min_prob, min_expected)
+    return GuessLimits(k, k if shape is None else shape.num_nodes(k), shape, NUM_TOKENS, min_prob, min_expected)
 
 
 @pytest.mark.parametrize("tree", [None, "3,2,1", "3,2+0+2", "dynamic:9"])
@@ -124,7 +130,7 @@ def test_the_index_does_as_a_slow_one(tree: str | None) -> None:
                 one.extend(part)
             if any(len(slow.occurrences(pairs[0][1].text)) > MOST for _, slow in pairs):
                 continue
-            asked = wish(chance.randrange(1, 7), tree, chance.choice([0.01, 0.2]), chance.choice([0.0, 1.0]))
+            asked = limits(chance.randrange(1, 7), tree, chance.choice([0.01, 0.2]), chance.choice([0.0, 1.0]))
             expected = pairs[0][1].propose(asked, pairs[1][1])
             assert pairs[0][0].propose(asked, pairs[1][0]) == expected
             found += len(expected) > 0
@@ -145,9 +151,9 @@ def test_what_was_dropped_is_forgotten_and_the_rest_is_found() -> None:
             end.extend(known[40:60])
             asked = SlowIndex()
             asked.extend(known[40:60])
-            assert end.propose(wish(), index) == asked.propose(wish(), slow) == Drafted.chain(known[60:66])
+            assert end.propose(limits(), index) == asked.propose(limits(), slow) == Drafted.chain(known[60:66])
     index.drop(97 * 21)
-    assert end.propose(wish(), index) == Drafted()
+    assert end.propose(limits(), index) == Drafted()
     assert index.num_bytes < 100_000
 
 

@@ -14,12 +14,12 @@ from typed import not_none
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
-from specdec_cli.engine.verify import RULES
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import RULES
 
 V = 8
 

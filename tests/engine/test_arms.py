@@ -5,8 +5,8 @@ from toy_engine import toy_engine
 from typed import not_none
 
 from specdec_cli.engine.arms import Arm, ArmRun, EngineArm
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.events import Stepped
+from specdec_cli.timing import Timing
 
 
 def arm(k: int | None, engine=None) -> Arm:

@@ -13,13 +13,13 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from typed import not_none, stand_in
 
-from specdec_cli import Engine, EngineOptions, SamplingParams
+from specdec_cli import Engine, EngineOptions, SamplingParams, trace
 from specdec_cli.engine.build import another_drafter, load_engines
-from specdec_cli.engine.draft_tokenizer import matching
+from specdec_cli.engine.drafts import matching
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
-from specdec_cli.measure.bench.compare_loaded import LoadedContender
+from specdec_cli.measure.bench.compare import Contender
 
 REAL = 87
 
@@ -66,14 +66,14 @@ def test_a_trace_predicts_a_draft_that_is_loaded_later(pair, monkeypatch: pytest
 
     monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
     engine = Engine.load(pair[0], "ngram", check=False)
-    trace = engine.trace(["Once upon a time", "the other"], SamplingParams(max_new_tokens=12))
+    traced = trace(engine, ["Once upon a time", "the other"], SamplingParams(max_new_tokens=12))
     before = engine.target.num_blocks
-    own = Engine.load(*pair, check=False).trace(["Once upon a time", "the other"], SamplingParams(max_new_tokens=12))
-    found, wanted = trace.predict(pair[1], k=[1, 3]), own.predict(k=[1, 3])
+    own = trace(Engine.load(*pair, check=False), ["Once upon a time", "the other"], SamplingParams(max_new_tokens=12))
+    found, wanted = traced.predict(pair[1], k=[1, 3]), own.predict(k=[1, 3])
     assert [row["acceptance_length"] for row in found] == [row["acceptance_length"] for row in wanted]
     assert engine.target.num_blocks == before
     with pytest.raises(RunError):
-        trace.predict("no/such-model-anywhere")
+        traced.predict("no/such-model-anywhere")
 
 
 def test_a_recipe_by_its_file(pair, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_drafts_share_a_target_that_is_loaded_once(pair) -> None:
     assert len({id(engine.target) for engine in engines}) == 1
     outputs = [engine.generate("the end, the end", SamplingParams(max_new_tokens=12)) for engine in engines]
     assert len({tuple(tokens(one)[0]) for one in outputs}) == 1
-    model, ngram, none = (LoadedContender("x", method, engine=one) for method, one in zip("abc", engines, strict=True))
+    model, ngram, none = (Contender("x", method, engine=one) for method, one in zip("abc", engines, strict=True))
     parameters, memory_bytes = model.sizes()
     assert not_none(memory_bytes) > 4 * not_none(parameters) > 0
     assert ngram.sizes() == none.sizes() == (0, 0)
@@ -230,10 +230,10 @@ def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair) -> N
 def test_a_context_limit_above_the_targets_own_is_refused_before_it_is_loaded(
     pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_cli.engine import build
+    from specdec_cli.lm.plan import ModelPlan
 
     own = Engine.load(*pair).target.max_context
     assert Engine.load(*pair, max_model_len=own).target.max_context == own
-    monkeypatch.setattr(build, "load_lm", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(ModelPlan, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match=f"max_model_len is `{own + 1}`, and `.*` reads `{own}` tokens at most"):
         Engine.load(*pair, max_model_len=own + 1)

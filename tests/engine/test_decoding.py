@@ -7,11 +7,12 @@ import pytest
 from toy_engine import LetterTokenizer, TableLM, toy_engine
 from typed import not_none
 
-from specdec_cli.engine.comparison import Comparison, as_document
+from specdec_cli.engine.comparison import Comparison
 from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.prompts import rows_of
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
+from specdec_cli.measure.documents.generate import compared
 from specdec_cli.sampling.params import SamplingParams
 
 PROMPTS = ["ab ab ab", "cd. cd.", "gh", "e", "fa"]
@@ -67,7 +68,7 @@ def test_greedy_tokens_agree_and_the_speedup_is_a_median_of_groups() -> None:
     assert comparison.draft.counts().num_drafts > 0
     timing = comparison.plain.timing()
     assert timing.decode_s == pytest.approx(sum(not_none(one.timing().decode_s) for one in comparison.plain.passes))
-    document = as_document(comparison)
+    document = compared(comparison).as_json()
     assert document["equal"] is True
     assert document["speedup"]["decode"]["pairs"] == 3
 

@@ -24,16 +24,30 @@ def take(driver: Driver, events: list[Any], between=lambda: None) -> None:
         between()
 
 
+def drained(engine) -> list[Any]:
+    events: list[Any] = []
+    while engine.has_work:
+        events += engine.step()
+    return events
+
+
+def tokens_of(events) -> dict[int, list[int]]:
+    """The tokens of each sequence in these events."""
+    found: dict[int, list[int]] = {}
+    for emitted in (each for event in events if isinstance(event, Stepped) for each in event.emitted):
+        found.setdefault(emitted.sequence_id, []).extend(emitted.tokens)
+    return found
+
+
 def fail(engine, sequence_id: int, error: Exception) -> None:
     """End a request by an error of its own, as the engine does within a step; the next step tells of it."""
     if sequence_id in engine._sequences:
-        with engine._fence(engine._sequences[sequence_id]):
-            raise error
+        engine._fail(engine._sequences[sequence_id], error)
 
 
 def broken(engine, error, at: int = 2):
     """The engine, whose step number `at` raises."""
-    step, steps = engine.step, []
+    step, steps = engine._step, []
 
     def failing():
         steps.append(1)
@@ -41,7 +55,7 @@ def broken(engine, error, at: int = 2):
             raise error
         return step()
 
-    engine.step = failing
+    engine._step = failing
     return engine
 
 
@@ -93,15 +107,70 @@ def test_the_error_of_a_request_is_raised_after_the_events_before_it() -> None:
     assert not engine.has_work
 
 
-def test_the_failure_of_another_callers_request_is_an_event_like_others() -> None:
+def test_the_failure_of_another_callers_request_is_told_to_that_caller() -> None:
     engine, events = toy_engine(k=0), []
     others, driver = engine.add("ab", SHORT), Driver(engine)
-    its = driver.add("cd", SHORT)
+    longer, its, error = engine.add("ab", LONG), driver.add("cd", SHORT), ValueError("not ours")
     driver.step()
-    fail(engine, others, ValueError("not ours"))
+    fail(engine, others, error)
     take(driver, events)
-    assert any(isinstance(event, Failed) for event in events)
-    assert ended(events)[its] == "length"
+    assert ended(events) == {its: "length"}
+    assert not any(isinstance(event, Failed) for event in events)
+    rest = drained(engine)
+    assert Failed(others, error) in rest
+    assert ended(rest) == {longer: "length"}
+
+
+def test_callers_read_the_events_of_their_own_requests_whoever_steps() -> None:
+    """The events of a request are those that it has alone, and none is lost where another caller steps."""
+    engine = toy_engine()
+    own, first, second = engine.add("ab", SHORT), Driver(engine), Driver(engine)
+    ids = [first.add("cd", LONG), first.add("ab", SHORT), second.add("ef", LONG)]
+    events: list[list[Any]] = [[], []]
+    while first.open or second.open:
+        for driver, taken in zip((first, second), events, strict=True):
+            if driver.open:
+                taken += driver.step()
+    assert engine.has_work, "nobody has read what became of the request that `add` queued"
+    rest = drained(engine)
+    for sequence_id, taken, prompt, params in zip(
+        [*ids, own],
+        [events[0], events[0], events[1], rest],
+        ["cd", "ab", "ef", "ab"],
+        [LONG, SHORT, LONG, SHORT],
+        strict=True,
+    ):
+        [alone] = toy_engine().generate(prompt, params)
+        assert tokens_of(taken)[sequence_id] == alone.token_ids
+        assert ended(taken)[sequence_id] == alone.finish_reason
+    assert [set(tokens_of(taken)) for taken in (*events, rest)] == [{*ids[:2]}, {ids[2]}, {own}]
+
+
+def test_a_caller_is_told_of_a_request_that_another_one_aborts() -> None:
+    engine = toy_engine(k=0)
+    driver = Driver(engine)
+    its = driver.add("ab", LONG)
+    driver.step()
+    assert ended(engine.abort(its)) == {its: "abort"}
+    assert ended(event for events in driver.steps() for event in events) == {its: "abort"}
+
+
+def test_a_request_that_a_broken_step_lost_fails_with_it() -> None:
+    """It had ended, and the step broke before anybody was told; its caller must not wait for ever."""
+    engine, error = toy_engine(k=0), MemoryError("no room")
+    driver, other = Driver(engine), Driver(engine)
+    lost, its = other.add("ab", LONG), driver.add("cd", SHORT)
+    step = engine._step
+
+    def losing():
+        engine._remove(engine._sequences[lost])
+        engine._step = step
+        raise error
+
+    engine._step = losing
+    assert driver.step() == [Failed(its, error)]
+    assert other.step() == [Failed(lost, error)]
+    assert not other.open
 
 
 def test_a_broken_step_fails_the_newest_running_request() -> None:

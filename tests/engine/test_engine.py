@@ -82,7 +82,7 @@ def test_what_a_stop_cuts_is_not_counted(target, itself, plain) -> None:
         assert output.token_ids == cut
         own = sum(1 for place in range(1, len(cut)) if place % 5 == 0)
         assert output.speculative.num_accepted_tokens == len(cut) - 1 - own
-        assert sum(output.speculative.histogram) == output.speculative.num_drafts == -(-(len(cut) - 1) // 5)
+        assert sum(output.speculative.acceptance_histogram) == output.speculative.num_drafts == -(-(len(cut) - 1) // 5)
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -250,8 +250,8 @@ def test_counts_agree_with_each_other(target, stranger, mode: str) -> None:
                     full.add(emitted)
     assert counts.num_emitted_tokens == 4 * 39
     for some in (counts, full):
-        assert sum(some.histogram) == some.num_drafts > 0
-        assert sum(i * num for i, num in enumerate(some.histogram)) == some.num_accepted_tokens
+        assert sum(some.acceptance_histogram) == some.num_drafts > 0
+        assert sum(i * num for i, num in enumerate(some.acceptance_histogram)) == some.num_accepted_tokens
         rates = some.per_position_acceptance_rates
         assert all(rate is not None and 0 <= rate <= 1 for rate in rates)
         assert some.acceptance_rate == pytest.approx(some.num_accepted_tokens / some.num_draft_tokens)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from tiny_engine import PROMPTS, Checked, alone, decode, drafter, ngram, tiny_lm, tokens
 
-from specdec_cli.engine.judging import Judge
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.stepper import Stepper
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.sampling.params import SamplingParams
 
@@ -40,18 +41,22 @@ def plain(models):
     return [tokens(decode(models[0], None, 0, [prompt], PARAMS))[0] for prompt in PROMPTS]
 
 
-class Recorded(Judge):
+class Recorded(Stepper):
     """Keeps the logits that every emitted token was chosen from, by sequence."""
 
     logits: ClassVar[dict[int, list[torch.Tensor]]] = {}
 
-    def judge(self, decided, logits, fence):
-        judged, first = super().judge(decided, logits, fence), 0
-        for (row, guess), one in zip(decided, judged, strict=True):
-            places = [first, *(first + node + 1 for node in one.verdict.path)][: row.sequence.room]
+    @classmethod
+    def of(cls, engine: Engine) -> "Recorded":
+        cls.logits.clear()
+        return cls(engine.target, engine.drafters.propose, engine.num_tokens)
+
+    def verify(self, rows, logits):
+        super().verify(rows, logits)
+        for row in rows:
+            first = row.first_place
+            places = [first, *(first + node + 1 for node in row.verdict.path)][: row.sequence.room]
             self.logits.setdefault(row.sequence.id, []).append(logits[places].clone())
-            first += len(guess.drafted) + 1
-        return judged
 
 
 @pytest.mark.parametrize("k", range(1, 9))
@@ -70,8 +75,7 @@ def test_greedy_text_with_a_stranger_is_the_plain_text(models, stranger, plain, 
 def logits_of(target, draft, prompts, k: int, tree: str | None = None):
     """The logits that each prompt's tokens were chosen from."""
     engine = Checked(target, draft, None, EngineOptions(num_speculative_tokens=k, tree=tree))
-    engine._stepper.judge = Recorded(engine.num_tokens, ())
-    Recorded.logits.clear()
+    engine._stepper = Recorded.of(engine)
     engine.generate(prompts, PARAMS)
     return [torch.cat(rows) for rows in Recorded.logits.values()]
 

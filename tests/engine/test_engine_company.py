@@ -7,9 +7,9 @@ from tiny_engine import PROMPTS, alone, check_books, decode, step_of, tiny_engin
 from tiny_models import VOCAB
 from typed import stand_in
 
-from specdec_cli.engine.verify import MODES
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import MODES
 
 DRAFTS = ("stranger", "itself", "ngram", "none")
 COMPANIES = [

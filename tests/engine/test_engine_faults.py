@@ -4,7 +4,7 @@ import pytest
 from tiny_engine import PROMPTS, alone, decode, tiny_lm, tokens
 
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.group import Verdict
+from specdec_cli.engine.verify import Verdict
 from specdec_cli.lm.cache.contexts import Contexts
 from specdec_cli.lm.cache.layout import Layouts
 from specdec_cli.lm.door import Row
@@ -66,7 +66,7 @@ def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch:
 
     def skipping(self, feed, start):
         for i, (first, stop, slot) in enumerate(pieces(self, feed, start)):
-            skip = int(i == 0 and id(feed.held) in stale)
+            skip = int(i == 0 and id(feed.sequence) in stale)
             yield first + skip, stop, slot + skip
 
     monkeypatch.setattr(Contexts, "_cut", noting)

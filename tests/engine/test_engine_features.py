@@ -14,7 +14,7 @@ from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Tapped
 from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(max_new_tokens=24)

@@ -18,18 +18,18 @@ from typed import stand_in
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses, Resources
 from specdec_cli.drafters.model import Drafter
-from specdec_cli.engine import engine as engine_module
+from specdec_cli.engine import stepper as stepper_module
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.fit import fit
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Outputs
+from specdec_cli.engine.stepper import fit
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed, Finished
-from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit import toy
 from specdec_cli.measure.audit.chisquare import enumerate_joint
 from specdec_cli.measure.audit.draws import Draws, check
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.chain import LogitsError
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
@@ -203,7 +203,7 @@ def test_a_grammar_of_another_tokenizer_is_refused(models) -> None:
 # In distribution: the table pair of four letters under a grammar whose masks depend on what came before.
 REGEX = "([ab][bcd]|d[ab])*"
 ALARM = 1e-6
-NUM_DRAWS = 6_000
+NUM_DRAWS = 4_000
 
 
 def allowed_after(output: tuple[int, ...]) -> list[int]:
@@ -262,7 +262,7 @@ def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(
         num = len(fitting.drafted)
         return Guesses(fitting.drafted, guesses.q[:num] if guesses.q is not None and num else None), allowed
 
-    monkeypatch.setattr(engine_module, "fit", cuts_before)
+    monkeypatch.setattr(stepper_module, "fit", cuts_before)
     assert p_value(mode, 2 * NUM_DRAWS) < ALARM
 
 

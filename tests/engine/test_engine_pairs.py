@@ -19,7 +19,7 @@ from typed import stand_in
 
 from specdec_cli.drafters import create, from_fields, suffix
 from specdec_cli.drafters.contract import Drafter, Resources
-from specdec_cli.drafters.either import Either
+from specdec_cli.drafters.fallback import DraftWithFallback
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
@@ -52,10 +52,10 @@ def draft(target: Any, stranger: Any, itself: Any) -> Callable[[str], Drafter]:
         if not second:
             return one
         if second != "features":
-            return Either(one, drafter({"stranger": stranger, "itself": itself}[second]))
+            return DraftWithFallback(one, drafter({"stranger": stranger, "itself": itself}[second]))
         other = feature_drafter.Drafter()
         other.load(Resources(stand_in(lambda _: None), None, target.vocab_size, target))
-        return Either(one, other)
+        return DraftWithFallback(one, other)
 
     return made
 
@@ -113,7 +113,7 @@ def pair(first: str, **options: Any) -> Engine:
     """An n-gram or suffix draft before a model that draws, on tables."""
     made = create(first, EAGER if first == "suffix" else {"min": 1})
     other = ModelDrafter("table")
-    both = Either(made, other)
+    both = DraftWithFallback(made, other)
     both.load(Resources(lambda _: table_lm(TABLE.q), None, TABLE.num_tokens))
     return Engine(table_lm(TABLE.p), both, options=EngineOptions(max_num_seqs=256, **options))
 
@@ -151,7 +151,7 @@ def test_samples_of_a_pair_follow_the_target(first: str, options: dict[str, Any]
     assert p_value(found) > ALARM
 
 
-class EverythingDrawn(Either):
+class EverythingDrawn(DraftWithFallback):
     """Guesses of the first draft are judged as if the second one had drawn them."""
 
     def propose(self, rows: Any) -> Any:
@@ -190,7 +190,7 @@ def _whatever_noise(outputs: Any, salt: str | None, _: Any) -> Any:
     return None if shared is None else shared.index
 
 
-class FeaturesOfSkippedSteps(Either):
+class FeaturesOfSkippedSteps(DraftWithFallback):
     """Features of steps in which the first draft guessed are lost."""
 
     def _keep_features(self, row: Any) -> None:

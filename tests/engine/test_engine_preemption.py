@@ -43,7 +43,7 @@ def test_greedy_text_is_the_same(checkpoint, draft: str, prefix_caching: bool) -
     assert some > 0
     assert tokens(tight) == tokens(roomy)
     for one, other in zip(tight, roomy, strict=True):
-        assert one.speculative.histogram == other.speculative.histogram
+        assert one.speculative.acceptance_histogram == other.speculative.acceptance_histogram
 
 
 @pytest.mark.parametrize("verify", ["rejection", "block", "gumbel", "exact-match"])

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from typed import not_none
 
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.verify import MODES
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import MODES
 
 DRAFTS = ("stranger", "itself", "ngram")
 BIAS = {7: 2.5, 44: -4.0, 60: 1.5, 81: 3.0}
@@ -120,7 +120,7 @@ def test_logprobs_are_cut_with_their_tokens(target, itself) -> None:
 def narrow(engine, num_tokens) -> None:
     """What the engine takes from its tokenizer."""
     engine.num_tokens = num_tokens
-    engine._stepper.judge = replace(engine._stepper.judge, num_tokens=num_tokens)
+    engine._stepper.num_tokens = num_tokens
 
 
 def test_padding_of_the_vocabulary_is_never_decoded(folder) -> None:

@@ -72,7 +72,7 @@ def test_stop_strings_with_a_draft_and_in_a_batch(engine_of, plain, tokenizer, n
             counts = output.speculative
             assert counts.num_emitted_tokens == len(token_ids) - 1
             assert counts.num_accepted_tokens <= counts.num_emitted_tokens
-            assert sum(i * num for i, num in enumerate(counts.histogram)) == counts.num_accepted_tokens
+            assert sum(i * num for i, num in enumerate(counts.acceptance_histogram)) == counts.num_accepted_tokens
 
 
 def test_what_a_stop_string_cuts_is_counted_up_to_the_cut(engine_of, plain, tokenizer) -> None:

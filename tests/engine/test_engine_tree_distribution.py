@@ -22,8 +22,8 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.residual import _Residuals
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.grammar import compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 

@@ -17,7 +17,7 @@ from specdec_cli.engine.sequence import Sequence as Running
 from specdec_cli.errors import UsageError
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
 
 V, END = 11, 10
@@ -224,7 +224,7 @@ def test_a_task_asks_for_a_tree() -> None:
         async with AsyncEngine(engine("itself", None)) as one:
             deltas = [delta async for delta in one.stream([4], params(ignore_eos=True), **wishes)]
         tokens = [token for delta in deltas for token in delta.token_ids]
-        steps = [step for delta in deltas for step in delta.counts]
+        steps = [step for delta in deltas for step in delta.steps]
         return tokens, sum(step.num_drafted for step in steps), sum(step.num_nodes for step in steps)
 
     chain, tree = asyncio.run(run()), asyncio.run(run(tree="4,2,1"))

@@ -12,6 +12,8 @@ from typed import not_none, stand_in
 from specdec_cli import AsyncEngine, Engine, EngineOptions
 from specdec_cli.engine.loading import LoadArguments, LoadSettings, ModelSettings, load_parameters, settle
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.settings import ModelArguments
+from specdec_cli.lm.transformers_lm import CacheArguments, TransformersLM
 
 
 def test_the_typed_arguments_are_the_data_classes_fields() -> None:
@@ -21,6 +23,13 @@ def test_the_typed_arguments_are_the_data_classes_fields() -> None:
     expected |= {f"draft_{name}": kind for name, kind in of_models.items()}
     assert get_type_hints(LoadArguments) == expected
     assert {one.name for one in load_parameters()} == expected.keys()
+    assert get_type_hints(ModelArguments) == of_models
+
+
+def test_a_models_cache_is_sized_by_the_typed_arguments() -> None:
+    of_model = get_type_hints(TransformersLM.__init__)
+    others = {"model", "name", "eos_token_ids", "decoder", "kind", "return"}
+    assert get_type_hints(CacheArguments) == {name: kind for name, kind in of_model.items() if name not in others}
 
 
 @pytest.mark.parametrize("load", [Engine.load, AsyncEngine.load])

@@ -26,6 +26,9 @@ class Requests:
         self.num += 1
         return self.num
 
+    def deliver(self, sequence_id, inbox):
+        """Events are the test's own."""
+
 
 def stepped(*emitted: Emitted, seconds: tuple[float, float, float] = (0.5, 0.25, 0.125)) -> Stepped:
     return Stepped(tuple(emitted), len(emitted), 0, 0, *seconds, 1, 8)
@@ -60,7 +63,7 @@ def test_tokens_texts_and_counts_go_to_their_request(outputs) -> None:
     assert two.logprobs == [logprob]
     assert (one.speculative.num_accepted_tokens, two.speculative.num_accepted_tokens) == (2, 0)
     assert outputs.totals.num_draft_tokens == 8
-    assert outputs.totals.histogram == [1, 0, 1, 0, 0]
+    assert outputs.totals.acceptance_histogram == [1, 0, 1, 0, 0]
     assert outputs.totals.acceptance_length == 2.0
 
 

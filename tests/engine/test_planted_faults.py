@@ -8,7 +8,7 @@ import torch
 from planted import forget_residuals, own_weights_of_p
 from table_loop import Loop, Table, measured
 
-from specdec_cli.engine import group as group_module
+from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.residual import _Residuals
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.params import SamplingParams
@@ -89,7 +89,7 @@ def test_missing_residual(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_residual_not_normalised(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "inverse_cdf", not_normalised)
+    monkeypatch.setattr(verify_module, "inverse_cdf", not_normalised)
     assert p_value(mode) < ALARM
 
 
@@ -115,9 +115,9 @@ def test_off_by_one_bonus(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_block_verification_with_noise_keyed_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.random(num_tokens=4, seed=5, disagreement=1.5)
-    assert p_value("block", table=table, length=4, num_draws=40_000) > ALARM
+    assert p_value("block", table=table, length=4, num_draws=12_000) > ALARM
     monkeypatch.setattr(noise, "uniforms_many", keyed_by_position(noise.uniforms_many))
-    assert p_value("block", table=table, length=4, num_draws=40_000) < ALARM
+    assert p_value("block", table=table, length=4, num_draws=12_000) < ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])

@@ -8,9 +8,9 @@ from table_loop import Table
 from tree_loop import TREES, TreeLoop, measured_tree
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.engine.group import RowGroup
 from specdec_cli.engine.residual import _Residuals
-from specdec_cli.lm.table import TableLM
+from specdec_cli.engine.verify import RowGroup
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling import chain as chain_module
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.params import SamplingParams

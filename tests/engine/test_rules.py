@@ -7,12 +7,12 @@ import pytest
 from tiny_engine import PROMPTS, decode, ngram, tokens
 from typed import not_none, stand_in
 
-from specdec_cli.engine.verify import AUTO, RULES, Rule, rule_of
+from specdec_cli.engine.promise import Promise
 from specdec_cli.measure.audit.audit import DRAWN_MODES
-from specdec_cli.recipe.implied import CHAIN_RULES
-from specdec_cli.recipe.schema import Recipe, Sampling, Speculation, Verify
-from specdec_cli.report.generate import Promise
+from specdec_cli.recipe.schema import Recipe, Sampling, Speculation
+from specdec_cli.recipe.values import Verify
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import AUTO, RULES, Rule, rule_of
 
 SAMPLED = SamplingParams(max_new_tokens=16, temperature=0.9, seed=5)
 
@@ -96,7 +96,3 @@ def test_the_choices_of_recipe_and_audit_are_those_of_the_table() -> None:
 def test_at_temperature_zero_every_rule_that_asks_the_target_is_greedy(mode) -> None:
     rule = rule_of(mode, 0.0)
     assert (rule is RULES["greedy"]) == (mode != "synthetic")
-
-
-def test_recipes_know_which_rules_judge_chains_alone() -> None:
-    assert set(CHAIN_RULES) == {name for name, rule in RULES.items() if not rule.judges_trees}

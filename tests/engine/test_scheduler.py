@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from typed import stand_in
 
 from specdec_cli.engine.depth.depth import KByBatch
-from specdec_cli.engine.scheduler import Limits, Scheduler
+from specdec_cli.engine.scheduler import Limits, Scheduler, StepRow
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams
 
@@ -38,9 +38,25 @@ def request(number: int, length: int, k: int = 4, max_new_tokens: int = 10, max_
     )
 
 
-def fed(scheduler: Scheduler) -> list[tuple[int, int, int]]:
+def scheduled(scheduler: Scheduler, num_cached: int | None = None, preempted: list[int] | None = None) -> list[StepRow]:
+    """A step's rows.
+
+    Args:
+        scheduler: of the sequences.
+        num_cached: tokens that an admitted sequence finds in the cache; None leaves it as it is.
+        preempted: takes the ids of the sequences that were sent back.
+    """
+    sent_back = scheduler.preempt()
+    if preempted is not None:
+        preempted += [one.id for one in sent_back]
+    for one in scheduler.admit():
+        one.num_computed = one.num_computed if num_cached is None else num_cached
+    return scheduler.rows()
+
+
+def fed(scheduler: Scheduler, preempted: list[int] | None = None) -> list[tuple[int, int, int]]:
     """Run a step's scheduling and take it as done: (id, fed so far, k) of every row."""
-    rows = scheduler.next()
+    rows = scheduled(scheduler, preempted=preempted)
     for row in rows:
         row.sequence.num_computed = row.num_fed
         if row.is_decided:
@@ -80,17 +96,16 @@ def test_a_large_request_is_not_overtaken() -> None:
 
 def test_the_youngest_is_preempted_and_computes_again_without_deciding() -> None:
     stopped = []
-    scheduler = Scheduler(limits(num_blocks=8), stop=lambda sequence: stopped.append(sequence.id))
+    scheduler = Scheduler(limits(num_blocks=8))
     older, younger, newest = (request(i, 6, max_new_tokens=12) for i in range(3))
     for one in (older, younger, newest):
         scheduler.add(one)
     assert [row[0] for row in fed(scheduler)] == [0, 1]
     while not stopped:
-        rows = fed(scheduler)
+        rows = fed(scheduler, stopped)
     assert stopped == [1]
     assert rows == [(0, len(older.tokens) - 1, 4)]
     assert [one.id for one in scheduler.waiting] == [1, 2], "in front of all others"
-    assert (scheduler.take_preemptions(), scheduler.take_preemptions()) == (1, 0)
     length = len(younger.tokens)
     assert (younger.num_computed, length) > (0, 6)
     scheduler.remove(older)
@@ -100,9 +115,9 @@ def test_the_youngest_is_preempted_and_computes_again_without_deciding() -> None
 
 
 def test_what_is_cached_is_not_fed() -> None:
-    scheduler = Scheduler(limits(), start=lambda sequence: 12)
+    scheduler = Scheduler(limits())
     scheduler.add(request(0, 20))
-    assert [(row.num_fed, row.num_prefill_tokens) for row in scheduler.next()] == [(20, 8)]
+    assert [(row.num_fed, row.num_prefill_tokens) for row in scheduled(scheduler, num_cached=12)] == [(20, 8)]
 
 
 def test_prompts_are_cut_at_multiples_of_the_chunk() -> None:
@@ -128,7 +143,7 @@ def test_a_chunk_larger_than_the_budget_is_fed_alone() -> None:
 @pytest.mark.parametrize(("length", "k"), [(29, 4), (30, 4), (31, 3), (33, 1), (34, 0), (60, 0)])
 def test_k_within_the_drafts_context(length: int, k: int) -> None:
     """The last drafted token is scored from length + k - 1 tokens."""
-    scheduler = Scheduler(limits(), start=lambda sequence: sequence.num_computed)
+    scheduler = Scheduler(limits())
     one = request(0, length, max_new_tokens=30)
     one.draft_max_context = 33
     scheduler.add(one)
@@ -139,7 +154,7 @@ def test_k_within_the_drafts_context(length: int, k: int) -> None:
 
 @pytest.mark.parametrize(("room", "k"), [(1, 0), (2, 1), (4, 3), (5, 4), (9, 4)])
 def test_k_within_what_may_still_be_emitted(room: int, k: int) -> None:
-    scheduler = Scheduler(limits(), start=lambda sequence: sequence.num_computed)
+    scheduler = Scheduler(limits())
     one = request(0, 10)
     scheduler.add(one)
     one.num_prompt_tokens, one.num_computed, one.max_tokens = 9, 9, 10 + room
@@ -176,7 +191,7 @@ def test_every_request_is_fed_once_within_the_limits(lengths, chunk, budget, num
     for _ in range(2_000):
         if not (scheduler.running or scheduler.waiting):
             break
-        rows = scheduler.next()
+        rows = scheduled(scheduler)
         assert rows, "a step that nothing runs in would never end"
         assert len(rows) <= len(scheduler.running) <= num_seqs
         assert sum(map(scheduler.num_blocks_next, scheduler.running)) <= num_blocks
@@ -210,22 +225,22 @@ def of_turn(number: int, turn: str, length: int = 3) -> Sequence:
 
 def test_a_turn_with_several_places_gives_one_to_a_turn_that_has_none() -> None:
     stopped: list[int] = []
-    scheduler = Scheduler(limits(max_num_seqs=4), stop=lambda sequence: stopped.append(sequence.id))
+    scheduler = Scheduler(limits(max_num_seqs=4))
     for i in range(6):
         scheduler.add(of_turn(i, "many"))
-    fed(scheduler)
+    fed(scheduler, stopped)
     scheduler.add(of_turn(6, "few"))
     scheduler.add(of_turn(7, "few"))
     scheduler.add(of_turn(8, "other"))
-    fed(scheduler)
+    fed(scheduler, stopped)
     assert (turns(scheduler), stopped) == (["many", "many", "many", "few"], [3])
-    fed(scheduler)
+    fed(scheduler, stopped)
     assert (turns(scheduler), stopped) == (["many", "many", "few", "other"], [3, 2])
     for _ in range(3):
-        fed(scheduler)
+        fed(scheduler, stopped)
     assert turns(scheduler) == ["many", "many", "few", "other"], "every turn has a place: nobody is preempted again"
     scheduler.remove(next(one for one in scheduler.running if one.turn == "other"))
-    fed(scheduler)
+    fed(scheduler, stopped)
     assert scheduler.running[-1].id == 2, "the preempted sequence is the first to go on"
 
 
@@ -246,3 +261,33 @@ def test_a_single_sequence_of_a_turn_is_never_preempted_for_another() -> None:
         scheduler.add(of_turn(i, turn))
     fed(scheduler)
     assert turns(scheduler) == ["a", "b"]
+
+
+def decoded(scheduler: Scheduler) -> list[int]:
+    """The ids of the next step's rows, in order."""
+    return sorted(number for number, _, _ in fed(scheduler))
+
+
+def test_a_turn_with_many_rows_decodes_a_few_at_a_time_beside_a_turn_with_one() -> None:
+    """Issue 49, C18: 64 choices beside one request made each of its steps several times as dear."""
+    scheduler = Scheduler(limits(max_num_seqs=30, max_num_batched_tokens=1000, num_blocks=1000))
+    for i in range(20):
+        scheduler.add(of_turn(i, "many"))
+    assert decoded(scheduler) == list(range(20)), "all prompts are fed"
+    assert decoded(scheduler) == list(range(20)), "alone, a turn has the whole step"
+    scheduler.add(of_turn(20, "few"))
+    fed(scheduler)
+    steps = [decoded(scheduler) for _ in range(5)]
+    assert all(20 in ids and len(ids) == 5 for ids in steps), "the single one decodes in every step"
+    assert set().union(*steps) == set(range(21)), "and of the others each has its turn"
+
+
+def test_turns_of_like_size_share_every_step() -> None:
+    scheduler = Scheduler(limits(max_num_seqs=30, max_num_batched_tokens=1000, num_blocks=1000))
+    for i in range(24):
+        scheduler.add(of_turn(i, f"turn {i % 3}"))
+    fed(scheduler)
+    assert len(decoded(scheduler)) == 24
+    scheduler.add(of_turn(24, "turn 3"))
+    fed(scheduler)
+    assert len(decoded(scheduler)) == 4, "one of each larger turn: no more than four beside the single one"

@@ -101,7 +101,7 @@ def test_an_aborted_sequence_gives_its_state_back(hybrid: Path) -> None:
     engine.step()
     engine.abort(sequence)
     target.check_integrity()
-    assert not target._contexts.held
+    assert not target._contexts.sequences
     assert tokens(engine.generate([list(PROMPTS[1])], SamplingParams(max_new_tokens=24))) == transformers_greedy(
         hybrid, PROMPTS[1:2]
     )

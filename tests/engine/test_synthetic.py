@@ -10,14 +10,14 @@ from typed import not_none
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses
-from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import at_depth, conditional, iid_length, solve_alpha, synthetic_rates
-from specdec_cli.engine.verify import rule_of, verify
+from specdec_cli.engine.verify import VerifyRow, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Speculation
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import rule_of
 
 NUM = 4000
 

@@ -9,20 +9,15 @@ from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
-from specdec_cli.engine.group import Verdict, VerifyRow
-from specdec_cli.engine.verify import (
-    MODES,
-    RULES,
-    resolve_mode,
-    verify,
-)
+from specdec_cli.engine.verify import Verdict, VerifyRow, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.noise import Purpose, uniforms
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import MODES, RULES, resolve_mode
 
 TABLE = Table.random()
 SAMPLED = [name for name, rule in RULES.items() if rule.samples and rule.is_lossless]

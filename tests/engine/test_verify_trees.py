@@ -13,8 +13,7 @@ from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
-from specdec_cli.engine.group import Verdict, VerifyRow
-from specdec_cli.engine.verify import AUTO, RULES, check_trees, verify
+from specdec_cli.engine.verify import Verdict, VerifyRow, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.chisquare import enumerate_joint
@@ -22,6 +21,7 @@ from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.grammar import compile_grammar
 from specdec_cli.sampling.noise import Purpose, uniforms
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import AUTO, RULES, check_trees
 
 TABLE = Table.random(num_tokens=4)
 ALARM = 1e-6

@@ -12,7 +12,7 @@ import yaml
 from export_recipes import GOLDEN, RECIPES, files_of, resolved
 from typed import not_none
 
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.drafters import methods, options
 from specdec_cli.errors import UsageError
 from specdec_cli.export import ENGINES, export
@@ -253,7 +253,7 @@ def test_every_setting_of_a_recipe_is_in_that_list() -> None:
     without_effect = {"draft.model", "draft.method", "speculation.p_min", "sampling.skip_special_tokens"}
     without_effect |= {"speculation.synthetic_acceptance_rates", "structured.json_schema", "structured.choice"}
     assert every - listed - without_effect <= {
-        *("engine.compile", "engine.check_at_load"),
+        "engine.check_at_load",
         *("engine.name", "engine.start_timeout_seconds"),  # how specdec starts an engine, which export does not
     }
 
@@ -292,7 +292,7 @@ def test_tensorrt_llms_schedule_ends_with_the_largest_batch(table: str, most: in
 
 def test_drafts_that_no_engine_has_are_left_out_with_a_warning() -> None:
     given = {"target.model": "a/b", "draft": {"method": "prediction", "text": "x"}}
-    from specdec_cli.cli.options import draft_methods
+    from specdec_cli.cli.shared import draft_methods
     from specdec_cli.recipe import resolve
 
     recipe = resolve(flags={path: (value, path) for path, value in given.items()}, methods=draft_methods())
@@ -354,3 +354,23 @@ def test_hub_ids_are_told_by_their_names() -> None:
     found = draft_kind("lmsys/SGLang-EAGLE3-Llama-4", None, {})
     assert (found.method, found.guessed_by) == ("eagle3", "its name")
     assert draft_kind("Qwen/Qwen3-0.6B", None, {}).guessed_by is None
+
+
+def test_51_llama_cpp_gets_a_chosen_gguf_file_by_its_repository_or_path(tmp_path: Path) -> None:
+    for file in ("a-Q4_K_M.gguf", "a-Q8_0.gguf"):
+        (tmp_path / file).write_bytes(b"GGUF")
+    cases = {
+        ("org/repo:Q4_K_M", "org/small:Q8_0"): "--hf-repo org/repo:Q4_K_M --spec-draft-hf org/small:Q8_0",
+        ("org/repo:a-Q4_K_M.gguf", "org/small:Q8_0"): "--hf-repo org/repo --hf-file a-Q4_K_M.gguf --spec",
+        (
+            f"{tmp_path}:Q4_K_M",
+            f"{tmp_path}:Q8_0",
+        ): f"--model {tmp_path}/a-Q4_K_M.gguf --spec-draft-model {tmp_path}/a-Q8",
+    }
+    for (target, draft), words in cases.items():
+        recipe = resolved("sampled", **{"target.model": target, "draft": {"model": draft}})
+        made, _ = export("llamacpp", recipe, "X.Y.Z")
+        text = " ".join(made.files["llamacpp.sh"].replace("\\\n", " ").split())
+        text = text.replace("--spec-type draft-simple ", "")
+        assert words in text
+        assert "convert.sh" not in made.files

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.export import export
 from specdec_cli.recipe import resolve
 

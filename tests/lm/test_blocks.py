@@ -9,6 +9,8 @@ import pytest
 import torch
 from planted import plant
 from tiny_models import make_tiny
+from transformers import AutoModelForCausalLM
+from typed import stand_in
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
@@ -101,16 +103,16 @@ def test_text_with_a_draft_is_the_plain_one(files: Any, draft: str, tree: str | 
 
 
 FAULTS = {
-    "another scale": "block.scales[0] = packed[b] & 63;",
-    "another minimum": "block.least = packed[b + 4] & 63;",
+    "another scale": "block.factors[0][0] = packed[b] & 63;",
+    "another minimum": "block.factors[1][0] = packed[b + 4] & 63;",
     "nibbles in another order": "block.codes[i] = b % 2 ? codes[i] >> 4 : codes[i] & 15;",
-    "rows that moved": "rows + order[o] * row_bytes<L>(num_blocks), b);",
+    "rows that moved": "rows + order[lane] * row_bytes<L>(num_blocks), number);",
 }
 WRONG = {
-    "another scale": "block.scales[0] = (packed[b] & 63) ^ 1;",
-    "another minimum": "block.least = packed[b + 5] & 63;",
+    "another scale": "block.factors[0][0] = (packed[b] & 63) ^ 1;",
+    "another minimum": "block.factors[1][0] = packed[b + 5] & 63;",
     "nibbles in another order": "block.codes[i] = b % 2 ? codes[i] & 15 : codes[i] >> 4;",
-    "rows that moved": "rows + order[o ? o - 1 : 0] * row_bytes<L>(num_blocks), b);",
+    "rows that moved": "rows + order[lane ? lane - 1 : 0] * row_bytes<L>(num_blocks), number);",
 }
 
 
@@ -123,17 +125,20 @@ def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, mon
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("form", "right", "wrong"),
     [
-        ("-L::OFFSET * (L::HALVES", "-(L::OFFSET + 1) * (L::HALVES"),
-        ("scales[h] * spread(row.scale), sums[r]", "scales[h] * spread(x->scale * 1.5f), sums[r]"),
-        ("multiply_add(least, spread(row.sum), sums[r])", "multiply_add(least, spread(-row.sum), sums[r])"),
+        ("Q4_K_M", "whole[r] = L::OFFSET * (Ints{} - taken)", "whole[r] = (L::OFFSET + 1) * (Ints{} - taken)"),
+        ("Q4_K_M", "r * pitch)->scale);", "r * pitch)->scale * 1.5f);"),
+        ("Q4_K_M", "least * spread(row.scale), sums[r]", "least * spread(-row.scale), sums[r]"),
+        ("Q4_1", "scales * spread(block.scale), sum", "scales * spread(block.scale * 1.5f), sum"),
+        ("Q4_1", "multiply_add(least, spread(block.sum), sum)", "multiply_add(least, spread(-block.sum), sum)"),
+        ("Q8_0", "block->taken[o] = -OFFSETS[o] * sum", "block->taken[o] = -(OFFSETS[o] + 16) * sum"),
     ],
 )
 def test_a_planted_fault_in_products_is_caught(
-    files: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+    files: Any, form: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(files("llama", "Q4_K_M"))
+    path = str(files("llama", form))
     plant(monkeypatch, (right, wrong))
     with pytest.raises(RunError, match="gives other logits with its weights in blocks than dequantized"):
         load_lm(path)
@@ -148,6 +153,20 @@ def test_layers_that_are_exchanged_are_caught(files: Any, monkeypatch: pytest.Mo
     assert right.error(lm) > 0.3
 
 
+@pytest.mark.parametrize(("norms", "decoder"), [("F16", "own, native"), ("BF16", "own")])
+def test_49_norms_in_16_bits_are_the_numbers_in_the_file(tmp_path: Path, norms: str, decoder: str) -> None:
+    path = tmp_path / f"{norms}.gguf"
+    source = make_tiny("qwen2", tmp_path / "source", **SIZES | FAMILIES["qwen2"])
+    weights = write_gguf(source, path, "Q8_0", norms=norms)
+    lm, plain = load_lm(str(path), dtype="float32"), load_lm(str(path), dtype="float32", compute="dequantized")
+    assert (lm.decoder, describe(str(path)).decoder) == (decoder, decoder)
+    assert relative_error(score(lm), score(plain)) < 0.15
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        assert relative_error(score(plain), model.eval()(torch.tensor([TOKENS])).logits[0]) < 1e-5
+
+
 def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
     path = str(files("llama", "F32"))
     assert load_lm(path).decoder == "own"
@@ -160,10 +179,10 @@ def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
     for name, options, reason in cases:
         with pytest.raises(UsageError, match=reason):
             load_lm(name, compute="native", **options)
-    with pytest.raises(UsageError, match="unknown computation `fast`"):
-        load_lm(path, compute="fast")
+    with pytest.raises(UsageError, match="compute must be `auto` or `native` or `dequantized`, not `'fast'`"):
+        load_lm(path, compute=stand_in("fast"))
 
 
 def test_a_copy_of_blocks_in_int8_is_refused(files: Any) -> None:
-    with pytest.raises(UsageError, match="which are quantized already"):
+    with pytest.raises(UsageError, match="which stay in the blocks of its GGUF file"):
         Engine.load(str(files("llama", "Q8_0")), "self-int8")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_models import make_tiny
 from typed import stand_in
 
@@ -159,6 +160,19 @@ def test_invariance_is_asked_of_attention_and_of_our_own_decoder() -> None:
     assert {check.dtype for check in checks} == {"bfloat16"}
     assert any(check.kernel.startswith("attention") for check in checks)
     assert [check.holds for check in checks if "own decoder" in check.kernel] == [True] * 4
+
+
+def test_its_models_have_the_weights_of_those_of_transformers() -> None:
+    """Plain modules stand for these classes, whose import takes seconds."""
+    same = {**invariance.DECODER, "tie_word_embeddings": False}
+    with torch.device("meta"):
+        right = [transformers.LlamaForCausalLM(transformers.LlamaConfig(**same))]
+        right += [transformers.GptOssForCausalLM(transformers.GptOssConfig(**same, **invariance.EXPERTS))]
+    for make, model in zip(invariance._MODELS.values(), right, strict=True):
+        plain = invariance._random(make(), torch.float32)
+        shapes, theirs = ({key: weight.shape for key, weight in m.state_dict().items()} for m in (plain, model))
+        assert shapes == theirs
+        assert type(plain).__name__ == type(model).__name__
 
 
 def test_the_plain_product_is_needed_where_no_packed_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,9 @@ from typed import not_none, stand_in
 from specdec_cli.engine.caveats import slow_forwards
 from specdec_cli.errors import RunError
 from specdec_cli.lm import decoders
-from specdec_cli.lm.decoders import decoder_when, tries_graphs
+from specdec_cli.lm.decoders import DECODERS, tries_graphs
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.forward import graphs
-from specdec_cli.lm.forward.compiled import CompiledForward
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -55,7 +54,7 @@ def test_auto_records_graphs_on_a_gpu(gpu, tmp_path: Path) -> None:
     assert gpu.num_recorded > 1
 
 
-@pytest.mark.parametrize("model_type", ["bart", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text"])
 def test_graphs_hold_shared_keys_sinks_chunks_and_head_sizes_by_layer(model_type: str, gpu, tmp_path: Path) -> None:
     folder = str(save_tiny(model_type, tmp_path / "model"))
     lm, plain = load_lm(folder, dtype="float32"), load_lm(folder, dtype="float32", decoder="transformers")
@@ -92,16 +91,13 @@ def test_a_family_that_no_graph_can_hold_runs_without_and_says_so(gpu, tmp_path:
     assert said.endswith("cannot be recorded: its attention is fixed; it runs without CUDA graphs, which is slower")
 
 
-@pytest.mark.parametrize("decoder", ["auto", "compiled auto"])
-def test_a_forward_that_cannot_be_recorded_runs_as_it_is(
-    decoder: str, gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forward_that_cannot_be_recorded_runs_as_it_is(gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(graphs, "record", refuse)
     folder = str(make_tiny("llama", tmp_path))
-    lm = load_lm(folder, decoder=decoder)
+    lm = load_lm(folder)
     assert lm.decoder == "transformers"
     assert not_none(lm.graphs_obstacle).startswith("a forward of `llama` cannot be recorded: CUDA error: operation not")
     params = SamplingParams(max_new_tokens=12)
@@ -119,32 +115,14 @@ def test_too_little_memory_for_a_graph_is_no_obstacle(gpu, tmp_path: Path, monke
         load_lm(str(make_tiny("llama", tmp_path)))
 
 
-def test_compiled_layers_are_recorded_too(gpu, tmp_path: Path) -> None:
-    lm = load_lm(str(make_tiny("llama", tmp_path)), decoder=decoder_when("auto", is_compiled=True), check=False)
-    assert lm.decoder == "transformers, graphs"
-    assert isinstance(stand_in(lm)._forward._inner, CompiledForward)
-
-
-@pytest.mark.parametrize(
-    ("decoder", "is_compiled", "found"),
-    [
-        ("auto", False, "auto"),
-        ("auto", True, "compiled auto"),
-        ("transformers", True, "compiled"),
-        ("graphs", False, "graphs"),
-        ("graphs", True, "compiled graphs"),
-    ],
-)
-def test_a_recipe_names_a_decoder(decoder: str, is_compiled: bool, found: str) -> None:
-    assert decoder_when(decoder, is_compiled) == found
-    assert tries_graphs(found, CUDA) == (decoder == "auto")
-    assert not tries_graphs(found, torch.device("cpu"))
+def test_only_auto_tries_graphs() -> None:
+    assert {decoder for decoder in DECODERS if tries_graphs(decoder, CUDA)} == {"auto"}
+    assert not tries_graphs("auto", torch.device("cpu"))
 
 
 def test_doctor_names_the_forward_that_a_gpu_will_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama, falcon = (str(make_tiny(family, tmp_path / family)) for family in ("llama", "falcon"))
     assert describe(llama, device="cuda").decoder == "transformers, graphs"
-    assert describe(llama, device="cuda", decoder="compiled auto").decoder == "transformers, graphs"
     assert "graphs" not in describe(llama, device="cuda", decoder="transformers").decoder
     assert describe(falcon, device="cuda").decoder.startswith("transformers (architecture `falcon` of")
     assert describe(llama, device="cpu").decoder == "own"

@@ -8,9 +8,11 @@ from tiny_models import make_tiny
 from typed import not_none
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.facts import describe, small_files
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.files import hub
+from specdec_cli.lm.files.architecture import TYPES
 from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.plan import ModelPlan
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "falcon", "gemma3_text", "mixtral"])
@@ -46,7 +48,7 @@ def test_a_hub_id_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     asked = []
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **how: asked.append((name, how)) or str(tmp_path))
-    assert small_files("gpt2", None, False) == tmp_path
+    assert ModelPlan("gpt2", fetches_weights=False).folder == tmp_path
     assert not [pattern for pattern in asked[0][1]["allow_patterns"] if "safetensors" in pattern]
 
 
@@ -64,14 +66,14 @@ def test_a_local_folder_without_weights_is_refused(tmp_path: Path) -> None:
         describe(str(folder))
 
 
-def test_attention_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
-    config = {"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="into buckets"):
-        describe(str(tmp_path))
-
-
-def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path: Path) -> None:
-    folder = str(make_tiny("gemma2", tmp_path, tie_word_embeddings=True))
-    loaded = load_lm(folder, dtype="bfloat16", decoder="compiled")
-    assert describe(folder, dtype="bfloat16", decoder="compiled").weights_bytes == loaded.weight_bytes
+def test_the_engine_and_doctor_refuse_the_same_types_in_the_same_words(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights are not read before")
+    for model_type, reason in TYPES.items():
+        if model_type.startswith("gemma4"):  # has no default configuration
+            continue
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "is_decoder": True}))
+        for look in (load_lm, describe):
+            with pytest.raises(UsageError) as refused:
+                look(str(tmp_path))
+            assert refused.value.message.startswith(f"architecture `{model_type}` of `")
+            assert refused.value.message.endswith(f" is not supported: it {reason}")

@@ -10,6 +10,7 @@ from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 from transformers.models.gptj import modeling_gptj
 
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.load import load_lm
 
@@ -18,11 +19,18 @@ PROMPTS = [[5, 17, 3], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24],
 
 
 def oracle(folder):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    # By name, because the kernel that transformers 5.17 would choose leaves out soft-capped scores (Gemma 2).
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     texts = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_NEW)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NUM_NEW,
+            use_cache=long_rope_threshold(model.config) is None,  # 5.17 keeps short keys in a long text (Phi-3)
+        )
         texts.append(out[0].tolist())
     return texts
 
@@ -86,13 +94,13 @@ def test_a_lone_sequence_and_scattered_blocks_agree(checkpoint) -> None:
     taken = []
     for length in range(16, len(text) + 16, 16):
         lm.score([Row(1, text[:length], 0)])
-        behind = lm._contexts.held[1].blocks[-1] + 1
+        behind = lm._contexts.sequences[1].blocks[-1] + 1
         taken.append(behind)
         lm._contexts.pool._taken[behind] = 1
         lm._contexts.pool.num_free -= 1
         lm.num_blocks -= 1
     scattered = lm.score([Row(1, text, 8)])
-    assert not lm._contexts.held[1].in_one_piece
+    assert not lm._contexts.sequences[1].in_one_piece
     for block in taken:
         lm._contexts.pool._taken[block] = 0
         lm._contexts.pool.num_free += 1
@@ -110,12 +118,12 @@ def test_attention_goes_through_the_interface_where_there_is_one(checkpoint) -> 
 
 @pytest.mark.parametrize("fault", ["one token too long", "no cut-back"])
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    from specdec_cli.lm.cache.held import Held
+    from specdec_cli.lm.cache.contexts import CachedSequence
 
     folder = make_tiny("llama", tmp_path)
     texts = oracle(folder)
     lm = load_lm(str(folder))
-    right = Held.common_prefix
+    right = CachedSequence.common_prefix
 
     def wrong(held, context, limit):
         kept = right(held, context, limit)
@@ -123,11 +131,11 @@ def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return min(most, kept + 1) if fault == "one token too long" else most
 
     assert decode(lm, texts, 4, 0) == texts
-    monkeypatch.setattr(Held, "common_prefix", wrong)
+    monkeypatch.setattr(CachedSequence, "common_prefix", wrong)
     # A draft differs from the emitted token where it was refused: a cache kept too long holds the wrong one.
     contexts = [[*texts[1][:20], (texts[1][20] + 1) % VOCAB, 5], texts[1][:24]]
     lm.score([Row(0, contexts[0], 2)])
     faulty = lm.score([Row(0, contexts[1], 1)])
-    monkeypatch.setattr(Held, "common_prefix", right)
+    monkeypatch.setattr(CachedSequence, "common_prefix", right)
     lm.release(0)
     assert not torch.allclose(faulty, lm.score([Row(0, contexts[1], 1)]), atol=1e-3)

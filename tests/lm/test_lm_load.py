@@ -193,7 +193,8 @@ def save(config, folder):
     [
         (transformers.ReformerConfig(is_decoder=True), "buckets"),
         (transformers.BltConfig(), "bytes in patches"),
-        (transformers.RobertaConfig(is_decoder=True), "counts positions from its padding token"),
+        (transformers.RobertaConfig(is_decoder=True), "only decoder-only models are supported"),
+        (transformers.OpenAIGPTConfig(), "early architecture that is no longer in use"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
@@ -206,10 +207,11 @@ def test_each_refusal_says_what_the_architecture_does(config, said, tmp_path: Pa
 
 def test_encoder_decoders_and_masked_models(tmp_path: Path) -> None:
     assert "encoder-decoder" in refusal(save(transformers.T5Config(), tmp_path / "t5"), UsageError).message
-    bert = transformers.BertConfig(architectures=["BertForMaskedLM"])
-    assert "`BertForMaskedLM`, not a causal LM" in refusal(save(bert, tmp_path / "bert"), UsageError).message
-    headed = transformers.BertConfig(architectures=["BertLMHeadModel"])
-    assert "both directions" in refusal(save(headed, tmp_path / "headed"), UsageError).message
+    for config in (transformers.BertConfig(architectures=["BertForMaskedLM"]), transformers.BartConfig()):
+        folder = save(config, tmp_path / config.model_type)
+        assert "belongs to an encoder or an encoder-decoder" in refusal(folder, UsageError).message
+    modern = transformers.ModernBertConfig()
+    assert "both directions" in refusal(save(modern, tmp_path / "modern"), UsageError).message
     assert "not a causal LM" in refusal(save(transformers.ViTConfig(), tmp_path / "vit"), UsageError).message
 
 

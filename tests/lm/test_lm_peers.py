@@ -12,6 +12,7 @@ from tiny_models import make_tiny
 from tiny_quantized import make_quantized
 from transformers import AutoModelForCausalLM
 from typed import stand_in
+from versions import needs_transformers
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.files.reading import quiet
@@ -48,6 +49,9 @@ def test_assisted(folders) -> None:
     assert 1 <= run.num_first <= 4
 
 
+continuously = needs_transformers("batches continuously in another way")
+
+
 @pytest.fixture
 def continuous(folders):
     peer = load_peer(str(folders[0]), is_continuous=True)
@@ -55,6 +59,7 @@ def continuous(folders):
     peer.close()
 
 
+@continuously
 def test_continuous_batching_alone_and_together(folders, continuous) -> None:
     expected = transformers_greedy(folders[0], PROMPTS)
     together = continuous.generate(PROMPTS, 24, ())
@@ -65,6 +70,7 @@ def test_continuous_batching_alone_and_together(folders, continuous) -> None:
     assert all(0 < run.first_seconds < run.total_seconds and run.num_first == 1 for run in alone)
 
 
+@continuously
 def test_continuous_batching_stops_at_end_tokens(folders, continuous) -> None:
     expected = transformers_greedy(folders[0], PROMPTS)
     end = expected[1][6]
@@ -72,6 +78,7 @@ def test_continuous_batching_stops_at_end_tokens(folders, continuous) -> None:
     assert runs == [row[: row.index(end) + 1] if end in row else row for row in expected]
 
 
+@continuously
 def test_continuous_batching_grows_and_leaves_no_thread(folders) -> None:
     before = threading.active_count()
     peer = load_peer(str(folders[0]), is_continuous=True)
@@ -87,6 +94,7 @@ def test_continuous_batching_grows_and_leaves_no_thread(folders) -> None:
     assert threading.active_count() == before
 
 
+@continuously
 def test_continuous_batching_that_fails_is_an_error(folders, continuous, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_, **__) -> None:
         raise ValueError("no such step")
@@ -97,7 +105,7 @@ def test_continuous_batching_that_fails_is_an_error(folders, continuous, monkeyp
 
 
 def test_an_older_continuous_batching_is_refused(folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("transformers.generation.continuous_batching.ContinuousBatchingManager.pause")
+    monkeypatch.delattr("transformers.generation.continuous_batching.ContinuousBatchingManager.pause", raising=False)
     with pytest.raises(RunError, match="has another continuous batching"):
         load_peer(str(folders[0]), is_continuous=True)
 

@@ -19,8 +19,8 @@ from specdec_cli.lm.facts import describe
 from specdec_cli.lm.first_layers import first_layers
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.self_draft import SelfDraft
-from specdec_cli.lm.table import TableLM
 from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.measure.audit.table import TableLM
 
 INT8 = SelfDraft(quantize="int8")
 TEXT = [(7 * i * i + 3 * i) % 89 + 2 for i in range(29)]

@@ -12,7 +12,8 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row, Tapped
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
+from specdec_cli.recipe.values import Quantize
 
 TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(60)]
 TAPS = (1, 0, "final")
@@ -26,7 +27,9 @@ def layers_of(family):
 
 def hidden_states(folder, text, dtype=torch.float32):
     """Transformers' own states [tokens, taps, hidden]."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, experts_implementation="eager", attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         found = model(torch.tensor([text]), output_hidden_states=True).hidden_states
     return torch.stack([found[tap + 1 if isinstance(tap, int) else -1][0] for tap in TAPS], 1)
@@ -84,7 +87,9 @@ def test_states_of_a_trees_nodes_are_those_of_their_paths(decoder: str, tmp_path
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
-def test_logits_have_the_same_bits_with_and_without(decoder: str, dtype: str, quantize: str, tmp_path: Path) -> None:
+def test_logits_have_the_same_bits_with_and_without(
+    decoder: str, dtype: str, quantize: Quantize, tmp_path: Path
+) -> None:
     folder = str(make_tiny("llama", tmp_path, **LAYERS))
     plain, lm = (load_lm(folder, decoder=decoder, dtype=dtype, quantize=quantize, check=False) for _ in range(2))
     lm.tap(stand_in(TAPS))

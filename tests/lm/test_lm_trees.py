@@ -11,7 +11,7 @@ from test_lm_bits import holds
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.own import OwnForward
@@ -107,7 +107,7 @@ def test_a_prefix_that_others_read_is_not_written(tmp_path: Path) -> None:
 
 true_path = Drafted.path
 FAULTS = {
-    "position is the place": (Feed, "positions", property(lambda feed: range(feed.keep, len(feed.context)))),
+    "position is the place": (ForwardInput, "positions", property(lambda feed: range(feed.keep, len(feed.context)))),
     "accepted keys are not moved": (EagerForward, "move", lambda forward, moves: None),
     "accepted keys are not moved by our own decoder": (OwnForward, "move", lambda forward, moves: None),
     "a sibling sees a sibling": (Drafted, "path", lambda tree, node: tuple(range(node + 1))),

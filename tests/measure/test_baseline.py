@@ -8,7 +8,16 @@ import pytest
 from typed import not_none
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe, read_baseline
+from specdec_cli.measure.baseline import (
+    against_baseline,
+    judge_document,
+    other_circumstances,
+    other_recipe,
+    read_baseline,
+)
+from specdec_cli.recipe.schema import Gates, Recipe
+from specdec_cli.report.html import html
+from specdec_cli.report.result_files import junit, markdown
 
 
 def document(median=1.3, ci95=(1.1, 1.5)):
@@ -52,6 +61,26 @@ def test_an_unlike_baseline_is_said() -> None:
     new, old = ({"recipe": {"target": {"model": name}, "workload": {}, "sampling": {}}} for name in "ab")
     assert other_recipe(new, old) == "the baseline is of another target: the two are not comparable"
     assert other_recipe(new, new) is None
+
+
+@pytest.mark.parametrize("command", ["bench", "sweep-k", "compare-drafts"])
+def test_a_result_of_0_2_0_serves_as_a_baseline_and_as_a_page(command: str) -> None:
+    """Each file is what 0.2.0 wrote of the built-in pair, with fewer tasks and positions."""
+    path = str(Path(__file__).parent / "results_of_0_2_0" / f"{command}.json")
+    old = read_baseline(path, f"specdec.{command}/1")
+    assert old["specdec_version"] == "0.2.0"
+    defaults, was = Recipe().as_dict(), old["recipe"]
+    compared = {name: defaults[name] | was[name] for name in ("target", "workload", "sampling")}
+    new = old | {"recipe": was | compared, "notices": []}
+    judged = judge_document(new, Gates(baseline=path), old)
+    assert judged
+    assert all(one.passed and one.value == 1 for one in judged)
+    assert not any("baseline" in notice for notice in new["notices"]), "neither another recipe nor another machine"
+    new["recipe"]["target"]["compute"] = "int8"
+    assert other_recipe(new, old) == "the baseline is of another target: the two are not comparable"
+    assert "builtin:target" in html(old)
+    assert "builtin:target" in markdown(old)
+    assert f"specdec {command}" in junit(old)
 
 
 def test_a_baseline_of_another_machine_or_another_way_is_said() -> None:

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from typed import not_none
 
+from specdec_cli.document import ResultDocument, as_json
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import ExitCode, GateError, UsageError
 from specdec_cli.measure.baseline import against_baseline
+from specdec_cli.measure.documents.bench import BenchDocument
+from specdec_cli.measure.documents.compare_drafts import CompareDocument
+from specdec_cli.measure.documents.endpoint import EndpointDocument
+from specdec_cli.measure.documents.imported import ImportDocument
+from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.gates import (
     Pairs,
     check_measurable,
@@ -19,11 +25,6 @@ from specdec_cli.measure.gates import (
 from specdec_cli.measure.stats import paired
 from specdec_cli.recipe.gate import parse_gate, parse_percentage
 from specdec_cli.recipe.schema import Gates
-from specdec_cli.report.bench import json_schema
-from specdec_cli.report.compare_drafts import json_schema as compare_schema
-from specdec_cli.report.imported import json_schema as import_schema
-from specdec_cli.report.schema import read_schema
-from specdec_cli.report.sweep_k import json_schema as sweep_schema
 
 
 def document(median=1.3, ci95=(1.1, 1.5), **more):
@@ -122,7 +123,7 @@ def test_a_draft_is_named_wherever_it_is_ranked() -> None:
         assert passes("rows../a.b.speedup < 1.0", found)
         assert not passes("rows../a.speedup < 1.1", found)
     names = {"rows": ["builtin:draft", "./a.b"], "rows../a.b.by_task": ["code"]}
-    schema = compare_schema()
+    schema = CompareDocument.json_schema()
     check_paths(
         [not_none(parse_gate("rows../a.b.by_task.code.speedup < 1")), not_none(parse_gate("rows.0.speedup < 1"))],
         schema,
@@ -132,13 +133,10 @@ def test_a_draft_is_named_wherever_it_is_ranked() -> None:
         check_paths([not_none(parse_gate("rows.ngram.speedup < 1"))], schema, names)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [json_schema(), sweep_schema(), compare_schema(), import_schema(), read_schema("bench-endpoint")],
-    ids=["bench", "sweep-k", "drafts", "import", "endpoint"],
-)
-def test_the_hint_names_paths_of_the_same_command(schema: Any) -> None:
+@pytest.mark.parametrize("document", [BenchDocument, SweepDocument, CompareDocument, ImportDocument, EndpointDocument])
+def test_the_hint_names_paths_of_the_same_command(document: type[ResultDocument]) -> None:
     """A recipe's gates may be those of another command."""
+    schema = document.json_schema()
     with pytest.raises(UsageError) as caught:
         check_paths([not_none(parse_gate("speed_up < 1"))], schema, {})
     hint = not_none(caught.value.hint).partition(": ")[2].partition(";")[0].split(", ")
@@ -167,7 +165,7 @@ NAMES = {"by_task": ["code", "a.b"], "against": ["transformers"]}
     ],
 )  # fmt: skip
 def test_paths_of_the_document(path: str) -> None:
-    check_paths([not_none(parse_gate(f"{path} < 1"))], json_schema(), NAMES)
+    check_paths([not_none(parse_gate(f"{path} < 1"))], BenchDocument.json_schema(), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +181,7 @@ def test_paths_of_the_document(path: str) -> None:
 )
 def test_wrong_paths_are_refused_before_anything_runs(path: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        check_paths([not_none(parse_gate(f"{path} < 1"))], json_schema(), NAMES)
+        check_paths([not_none(parse_gate(f"{path} < 1"))], BenchDocument.json_schema(), NAMES)
 
 
 def prompts(num, *tasks):
@@ -210,10 +208,10 @@ def test_gates_on_figures_that_will_have_no_interval_are_refused(
 ) -> None:
     names, pairs = {"by_task": ["code", "a.b"]}, Pairs.of(prompts(num, "code", "a.b"), batch_size, repeats)
     if said is None:
-        check_measurable(Gates(fail_if=(gate,)), json_schema(), names, pairs)
+        check_measurable(Gates(fail_if=(gate,)), BenchDocument.json_schema(), names, pairs)
         return
     with pytest.raises(UsageError) as caught:
-        check_measurable(Gates(fail_if=(gate,)), json_schema(), names, pairs)
+        check_measurable(Gates(fail_if=(gate,)), BenchDocument.json_schema(), names, pairs)
     assert f"`--fail-if '{gate}'` is judged on an interval" in caught.value.message
     assert said in caught.value.message
     prompts_wanted = f"{2 * batch_size} prompts or more{' of that task' if 'by_task' in gate else ''}"
@@ -223,23 +221,23 @@ def test_gates_on_figures_that_will_have_no_interval_are_refused(
 
 def test_predictions_rest_on_prompts_however_many_run_together() -> None:
     pairs = Pairs.of(prompts(12, "x"), 12, 1)
-    check_measurable(Gates(fail_if=("rows.0.predicted < 1",)), sweep_schema(), {}, pairs)
+    check_measurable(Gates(fail_if=("rows.0.predicted < 1",)), SweepDocument.json_schema(), {}, pairs)
     assert pairs.under("by_task.x.3.acceptance_length") == pairs.under("rows.0.predicted") == 12
     with pytest.raises(UsageError, match="there would be 1") as caught:
-        check_measurable(Gates(fail_if=("rows.0.measured < 1",)), sweep_schema(), {}, pairs)
+        check_measurable(Gates(fail_if=("rows.0.measured < 1",)), SweepDocument.json_schema(), {}, pairs)
     assert not_none(caught.value.hint).endswith("rows.0.measured.speedup")
 
 
 def test_a_baseline_takes_intervals_too() -> None:
-    check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(2, "x"), 1, 1))
+    check_measurable(Gates(baseline="b.json"), BenchDocument.json_schema(), {}, Pairs.of(prompts(2, "x"), 1, 1))
     with pytest.raises(UsageError, match=r"`--baseline b\.json` is compared by intervals, which take 2 pairs"):
-        check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(1, "x"), 1, 1))
+        check_measurable(Gates(baseline="b.json"), BenchDocument.json_schema(), {}, Pairs.of(prompts(1, "x"), 1, 1))
 
 
 def speedups(rng, true_speedup, num=24):
     """A run's interval: 24 prompts that differ from each other, measured with 5 % of noise."""
     prompts = true_speedup * np.exp(np.random.default_rng(7).normal(0, 0.1, num))
-    return paired(prompts * np.exp(rng.normal(0, 0.05, num)), np.exp(rng.normal(0, 0.05, num))).ratio.as_dict()
+    return as_json(paired(prompts * np.exp(rng.normal(0, 0.05, num)), np.exp(rng.normal(0, 0.05, num))).ratio)
 
 
 def test_noise_flips_no_gate() -> None:
@@ -267,20 +265,25 @@ def test_verdicts_are_words_that_gates_compare() -> None:
     assert str(parse_gate("recommended.verdict != speculate")) == "recommended.verdict != speculate"
     for wrong in ("verdict < speculate", "verdict == yes", "a != 1", "verdict == Speculate", "!= speculate"):
         assert parse_gate(wrong) is None
-    check_paths([not_none(parse_gate("verdict == inconclusive"))], compare_schema(), {})
-    check_paths([not_none(parse_gate("by_batch_size.1.recommended.verdict == inconclusive"))], sweep_schema(), {})
-    for schema, gate in ((json_schema, "speedup.decode"), (sweep_schema, "recommended.k"), (compare_schema, "winner")):
+    check_paths([not_none(parse_gate("verdict == inconclusive"))], CompareDocument.json_schema(), {})
+    gate = not_none(parse_gate("by_batch_size.1.recommended.verdict == inconclusive"))
+    check_paths([gate], SweepDocument.json_schema(), {})
+    for kind, path in (
+        (BenchDocument, "speedup.decode"),
+        (SweepDocument, "recommended.k"),
+        (CompareDocument, "winner"),
+    ):
         with pytest.raises(UsageError, match=r"is not a (verdict|number)"):
-            check_paths([not_none(parse_gate(f"{gate} == speculate"))], schema(), {})
+            check_paths([not_none(parse_gate(f"{path} == speculate"))], kind.json_schema(), {})
     with pytest.raises(UsageError, match="`verdict` is not a number, but speculate, do-not-speculate or inconclusive"):
-        check_paths([not_none(parse_gate("verdict == 1"))], compare_schema(), {})
+        check_paths([not_none(parse_gate("verdict == 1"))], CompareDocument.json_schema(), {})
 
 
 @pytest.mark.parametrize(("verdict", "passed"), [("speculate", True), ("inconclusive", False), (None, False)])
 def test_a_verdict_is_judged_like_a_figure(verdict: str | None, passed: bool) -> None:
     [judged] = judge([not_none(parse_gate("recommended.verdict != speculate"))], {"recommended": {"verdict": verdict}})
     assert judged.passed is passed
-    assert judged.as_dict()["value"] == verdict
+    assert judged.value == verdict
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from typed import not_none
 
+from specdec_cli.document import Interval, as_json
 from specdec_cli.measure.stats import (
     MIN_PAIRS,
-    Interval,
     bootstrap_median,
     bootstrap_pooled_median,
     bootstrap_totals,
@@ -26,7 +26,7 @@ def test_a_seed_gives_one_interval() -> None:
 def test_too_few_pairs_have_no_interval() -> None:
     one = bootstrap_median(np.array([1.5]))
     assert one == Interval(1.5, None, 1)
-    assert one.as_dict() == {"median": 1.5, "ci95": None, "pairs": 1}
+    assert as_json(one) == {"median": 1.5, "ci95": None, "pairs": 1}
     assert not one.is_above(1.0)
     assert not one.is_below(2.0)
     assert ratio_of_totals(np.array([3.0]), np.array([2.0])) == Interval(1.5, None, 1)
@@ -75,7 +75,7 @@ def test_a_figure_without_its_interval_is_found_in_a_document() -> None:
 
 def test_a_ratio_with_nothing_under_it_is_null() -> None:
     found = ratio_of_totals(np.zeros(3), np.zeros(3))
-    assert found.as_dict() == {"median": None, "ci95": None, "pairs": 3}
+    assert as_json(found) == {"median": None, "ci95": None, "pairs": 3}
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:

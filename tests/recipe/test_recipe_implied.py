@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe import resolve
 

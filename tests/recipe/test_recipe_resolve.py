@@ -134,6 +134,7 @@ def test_all_errors_at_once_in_order_of_position(recipe) -> None:
         ("sampling: {temperature: .inf}", "finite"),
         ("sampling: {logit_bias: {1: .nan}}", "finite"),
         ("sampling: {logit_bias: {a: 1}}", "whole number as its key"),
+        ("sampling: {logit_bias: {'1.5': 1}}", "whole number as its key"),
         ("speculation: {num_speculative_tokens: 0, k_by_batch: '1:0,2:5'}", "drafts `5` tokens"),
         ("sampling: {stop: x}", "must be a list"),
         ("sampling: {stop: ['']}", "must not be empty"),
@@ -165,8 +166,7 @@ def test_all_errors_at_once_in_order_of_position(recipe) -> None:
         ("engine: {kv_cache_memory: 3 apples}", "bytes such as 2GiB"),
         ("engine: {kv_cache_memory: 120%}", "a share such as 90%"),
         ("engine: {kv_block_size: 0}", "at least 1"),
-        ("engine: {compile: maybe}", "must be auto, true or false"),
-        ("engine: {compile: 1}", "must be auto, true or false"),
+        ("engine: {compile: true}", "unknown key `compile` in `engine`; it was removed in 0.3.0"),
     ],
 )  # fmt: skip
 def test_refused(recipe, text: str, word: str) -> None:
@@ -176,14 +176,10 @@ def test_refused(recipe, text: str, word: str) -> None:
     assert word in found[0]
 
 
-def test_a_forward_is_compiled_where_it_is_said(recipe) -> None:
-    assert run().recipe.engine.compile == "auto"
-    assert run(recipe("engine: {compile: auto}\n")).recipe.engine.compile == "auto"
-    assert run(recipe("engine: {compile: true}\n")).recipe.engine.compile is True
-    assert run(environment={"SPECDEC_ENGINE_COMPILE": "false"}).recipe.engine.compile is False
-    assert (
-        run(sets=["engine.compile=true"], flags={"engine.compile": (False, "--compile")}).recipe.engine.compile is False
-    )
+def test_a_removed_key_is_explained_wherever_it_is_given() -> None:
+    for given in ({"environment": {"SPECDEC_ENGINE_COMPILE": "false"}}, {"sets": ["engine.compile=true"]}):
+        with pytest.raises(RecipeError, match=r"; it was removed in 0\.3\.0, because it was slower than"):
+            run(**given)
 
 
 def test_a_file_that_is_wrong_stays_wrong_under_an_override(recipe) -> None:
@@ -267,13 +263,13 @@ class TestSet:
         sets = [
             "target.revision=123",
             "sampling.stop=[a, 'b, c']",
-            "sampling.logit_bias={5: -1}",
+            'sampling.logit_bias={5: -1, "3": 1.0}',
             "engine.max_model_len=null",
         ]
         recipe = run(sets=sets).recipe
         assert recipe.target.revision == "123"
         assert recipe.sampling.stop == ("a", "b, c")
-        assert recipe.sampling.logit_bias == {5: -1.0}
+        assert recipe.sampling.logit_bias == {5: -1.0, 3: 1.0}
         assert recipe.engine.max_model_len is None
 
     def test_a_whole_section_counts_key_by_key(self) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from specdec_cli.report.serve import Board, ServeView, Snapshot
+from specdec_cli.engine.jobs.snapshot import Snapshot
+from specdec_cli.report.serve import Board, ServeView
 
 BUSY = Snapshot(
     num_running=3,
@@ -46,12 +47,12 @@ def test_rates_are_of_the_last_seconds_and_of_the_whole() -> None:
     )
     clock.now += 5
     board.take(later)
-    assert board.recent.tokens_per_second == 10
+    assert board.tokens_per_second == 10
     assert board.recent.acceptance_rate == 0.25
     assert board.recent.acceptance_length == 1.5
-    assert board.recent.depth == 2
-    assert board.overall.acceptance_rate == 0.65
-    assert board.overall.tokens_per_second == 10
+    assert board.recent.drafted_per_step == 2
+    assert (board.recent.num_finished, board.recent.num_running) == (1, 3)
+    assert board.latest.acceptance_rate == 0.65
 
 
 def test_table_and_line_say_the_numbers() -> None:

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from specdec_cli.recipe import resolve
 from specdec_cli.report.training_card import TrainedDraft
+from specdec_cli.train.documents import TrainDocument
+from specdec_cli.train.events import Evaluated, Trained, TrainingEvent
 
 
-def trained(target: str, rows: list[dict[str, Any]], *more: str) -> TrainedDraft:
+def trained(target: str, events: Sequence[TrainingEvent], *more: str) -> TrainedDraft:
     sets = [f"target.model={target}", "target.dtype=float32", "train.data=prompts.jsonl", "train.method=medusa"]
     recipe = resolve(sets=[*sets, "sampling.temperature=0.8", *more]).recipe
-    return TrainedDraft(recipe, Path("out/heads"), rows, {"depth": 2}, 12, 340, 5000)
+    document = TrainDocument.of_events(events, {"depth": 2}, (), interrupted=False).as_json()
+    return TrainedDraft(recipe, Path("out/heads"), document, 12, 340, 5000)
 
 
-def step(number: int, loss: float) -> dict[str, Any]:
-    return {"event": "step", "step": number, "loss": loss, "seconds": 1.5}
+def step(number: int, loss: float) -> Trained:
+    return Trained(step=number, loss=loss, matches_by_depth=[], learning_rate=0.1, num_tokens=9, seconds=1.5)
 
 
-def evaluation(number: int, length: float, *by_depth: float) -> dict[str, Any]:
-    return {
-        "event": "evaluation", "step": number, "k": 2, "acceptance_length": length,
-        "acceptance_by_depth": list(by_depth),
-    }  # fmt: skip
+def evaluation(number: int, length: float, *by_depth: float) -> Evaluated:
+    return Evaluated(
+        step=number, k=2, acceptance_length=length, acceptance_rate=0.5, acceptance_by_depth=list(by_depth),
+        is_best=False, seconds=1.0,
+    )  # fmt: skip
 
 
-ROWS = [step(1, 5.0), step(2, 4.0), evaluation(2, 1.5, 0.4, 0.1), step(3, 3.0), evaluation(3, 1.25, 0.25)]
+ROWS: list[TrainingEvent] = [
+    step(1, 5.0),
+    step(2, 4.0),
+    evaluation(2, 1.5, 0.4, 0.1),
+    step(3, 3.0),
+    evaluation(3, 1.25, 0.25),
+]
 
 
 def test_a_card_tells_the_run(tmp_path: Path) -> None:
@@ -35,8 +44,8 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
     assert card.startswith("---\nbase_model: ")
     assert "license: apache-2.0\ntags: [speculative-decoding, medusa]\n---\n" in card
     assert f"# Medusa heads for `{tmp_path.name}`" in card
-    assert "| step | loss | acceptance length | depth 1 | depth 2 |" in card
-    assert "| 2 | 4.500 | 1.50 | 40 % | 10 % |\n| 3 | 3.000 | 1.25 | 25 % | – |" in card
+    assert "| step | loss | length | accepted | depth 1 | depth 2 |" in card
+    assert "| 2 | 4.500 | 1.50 | 50.0% | 40.0% | 10.0% |\n| 3 | 3.000 | 1.25 | 50.0% | 25.0% | – |" in card
     assert "On 16 held-out prompts, k = 2, temperature 0.8. The folder has the draft of step 2." in card
     assert "- samples: 12, with 340 tokens of answers\n- steps: 3, 4 s of training" in card
     assert "sampling:\n  temperature: 0.8\ntrain:\n  method: medusa\n" in card

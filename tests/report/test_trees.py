@@ -11,13 +11,13 @@ from rich.console import Console, RenderableType
 from specdec_cli.drafted import Drafted
 from specdec_cli.engine.meter import Meter
 from specdec_cli.events import Emitted, SpeculativeCounts, Stepped
-from specdec_cli.measure.chat.chat import ChatReply
+from specdec_cli.measure.chat.chat import ChatTurn
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import statistics
 from specdec_cli.report.chat import statistics_line
-from specdec_cli.report.endpoint_words import counter_lines
+from specdec_cli.report.endpoint import counter_lines
 from specdec_cli.report.pieces import Piece, TokenPieces, marked
-from specdec_cli.report.result import details_of
+from specdec_cli.report.result import grid_of
 from specdec_cli.report.table import Column, rank_words, run_table
 from specdec_cli.report.trees import drawn_tree, tree_table
 
@@ -70,8 +70,7 @@ def test_a_table_of_the_arms_with_trees() -> None:
     assert table.rows == [["tree", "9", "4.5", "3.5", "75% 0%"]]
     assert tree_table("arm", arms[1:]) is None
     console = Console(file=io.StringIO(), width=80)
-    for one in details_of(table):
-        console.print(one)
+    console.print(grid_of(table))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines[:-1])) <= 80
     assert "nodes per step" in " ".join(lines)
@@ -130,7 +129,7 @@ def test_a_tree_of_64_nodes_fits_a_screen() -> None:
 
 def test_a_chats_line_says_how_large_its_trees_were() -> None:
     def line(one: Emitted) -> str:
-        return statistics_line(ChatReply(num_tokens=4, speculative=counts(one).as_dict()), "k 4")
+        return statistics_line(ChatTurn("", completion_tokens=4, speculative=counts(one).as_dict()), "k 4")
 
     assert "acceptance length 4.00 · 6.0 nodes per step · k 4" in line(STEPPED)
     assert "nodes" not in line(CHAIN)

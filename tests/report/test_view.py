@@ -10,9 +10,9 @@ from toy_engine import LetterTokenizer, toy_engine
 
 from specdec_cli.engine.comparison import Comparison
 from specdec_cli.engine.decoding import Decoding, Request, decode
+from specdec_cli.engine.promise import Promise
 from specdec_cli.engine.prompts import rows_of
 from specdec_cli.events import Noticed, Stepped
-from specdec_cli.report.generate import Promise
 from specdec_cli.report.page import open_page
 from specdec_cli.report.pieces import TokenPieces
 from specdec_cli.report.view import RunView, Screen

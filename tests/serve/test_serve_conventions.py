@@ -22,7 +22,6 @@ from specdec_cli.serve.answer.logprobs import CompletionLogprobs, TokenWords
 from specdec_cli.serve.answer.respond import CompletionAnswer
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.request.parameters import Defaults
-from specdec_cli.serve.settings import Settings
 from specdec_cli.text.tokenizer import Tokenizer
 
 SAMPLED = {"prompt": "abc", "max_tokens": 24, "temperature": 1.5}
@@ -53,7 +52,7 @@ def offsets(**fields: Any) -> tuple[str, list[int], list[str]]:
     """The echoed text, where its tokens are said to begin, and the tokens."""
     prepared = completion(echo=True, max_tokens=0, logprobs=1, **fields)
     prompt = prepared.jobs[0].token_ids
-    answer = CompletionAnswer(prepared, facts())
+    answer = CompletionAnswer(prepared)
     scored = tuple(TokenLogprob(token, -1.0, ()) for token in prompt[1:])
     answer.observe(0, Delta(finish_reason="length", prompt_logprobs=scored))
     choice = answer.document()["choices"][0]
@@ -111,7 +110,7 @@ def test_head_on_a_socket_leaves_the_connection_usable() -> None:
 
 
 def test_every_name_of_a_model_answers_and_the_first_is_reported() -> None:
-    models = Models([Model("a", lambda: served_engine(toy_engine()), Settings(Serve()), aliases=("b", "org/c"))])
+    models = Models([Model("a", lambda: served_engine(toy_engine()), Serve(), aliases=("b", "org/c"))])
     models.all[0].load()
     with toy_client(models=models) as client:
         listed = client.get("/v1/models").json()["data"]
@@ -132,9 +131,8 @@ def test_a_context_that_the_kv_cache_does_not_hold_is_reported(caplog: pytest.Lo
 
     engine = served_engine(toy_engine())
     engine.target.num_blocks = 8
-    logging.getLogger("specdec_cli").propagate = True
     with caplog.at_level(logging.WARNING, "specdec_cli"):
-        model = Model("toy", lambda: engine, Settings(Serve()))
+        model = Model("toy", lambda: engine, Serve())
         model.load()
     assert Models([model]).stop()
     assert not_none(model.max_model_len) < engine.target.max_context

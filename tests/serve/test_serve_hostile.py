@@ -164,10 +164,10 @@ REQUESTS = [
      (401,)),
     (b"GET /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\nAuthorization: Bearer x\r\n\r\n",
      (401,)),
-    (b"CONNECT /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (400,)),
-    (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (400,)),
+    (b"CONNECT /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (400, 405)),
+    (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (400, 404)),
     (b"TRACE /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (405,)),
-    (b"GET http://evil.example/version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (400,)),
+    (b"GET http://evil.example/version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n\r\n", (404,)),
 ]  # fmt: skip
 
 WITHOUT_KEY = [

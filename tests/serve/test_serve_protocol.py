@@ -1,15 +1,18 @@
 """Hostile and odd requests: each a 400 that names its field; strangers are listed; neutral fields pass."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, facts
 
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.limits import RequestLimits
-from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from specdec_cli.serve.protocol import Body, ChatCompletionRequest, CompletionRequest, FunctionTool, TokenizeRequest
 from specdec_cli.serve.request.read import parse
+from specdec_cli.serve.request.responses_protocol import ResponsesRequest
 
 WITH_TOOLS = facts(TOOL_TEMPLATE)
 
@@ -202,6 +205,64 @@ def test_wrong_tools(fields: dict[str, Any], param: str) -> None:
     assert (error.status, error.param) == (400, param)
 
 
+MANY_PARTS = [{"type": "text", "text": "x"}] * 20_000
+MANY = [
+    (ChatCompletionRequest, {"messages": [USER] * 100_000}, "messages", "has `100000` turns, and at most 4096"),
+    (ChatCompletionRequest, {"messages": [{"role": "user", "content": MANY_PARTS}]}, "messages[0].content", "20000"),
+    (ChatCompletionRequest, {"messages": [{"role": "user", "content": MANY_PARTS[:300]}] * 60},
+     "messages[54].content", "at most 16384 in all"),
+    (ChatCompletionRequest, {"messages": [USER], "tools": [TOOL] * 9000}, "tools", "at most 128 are taken"),
+    (ChatCompletionRequest, {"messages": [USER], "prediction": {"type": "content", "content": MANY_PARTS}},
+     "prediction.content", "20000"),
+    (TokenizeRequest, {"messages": [USER] * 5000}, "messages", "at most 4096"),
+    (ResponsesRequest, {"input": [USER] * 80_000}, "input", "has `80000` turns, and at most 4096"),
+    (CompletionRequest, {"prompt": "a", "stop": ["a"] * 100_000}, "stop", "has `100000` strings, and at most 16"),
+    (CompletionRequest, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(3000)), 1)}, "logit_bias", "1024"),
+    (CompletionRequest, {"prompt": [[1]] * 300_000}, "prompt", "has `300000` prompts, and at most 64"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fields", "param", "words"), MANY, ids=lambda value: str(value)[:50])
+def test_a_long_list_is_refused_before_its_items_are_read(
+    kind: type[Body], fields: dict[str, Any], param: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_cli.serve.request.read._check_values", lambda *_: pytest.fail("every value was read"))
+    with pytest.raises(ApiError) as refused:
+        parse(kind, json.dumps(fields).encode(), Serve(max_body_bytes=2**24))
+    assert refused.value.param == param
+    assert words in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+def test_many_ids_are_refused_before_they_are_checked() -> None:
+    with pytest.raises(ApiError, match="has `1000` tokens, and the model's context is 512"):
+        completion(prompt=[10**6] * 1000)
+
+
+NOT_OBJECTS = [
+    {"type": "string"}, {"type": ["string", "null"]}, {"type": "array", "items": {}}, {"type": 5}, {"const": 1},
+    {"enum": ["a"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}, {"allOf": [{"type": "integer"}, {}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+@pytest.mark.parametrize("schema", NOT_OBJECTS, ids=str)
+def test_a_tools_parameters_are_of_an_object(schema: dict[str, Any], choice: str) -> None:
+    tools = [TOOL, {"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(ApiError, match="object") as refused:
+        chat(over=WITH_TOOLS, tools=tools, tool_choice=choice)
+    assert refused.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": ["object", "null"]}, {"anyOf": [{"type": "object"}, {"type": "null"}]}, {"$ref": "#/$defs/a"}, {},
+], ids=str)  # fmt: skip
+def test_a_schema_with_room_for_an_object_is_taken(schema: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    assert chat(over=WITH_TOOLS, tools=tools, tool_choice="none").jobs
+    assert FunctionTool(name="f", parameters={"type": ["object", "null"]}).arguments_schema["type"] == "object"
+
+
 def test_the_error_has_openais_shape() -> None:
     body = refused(lambda: completion(n=0)).body()
     assert body == {
@@ -221,7 +282,7 @@ def test_an_unknown_model_has_its_code() -> None:
 
 def test_strangers_are_listed_wherever_they_stand() -> None:
     body = {"messages": [{**USER[0], "mood": 1}], "zeal": 1, "speculative": {"k": 3}, "cache_prompt": True}
-    _, ignored = parse(ChatCompletionRequest, json.dumps(body).encode(), RequestLimits())
+    _, ignored = parse(ChatCompletionRequest, json.dumps(body).encode(), Serve())
     assert ignored == ["cache_prompt", "messages[0].mood", "speculative.k", "zeal"]
 
 
@@ -249,9 +310,36 @@ def test_null_is_absent_everywhere() -> None:
         fields = {field.alias or name: None for name, field in kind.model_fields.items() if not field.is_required()}
         required = {"prompt": "a"} if kind is CompletionRequest else {"messages": USER}
         body = json.dumps(fields | required).encode()
-        assert parse(kind, body, RequestLimits())[1] == []
+        assert parse(kind, body, Serve())[1] == []
 
 
 def test_brackets_inside_strings_are_no_depth() -> None:
     body = json.dumps({"prompt": '\\"[{' * 500}).encode()
-    assert parse(CompletionRequest, body, RequestLimits())[0].prompt == '\\"[{' * 500
+    assert parse(CompletionRequest, body, Serve())[0].prompt == '\\"[{' * 500
+
+
+PLANTED = """
+from pydantic import Field, ValidationError
+from specdec_cli.recipe import schema
+
+class Sampling(schema.Sampling):
+    planted_penalty: float = Field(0.0, ge=0, le=3, description="Subtract a planted number.")
+
+schema.Sampling = Sampling
+schema.Recipe.model_fields["sampling"].annotation = Sampling
+from specdec_cli.serve.protocol import SAMPLING_FIELDS, ChatCompletionRequest, CompletionRequest
+assert "planted_penalty" in SAMPLING_FIELDS
+assert CompletionRequest(prompt="a", planted_penalty=2.0).planted_penalty == 2.0
+try:
+    CompletionRequest(prompt="a", planted_penalty=4.0)
+except ValidationError as error:
+    assert "less than or equal to 3" in str(error)
+else:
+    raise AssertionError("out of range")
+described = ChatCompletionRequest.model_json_schema()["properties"]["planted_penalty"]
+assert described["description"] == "Subtract a planted number."
+"""
+
+
+def test_a_new_sampling_field_of_recipes_is_a_field_of_requests() -> None:
+    subprocess.run([sys.executable, "-c", PLANTED], check=True, timeout=120)

@@ -11,7 +11,6 @@ from typed import not_none, stand_in
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.models import _longest_context
 from specdec_cli.serve.settings import Settings, is_loopback, read_keys
 
@@ -39,13 +38,8 @@ def test_keys_are_split_and_checked() -> None:
         read_keys(("schlüssel",))
 
 
-def test_limits_follow_the_recipe() -> None:
-    limits = Settings(Serve(max_body_bytes=5000, max_choices=3, max_logprobs=2)).limits
-    assert (limits.max_body_bytes, limits.max_choices, limits.max_logprobs) == (5000, 3, 2)
-    assert Settings(Serve()).limits == RequestLimits()
-
-
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_PART = {"type": "text", "text": "a"}
 _USER = {"role": "user", "content": "a"}
 _TOOLS = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(3)]
 
@@ -56,6 +50,8 @@ _TOOLS = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(3)]
     ({"max_stop_chars": 3}, _COMPLETIONS, {"stop": ["abcd"]}, "stop[0]"),
     ({"max_logit_bias": 1}, _COMPLETIONS, {"logit_bias": {"1": 1, "2": 1}}, "logit_bias"),
     ({"max_messages": 2}, _CHAT, {"messages": [_USER] * 3}, "messages"),
+    ({"max_message_parts": 3}, _CHAT, {"messages": [{"role": "user", "content": [_PART] * 2}] * 2},
+     "messages[1].content"),
     ({"max_tools": 2}, _CHAT, {"messages": [_USER], "tools": _TOOLS, "tool_choice": "none"}, "tools"),
     ({"max_grammar_bytes": 10}, _COMPLETIONS, {"structured_outputs": {"regex": "[a-c]{1,20}"}},
      "structured_outputs.regex"),

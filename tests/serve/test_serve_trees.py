@@ -17,13 +17,11 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.models import Model, Models, _longest_context
-from specdec_cli.serve.settings import Settings
 
 BODY = {"prompt": "abcab", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -106,9 +104,8 @@ def test_a_stream_says_how_many_nodes_each_step_drafted(client: ToyClient, per_t
 
 
 def test_the_servers_tree_holds_unless_a_request_says_otherwise() -> None:
-    settings = Settings(Serve(), ())
     model = Model(
-        "toy", lambda: served_engine(engine(tree="4,2,1")), settings, draft="x", num_speculative_tokens=4, tree="4,2,1"
+        "toy", lambda: served_engine(engine(tree="4,2,1")), Serve(), draft="x", num_speculative_tokens=4, tree="4,2,1"
     )
     models = Models([model], 60)
     model.load()
@@ -234,10 +231,10 @@ def test_a_tree_where_nothing_would_be_drafted_is_refused() -> None:
 
 
 def test_the_limit_is_the_servers_or_its_own_trees() -> None:
-    limits = RequestLimits(max_speculative_tokens=8)
+    limits = Serve(max_speculative_tokens=8)
     with pytest.raises(ApiError, match="at most 8 nodes, not `20`"):
-        completion(over=facts(limits=limits), speculative={"tree": "dynamic:20"})
-    over = facts(limits=limits, planner=planner(tree="dynamic:20"))
+        completion(over=facts(serve=limits), speculative={"tree": "dynamic:20"})
+    over = facts(serve=limits, planner=planner(tree="dynamic:20"))
     assert completion(over=over, speculative={"tree": "dynamic:20"}).jobs[0].tree == "dynamic:20"
 
 

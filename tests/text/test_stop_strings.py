@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_cli.text import Tokenizer
+from specdec_cli.text.tokenizer import Tokenizer
 
 LETTERS = "ab<>/s\n"
 NAMES = ("</s>", "<a>", "<<")

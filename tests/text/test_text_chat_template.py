@@ -87,3 +87,18 @@ def test_a_template_that_transformers_alone_knows_parses() -> None:
         "{% for m in messages %}{% if m.x %}{% continue %}{% endif %}{% generation %}a{% endgeneration %}{% endfor %}"
     )
     assert chat_tokenizer(letter_tokenizer(), text, None).chat_template == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ("{{ raise_exception('no') }}", "refuses these messages: no", "in turns"),
+        ("{{ messages[0].nothing.at.all }}", "refuses these messages: ", "correct the template"),
+        ("{% if false %}a{% endif %}", "makes no text of these messages", "correct the template"),
+    ],
+)
+def test_the_option_is_blamed_for_its_template(text: str, words: str, hint: str) -> None:
+    """Not the model, whose own template nobody reads; and roles are suspected only where the template says so."""
+    with pytest.raises(UsageError, match=f"the chat template of `--chat-template` {words}") as refused:
+        chat_tokenizer(letter_tokenizer(), text, None).chat(USER)
+    assert hint in str(refused.value.hint)

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 from transformers.models.byt5 import ByT5Tokenizer
 
-from specdec_cli.text import Released, Tokenizer
+from specdec_cli.text.stream import Released
+from specdec_cli.text.tokenizer import Tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 LINES = [

@@ -10,7 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specdec_cli.errors import UsageError
-from specdec_cli.text import Tokenizer, printable
+from specdec_cli.text.printable import printable
+from specdec_cli.text.tokenizer import Tokenizer
 
 TURNS = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}"

@@ -49,7 +49,7 @@ def plan_of(target: str, **settings: Any) -> TrainingPlan:
         sampling=Sampling(max_new_tokens=20),
     )
     data = TrainingData.of(PROMPTS, 64, 2, 1)
-    return TrainingPlan.of(recipe, describe(target), data, trust_remote_code=False)
+    return TrainingPlan.of_recipe(recipe, describe(target), data, trust_remote_code=False)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,6 +10,7 @@ import torch
 from tiny_training import ignore, never, session, tiny_target
 from torch import Tensor
 
+from specdec_cli.train.events import Trained
 from specdec_cli.train.log import TrainingLog
 from specdec_cli.train.loop import TrainingRun
 
@@ -73,5 +74,5 @@ def test_steps_after_the_last_checkpoint_are_logged_once(target: str, tmp_path: 
     last = json.loads(path.read_text().splitlines()[-2])
     path.write_text(path.read_text() + json.dumps({**last, "step": 6}) + '\n{"event": "st')
     go(target, folder, True, never)
-    rows = TrainingLog(path, 100).rows
-    assert [row["step"] for row in rows if row["event"] == "step"] == list(range(1, 13))
+    events = TrainingLog(path, 100).events
+    assert [event.step for event in events if isinstance(event, Trained)] == list(range(1, 13))

@@ -1,6 +1,7 @@
 """What a run refuses, and what it keeps when the disk fills up."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from tiny_training import PROMPTS, ignore, never, session, tiny_target
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.train.answers import Answers, TrainingPrompt, fingerprint
-from specdec_cli.train.events import Saved
+from specdec_cli.train.documents import TrainDocument
+from specdec_cli.train.events import Saved, Trained
 from specdec_cli.train.log import TrainingLog, last_saved
 from specdec_cli.train.processes import Processes
 from specdec_cli.train.session import TrainingData
@@ -166,3 +168,12 @@ def test_patience_ends_a_run_without_gain(target: str, tmp_path: Path) -> None:
     for _ in run.run(never):
         pass
     assert run.progress.step == run.progress.best_step + 2 < run.num_steps
+
+
+def test_a_log_keeps_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    step = Trained(step=1, loss=float("nan"), matches_by_depth=[], learning_rate=0.1, num_tokens=9, seconds=1.5)
+    TrainingLog(tmp_path / "log.jsonl", 0).add(step)
+    [again] = TrainingLog(tmp_path / "log.jsonl", 1).events
+    assert isinstance(again, Trained)
+    assert math.isnan(again.loss)
+    assert TrainDocument.of_events([again], {}, (), interrupted=False).as_json()["curve"] == [{"step": 1, "loss": None}]

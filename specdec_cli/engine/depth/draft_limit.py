@@ -57,8 +57,8 @@ def check_reach(drafter: Drafter, k: int) -> None:
     """
     most = drafter.most_depth
     if most is not None and most < k:
-        said = f"{_says(drafters.method_of(drafter), most)}, and k is `{k}`"
-        raise UsageError(said, f"choose a k up to {most}")
+        message = f"{_says(drafters.method_of(drafter), most)}, and k is `{k}`"
+        raise UsageError(message, f"choose a k up to {most}")
 
 
 def check_depth(drafter: Drafter, tree: TreeShape) -> None:
@@ -69,8 +69,8 @@ def check_depth(drafter: Drafter, tree: TreeShape) -> None:
     """
     most = drafter.most_depth
     if most is not None and most < tree.depth and not tree.is_dynamic:
-        said = f"{_says(drafters.method_of(drafter), most)}, and the tree `{tree}` is `{tree.depth}` deep"
-        raise UsageError(said, f"shorten the tree to `{tree.cut(most)}`")
+        message = f"{_says(drafters.method_of(drafter), most)}, and the tree `{tree}` is `{tree.depth}` deep"
+        raise UsageError(message, f"shorten the tree to `{tree.cut(most)}`")
 
 
 def _says(name: str, most: int) -> str:

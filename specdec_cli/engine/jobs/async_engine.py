@@ -14,16 +14,17 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.engine.jobs.records import Delta, Job
 from specdec_cli.engine.loading import LoadProgress, loads_like
-from specdec_cli.engine.outputs import Output, timing_of
+from specdec_cli.engine.outputs import Output
 from specdec_cli.engine.requests import Prompt, as_many, params_of, spread
-from specdec_cli.engine.verify import rule_of
 from specdec_cli.errors import Unavailable, UsageError
+from specdec_cli.recipe.schema import Recipe
+from specdec_cli.sampling.grammar import Grammar
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.timing import timing_of
+from specdec_cli.verification import rule_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.jobs.ticket import Ticket
-    from specdec_cli.recipe.schema import Recipe
-    from specdec_cli.sampling.grammar import Grammar
 
 
 class AsyncEngine:
@@ -40,7 +41,12 @@ class AsyncEngine:
         max_waiting: most requests that wait beside those that run; None for no limit.
     """
 
+    @checked_call("AsyncEngine")
     def __init__(self, engine: Engine, *, max_waiting: int | None = None) -> None:
+        if max_waiting is not None and max_waiting < 0:
+            raise UsageError(
+                f"max_waiting is out of range: `{max_waiting}`", "it must be at least 0; None has no limit"
+            )
         if engine.has_work:
             raise UsageError("the engine already decodes requests", "finish them first, or give AsyncEngine its own")
         self.engine = engine
@@ -65,6 +71,7 @@ class AsyncEngine:
         return cls(Engine.load(*given, **named))
 
     @classmethod
+    @checked_call()
     def from_recipe(
         cls,
         recipe: str | Recipe,
@@ -106,7 +113,7 @@ class AsyncEngine:
         draft: str | None = None,
         prediction: Items[int] | None = None,
         grammar: Grammar | None = None,
-        cache_salt: str = "",
+        cache_salt: str | None = None,
     ) -> AsyncIterator[Delta]:
         """Decode one prompt and yield its deltas as they come; the last one has a `finish_reason`.
 
@@ -121,14 +128,16 @@ class AsyncEngine:
             QueueFull: more requests wait than `max_waiting` allows.
             Unavailable: the engine was closed.
         """
-        wishes = {
-            "tree": tree,
-            "draft": draft,
-            "prediction": prediction,
-            "grammar": grammar,
-            "cache_salt": cache_salt,
-        }
-        ticket = self._submit(prompt, params_of(params), num_speculative_tokens, wishes)
+        ticket = self._submit(
+            prompt,
+            params_of(params),
+            num_speculative_tokens,
+            tree=tree,
+            draft=draft,
+            prediction=None if prediction is None else tuple(prediction),
+            grammar=grammar,
+            cache_salt=cache_salt or "",
+        )
         try:
             async for delta in ticket:
                 if delta.error is not None:
@@ -156,8 +165,8 @@ class AsyncEngine:
         many = as_many(prompts)
         tickets: list[Ticket] = []
         try:
-            for prompt, one in zip(many, spread(params, len(many)), strict=True):
-                tickets.append(self._submit(prompt, one, num_speculative_tokens, {}, whole=True))
+            for prompt, own_params in zip(many, spread(params, len(many)), strict=True):
+                tickets.append(self._submit(prompt, own_params, num_speculative_tokens, whole=True))
             return [
                 await self._output(index, prompt, ticket)
                 for index, (prompt, ticket) in enumerate(zip(many, tickets, strict=True))
@@ -167,24 +176,11 @@ class AsyncEngine:
                 ticket.cancel()
 
     def _submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        num_speculative_tokens: int | None,
-        wishes: dict[str, Any],
-        whole: bool = False,
+        self, prompt: Prompt, params: SamplingParams, num_speculative_tokens: int | None, **fields: Any
     ) -> Ticket:
+        """Queue a job, whose other fields are given by their names."""
         tokens = tuple(self.engine.encode(prompt))
-        prediction = wishes.pop("prediction", None)
-        job = Job(
-            request_id=str(next(self._numbers)),
-            token_ids=tokens,
-            params=params,
-            num_speculative_tokens=num_speculative_tokens,
-            prediction=None if prediction is None else tuple(prediction),
-            whole=whole,
-            **wishes,
-        )
+        job = Job(str(next(self._numbers)), tokens, params, num_speculative_tokens, **fields)
         return self._started().submit(job)
 
     def _started(self) -> Bridge:

@@ -71,7 +71,7 @@ class Bridge:
         self._running: dict[int, Ticket] = {}
         self._scored: tuple[object, tuple[TokenLogprob, ...]] = (None, ())
         self._outbox = Outbox()
-        self._held: list[tuple[float, Sequence[Event]]] = []  # steps' events that are not dispatched yet, and when
+        self._undispatched: list[tuple[float, Sequence[Event]]] = []  # with the moment of their step
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
 
     def start(self) -> None:
@@ -158,12 +158,13 @@ class Bridge:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            while self._take_commands():
-                self._admit()
-                if self._running:
-                    self._step()
-                if not self._held:
-                    self._hand_over()
+            with self.engine.one_thread:
+                while self._take_commands():
+                    self._admit()
+                    if self._running:
+                        self._step()
+                    if not self._undispatched:
+                        self._hand_over()
         except BaseException as caught:
             error = caught
         self._end(error)
@@ -181,7 +182,7 @@ class Bridge:
             self._waiting.append(ticket)
             self._observe("queued", len(self._waiting))
         if cancelled:
-            self._dispatch_held()
+            self._dispatch_all()
         for ticket in cancelled:
             self._abort(ticket)
         return True
@@ -206,7 +207,7 @@ class Bridge:
             job = ticket.job
             if job.prompt_logprobs is not None and self._running and not self.engine.has_room(len(job.token_ids)):
                 return
-            self._dispatch_held()
+            self._dispatch_all()
             self._waiting.remove(ticket)
             ticket.record.scheduled = time.monotonic()
             try:
@@ -228,7 +229,7 @@ class Bridge:
         if not self._waiting:
             return None
         counts = Counter(ticket.job.turn for ticket in self._running.values())
-        ticket = min(self._waiting, key=lambda one: counts[one.job.turn])
+        ticket = min(self._waiting, key=lambda ticket: counts[ticket.job.turn])
         has_place = len(self._running) < self.engine.options.max_num_seqs
         may_share = not counts[ticket.job.turn] and max(counts.values(), default=0) > 1
         return ticket if has_place or may_share else None
@@ -238,13 +239,23 @@ class Bridge:
         job = ticket.job
         if job.prompt_logprobs is None:
             return
-        asked = (job.request_id, job.token_ids, job.prompt_logprobs)
-        if self._scored[0] != asked:
-            self._scored = asked, tuple(score_prompt(self.engine, job.token_ids, job.prompt_logprobs))
+        scored_prompt = (job.request_id, job.token_ids, job.prompt_logprobs)
+        if self._scored[0] != scored_prompt:
+            self._scored = scored_prompt, tuple(score_prompt(self.engine, job.token_ids, job.prompt_logprobs))
         self._outbox.post(ticket, Delta(prompt_logprobs=self._scored[1]))
 
     def _add(self, job: Job) -> int:
-        return self._driver.add(list(job.token_ids), job.params, job.num_speculative_tokens, **_wishes(job))
+        return self._driver.add(
+            list(job.token_ids),
+            job.params,
+            job.num_speculative_tokens,
+            tree=job.tree,
+            draft=job.draft,
+            prediction=job.prediction,
+            grammar=job.grammar,
+            cache_salt=job.cache_salt,
+            turn=job.turn,
+        )
 
     def _abort(self, ticket: Ticket) -> None:
         """Cancel a waiting or running job. A job that has ended stays as it is."""
@@ -252,7 +263,7 @@ class Bridge:
             self._waiting.remove(ticket)
             self._close(ticket, Delta(finish_reason="abort"))
             return
-        running = next((known for known, one in self._running.items() if one is ticket), None)
+        running = next((known for known, running_ticket in self._running.items() if running_ticket is ticket), None)
         if running is not None:
             self._dispatch(self._driver.abort(running), time.monotonic())
 
@@ -261,15 +272,14 @@ class Bridge:
         events = self._driver.step()
         if events and isinstance(events[0], Failed):
             logger.error("a step of the engine failed and ended the newest request", exc_info=events[0].error)
-        self._held.append((time.monotonic(), events))
+        self._undispatched.append((time.monotonic(), events))
         if not (self._outbox.may_wait and _is_quick(events)):
-            self._dispatch_held()
+            self._dispatch_all()
 
-    def _dispatch_held(self) -> None:
-        held, self._held = self._held, []
-        for now, events in held:
+    def _dispatch_all(self) -> None:
+        undispatched, self._undispatched = self._undispatched, []
+        for now, events in undispatched:
             self._dispatch(events, now)
-            self._outbox.end_step()
 
     def _dispatch(self, events: Sequence[Event], now: float) -> None:
         """Turn the engine's events of a moment into deltas, records and what observers see."""
@@ -279,7 +289,7 @@ class Bridge:
                 for emitted in event.emitted:
                     self._emit(emitted, event, 1 / len(event.emitted), now)
             elif isinstance(event, Finished):
-                last = Delta(text=event.text, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
+                last = Delta(rest=event.text, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
                 self._close(self._running.pop(event.sequence_id), last)
             elif isinstance(event, Failed):
                 # A forward that failed in the same step may have ended it already.
@@ -297,31 +307,18 @@ class Bridge:
         record.last_token = now
         record.num_output_tokens += len(emitted.tokens)
         record.speculative.add(emitted)
-        num_cached = emitted.num_cached_tokens if emitted.from_prefill else None
-        if num_cached is None:
-            record.speculative.add_seconds(event, share)
+        if emitted.from_prefill:
+            record.num_cached_tokens = emitted.num_cached_tokens
         else:
-            record.num_cached_tokens = num_cached
-        self._outbox.post(
-            ticket,
-            Delta(
-                emitted.text,
-                emitted.tokens,
-                emitted.num_drafted,
-                emitted.num_accepted,
-                emitted.logprobs,
-                num_cached_tokens=num_cached,
-                num_nodes=emitted.num_nodes,
-                ranks=emitted.ranks,
-            ),
-        )
+            record.speculative.add_seconds(event, share)
+        self._outbox.post(ticket, Delta((emitted,)))
         self._observe("emitted", record, len(emitted.tokens), since)
 
     def _close_failed(self, ticket: Ticket, error: BaseException) -> None:
         """End a job by an error; one that is not the request's own fault is logged whole."""
         if not isinstance(error, OWN_FAULTS):
-            said = {"request_id": ticket.job.request_id}
-            logger.error("a request failed", exc_info=error, extra=said)
+            extra = {"request_id": ticket.job.request_id}
+            logger.error("a request failed", exc_info=error, extra=extra)
         self._close(ticket, Delta(error=error))
 
     def _close(self, ticket: Ticket, last: Delta) -> None:
@@ -345,11 +342,11 @@ class Bridge:
                 getattr(observer, what)(*facts)
             except Exception:
                 logger.exception("an observer failed and is left out from now on")
-                self._observers = tuple(one for one in self._observers if one is not observer)
+                self._observers = tuple(known for known in self._observers if known is not observer)
 
     def _end(self, error: BaseException | None) -> None:
         """Fail the remaining jobs when the thread ends, for whatever reason."""
-        self._dispatch_held()
+        self._dispatch_all()
         self._busy_since = None
         with self._condition:
             self.death = error
@@ -372,7 +369,9 @@ class Bridge:
 
 def _is_quick(events: Sequence[Event]) -> bool:
     """Whether a step gave tokens that follow others, and nothing else happened."""
-    return all(isinstance(event, Stepped) and not any(one.from_prefill for one in event.emitted) for event in events)
+    return all(
+        isinstance(event, Stepped) and not any(emitted.from_prefill for emitted in event.emitted) for event in events
+    )
 
 
 def _stopping() -> Unavailable:
@@ -381,16 +380,3 @@ def _stopping() -> Unavailable:
 
 def _dead() -> Unavailable:
     return Unavailable("the engine has stopped after an error", "engine_dead")
-
-
-def _wishes(job: Job) -> dict[str, Any]:
-    """The engine's further arguments that a job has set."""
-    wishes = {
-        "tree": job.tree,
-        "draft": job.draft,
-        "prediction": job.prediction,
-        "grammar": job.grammar,
-        "cache_salt": job.cache_salt or None,
-        "turn": job.turn or None,
-    }
-    return {name: value for name, value in wishes.items() if value is not None}

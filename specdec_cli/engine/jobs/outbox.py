@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from specdec_cli.engine.jobs.records import Delta
-from specdec_cli.engine.jobs.ticket import Ticket, is_last, merged
+from specdec_cli.engine.jobs.ticket import Ticket, merged
 
 HAND_OVER_SECONDS = 0.03
 """Steps that follow each other quicker than this hand their deltas over together; first and last ones never wait."""
@@ -22,7 +22,6 @@ class Outbox:
 
     def __init__(self) -> None:
         self._deltas: dict[Ticket, list[Delta]] = {}
-        self._of_this_step: set[Ticket] = set()
         self._is_urgent = False
         self._handed_over = 0.0
 
@@ -32,18 +31,13 @@ class Outbox:
         return time.monotonic() - self._handed_over < HAND_OVER_SECONDS
 
     def post(self, ticket: Ticket, delta: Delta) -> None:
-        """Add a delta, joined with what this step gave the ticket before."""
+        """Add a delta; one without tokens is joined with its neighbour, unless it is an error."""
         is_first = ticket.record.first_token == ticket.record.last_token
-        self._is_urgent |= is_last(delta) or (is_first and not ticket.job.whole)
+        self._is_urgent |= delta.is_last or (is_first and not ticket.job.whole)
         deltas = self._deltas.setdefault(ticket, [])
-        if ticket in self._of_this_step:
+        if deltas and delta.error is None and not (delta.steps and deltas[-1].steps):
             delta = merged([deltas.pop(), delta])
         deltas.append(delta)
-        self._of_this_step.add(ticket)
-
-    def end_step(self) -> None:
-        """Deltas from now on belong to another step."""
-        self._of_this_step.clear()
 
     def end_round(self) -> list[Ticket]:
         """Give the deltas to the event loops that read them, in one call each, if it is time for that.
@@ -51,13 +45,12 @@ class Outbox:
         Returns:
             Tickets whose loop is closed: their readers are gone.
         """
-        self.end_step()
         now = time.monotonic()
         if not self._is_urgent and self.may_wait:
             return []
         self._is_urgent, self._handed_over = False, now
         posted, self._deltas = self._deltas, {}
-        for ticket in [one for one, deltas in posted.items() if one.job.whole and not is_last(deltas[-1])]:
+        for ticket in [reader for reader, deltas in posted.items() if reader.job.whole and not deltas[-1].is_last]:
             self._deltas[ticket] = posted.pop(ticket)
         by_loop: dict[asyncio.AbstractEventLoop, dict[Ticket, list[Delta]]] = {}
         for ticket, deltas in posted.items():

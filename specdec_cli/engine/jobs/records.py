@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from specdec_cli.events import FinishReason, SpeculativeCounts, Stepped, TokenLogprob
+from specdec_cli.events import Emitted, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
 
 if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Grammar
@@ -47,57 +47,68 @@ class Job:
     whole: bool = False
 
 
-class StepCounts(NamedTuple):
-    """The numbers of one step for one job: those of its `Emitted`."""
-
-    num_tokens: int
-    num_drafted: int
-    num_accepted: int
-    num_nodes: int
-    ranks: tuple[tuple[int, int], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The result of one step for one job; the last one has a finish reason.
+    """The results of one or several steps for a job; its last delta has a finish reason or an error.
 
     Args:
-        text: released text; may be empty while a character or a stop string is incomplete.
-        token_ids: emitted tokens; `token_ids[:num_accepted]` were drafted, one after them is the target's own.
-        num_drafted: drafted one after another and verified in this step.
-        num_accepted: of those, kept.
-        num_nodes: drafted and verified in this step, siblings counted.
-        ranks: of a tree, as in `Emitted`.
-        logprobs: one for each token if they were asked for.
+        steps: the engine's events of each step, in order.
+        rest: text that was held back and is released at the end.
         finish_reason: on the last delta.
         stop_reason: token id or string that ended it.
         error: why it ended, where an exception did that.
         prompt_logprobs: on the first delta, if asked for: one for each prompt token after the first.
-        num_cached_tokens: on the first delta, where known: prompt tokens whose KV was there already.
-        steps: the `counts` of each step if the delta joins several.
     """
 
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    num_drafted: int = 0
-    num_accepted: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
+    steps: tuple[Emitted, ...] = ()
+    rest: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: BaseException | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    num_cached_tokens: int | None = None
-    steps: tuple[StepCounts, ...] = ()
-    num_nodes: int = 0
-    ranks: tuple[tuple[int, int], ...] = ()
 
     @property
-    def counts(self) -> tuple[StepCounts, ...]:
-        """The numbers of each step that emitted tokens."""
-        if self.steps or not self.token_ids:
-            return self.steps
-        num_tokens = len(self.token_ids)
-        return (StepCounts(num_tokens, self.num_drafted, self.num_accepted, self.num_nodes, self.ranks),)
+    def text(self) -> str:
+        """Released text; may be empty while a character or a stop string is incomplete."""
+        steps = self.steps
+        return (steps[0].text if len(steps) == 1 else "".join([step.text for step in steps])) + self.rest
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Emitted tokens. A step's accepted ones were drafted; one after them is the target's own."""
+        steps = self.steps
+        return steps[0].tokens if len(steps) == 1 else tuple([token for step in steps for token in step.tokens])
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of each token, if they were asked for."""
+        return tuple(logprob for step in self.steps for logprob in step.logprobs)
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens drafted one after another and verified."""
+        return sum(step.num_drafted for step in self.steps)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(step.num_accepted for step in self.steps)
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens drafted and verified, siblings in trees counted."""
+        return sum(step.num_nodes for step in self.steps)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens whose KV was cached, with the first tokens; None later."""
+        first = self.steps[0] if self.steps else None
+        return first.num_cached_tokens if first is not None and first.from_prefill else None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.error is not None
 
 
 @dataclass(slots=True)

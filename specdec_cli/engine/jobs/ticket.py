@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from specdec_cli.engine.jobs.records import Delta, Job, JobRecord
 
@@ -46,7 +46,7 @@ class Ticket:
         if len(self._pending) >= MAX_BEHIND:
             self._pending = deque([merged(self._pending)])
         self._pending += deltas
-        self._all_is_here = is_last(deltas[-1])
+        self._all_is_here = deltas[-1].is_last
         self.wake.set()
 
     def take(self) -> Sequence[Delta]:
@@ -76,60 +76,55 @@ Placed = tuple[int, Delta]
 """A delta with the place of its ticket."""
 
 
-async def together(tickets: Sequence[Ticket]) -> AsyncIterator[list[Placed]]:
-    """The deltas of several tickets as they arrive, all available ones together; ends with the last of them."""
-    wake = asyncio.Event()
-    for ticket in tickets:
-        ticket.wake = wake
-    unfinished = dict(enumerate(tickets))
-    while unfinished:
-        wake.clear()
-        found: list[Placed] = []
-        for place, ticket in list(unfinished.items()):
-            found += [(place, delta) for delta in ticket.take()]
+class TicketGroup:
+    """The tickets of one request, read together: take what is here, and wait for `wake` until all are done.
+
+    Args:
+        tickets: read by this group alone.
+        min_tokens: fewest tokens of a delta, but for a ticket's last one.
+    """
+
+    def __init__(self, tickets: Sequence[Ticket], min_tokens: int = 1) -> None:
+        self.wake = asyncio.Event()
+        for ticket in tickets:
+            ticket.wake = self.wake
+        self._unfinished = dict(enumerate(tickets))
+        self._min_tokens = min_tokens
+        self._short: dict[int, list[Delta]] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every ticket's last delta was taken."""
+        return not self._unfinished
+
+    def take(self) -> list[Placed]:
+        """The deltas that are here, ticket by ticket."""
+        self.wake.clear()
+        placed: list[Placed] = []
+        for place, ticket in list(self._unfinished.items()):
+            deltas = ticket.take()
+            placed += [(place, delta) for delta in (deltas if self._min_tokens == 1 else self._joined(place, deltas))]
             if ticket.is_done:
-                del unfinished[place]
-        if found:
-            yield found
-        elif unfinished:
-            await wake.wait()
+                del self._unfinished[place]
+        return placed
 
-
-async def in_chunks(batches: AsyncIterator[list[Placed]], num_tokens: int) -> AsyncIterator[list[Placed]]:
-    """The same deltas with at least so many tokens in each, but for a place's last one."""
-    held: dict[int, list[Delta]] = {}
-    async for batch in batches:
-        found: list[Placed] = []
-        for place, delta in batch:
-            parts = held.setdefault(place, [])
+    def _joined(self, place: int, deltas: Iterable[Delta]) -> Iterator[Delta]:
+        for delta in deltas:
+            parts = self._short.setdefault(place, [])
             parts.append(delta)
-            if is_last(delta) or sum(len(part.token_ids) for part in parts) >= num_tokens:
-                found.append((place, merged(held.pop(place))))
-        if found:
-            yield found
-
-
-def is_last(delta: Delta) -> bool:
-    """Whether nothing follows."""
-    return delta.finish_reason is not None or delta.error is not None
+            if delta.is_last or sum(len(part.token_ids) for part in parts) >= self._min_tokens:
+                yield merged(self._short.pop(place))
 
 
 def merged(deltas: Iterable[Delta]) -> Delta:
-    """Several steps as one delta; `steps` says what each of them gave."""
+    """Several deltas of a job as one."""
     parts = list(deltas)
     last = parts[-1]
     return Delta(
-        text="".join(part.text for part in parts),
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        num_drafted=sum(part.num_drafted for part in parts),
-        num_accepted=sum(part.num_accepted for part in parts),
-        logprobs=tuple(one for part in parts for one in part.logprobs),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        error=last.error,
-        prompt_logprobs=parts[0].prompt_logprobs,
-        num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
-        steps=tuple(counts for part in parts for counts in part.counts),
-        num_nodes=sum(part.num_nodes for part in parts),
-        ranks=tuple(pair for part in parts for pair in part.ranks),
+        tuple(step for part in parts for step in part.steps),
+        "".join(part.rest for part in parts),
+        last.finish_reason,
+        last.stop_reason,
+        last.error,
+        parts[0].prompt_logprobs,
     )

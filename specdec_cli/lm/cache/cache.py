@@ -209,7 +209,7 @@ class BlockCache(Cache):  # type: ignore[misc]
         return self._joined(store) if self.contiguous else (store, store)
 
     def get_conv_state(self, *_: Any, **__: Any) -> None:
-        """None: the convolution finds what came before (`lm.state.mixers`)."""
+        """None: the convolution finds what came before (`lm.families`)."""
 
     def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """The new inputs of a convolution, as they are given."""

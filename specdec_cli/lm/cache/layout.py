@@ -1,7 +1,7 @@
 """The layout of a packed forward: its tokens, where each stands, what it reads and where it is written.
 
 A forward's tokens are those that the cache lacks of all its rows, one row after another. `Layouts` makes the layout
-from what each row feeds (`contexts.Feed`); the forwards of `lm.forward` run it.
+from what each row feeds (`ForwardInput`); the forwards of `lm.forward` run it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_cli.drafted import MOST_NODES, NOTHING, Drafted
-from specdec_cli.lm.cache.held import Feed, Held
+from specdec_cli.lm.cache.contexts import CachedSequence, ForwardInput
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.hidden_states import HiddenStates
 
@@ -223,7 +223,7 @@ class Layouts:
     has_company: bool = False
     rows_together: int = MOST_ROWS
 
-    def turns(self, feeds: Sequence[Feed]) -> Iterator[Layout]:
+    def turns(self, feeds: Sequence[ForwardInput]) -> Iterator[Layout]:
         """Layouts of as many forward passes as keep every row's bits; of one if no bits are promised."""
         left = [feed for feed in feeds if feed.num_tokens]
         total = sum(feed.num_tokens for feed in left)
@@ -239,7 +239,7 @@ class Layouts:
                 left[:0] = rest
             yield self.of(turn)
 
-    def of(self, feeds: Sequence[Feed]) -> Layout:
+    def of(self, feeds: Sequence[ForwardInput]) -> Layout:
         """The layout of one forward."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -255,9 +255,9 @@ class Layouts:
             spans += self._spans(feed, start)
             spans += self._node_spans(feed, start)
             pieces += self._pieces(feed, start)
-            if feed.held.snapshots is not None:
+            if feed.sequence.snapshots is not None:
                 ends = start, len(tokens), feed.keep
-                stretches.append(Stretch(*ends, feed.held.snapshots, feed.num_text, feed.tree))
+                stretches.append(Stretch(*ends, feed.sequence.snapshots, feed.num_text, feed.tree))
         num_written = len(tokens)
         if self.has_company and num_written == 1:
             tokens, positions = tokens * 2, positions * 2
@@ -276,13 +276,13 @@ class Layouts:
             stretches=stretches,
         )
 
-    def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
+    def _spans(self, feed: ForwardInput, start: int) -> Iterator[Span]:
         """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""
         length, keep = min(len(feed.context), feed.num_text), feed.keep
         grain = KEY_GRAIN if self.is_bitwise else length
-        held = feed.held
-        slots = None if held.in_one_piece else self._slots(held, -(-length // grain) * grain)
-        first_slot = held.blocks[0] * self.block_size
+        sequence = feed.sequence
+        slots = None if sequence.in_one_piece else self._slots(sequence, -(-length // grain) * grain)
+        first_slot = sequence.blocks[0] * self.block_size
         while keep < length:
             num_keys = (keep // grain + 1) * grain
             stop = min(length, num_keys)
@@ -291,13 +291,13 @@ class Layouts:
             yield Span(offset + keep, offset + stop, num_keys, first_slot, seen, keep)
             keep = stop
 
-    def _node_spans(self, feed: Feed, start: int) -> Iterator[Span]:
+    def _node_spans(self, feed: ForwardInput, start: int) -> Iterator[Span]:
         """A drafted tree's nodes, each alone: it reads the text and its path, in the order that a chain's keys have."""
         nodes = range(max(feed.keep, feed.num_text) - feed.num_text, len(feed.context) - feed.num_text)
         if not nodes:
             return
         grain = KEY_GRAIN if self.is_bitwise else 1
-        slots = self._slots(feed.held, len(feed.context))
+        slots = self._slots(feed.sequence, len(feed.context))
         for node in nodes:
             position = feed.position(feed.num_text + node)
             places = [feed.num_text + one for one in feed.tree.path(node)]
@@ -306,18 +306,18 @@ class Layouts:
             place = start + feed.num_text + node - feed.keep
             yield Span(place, place + 1, position + 1 + more, 0, seen, position, feed.num_text)
 
-    def _slots(self, held: Held, num_keys: int) -> Tensor:
+    def _slots(self, sequence: CachedSequence, num_keys: int) -> Tensor:
         """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""
-        blocks = torch.tensor(held.blocks, device=self.device)
+        blocks = torch.tensor(sequence.blocks, device=self.device)
         slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device=self.device)).flatten()
         slots = slots[:num_keys]
         return torch.cat((slots, slots[:1].expand(num_keys - len(slots))))
 
-    def _pieces(self, feed: Feed, start: int) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, feed: ForwardInput, start: int) -> Iterator[tuple[int, int, int]]:
         """Where a row's new keys go, as (start, stop, slot) over the forward's tokens."""
-        size, length, blocks = self.block_size, len(feed.context), feed.held.blocks
+        size, length, blocks = self.block_size, len(feed.context), feed.sequence.blocks
         offset = start - feed.keep
-        if feed.held.in_one_piece:
+        if feed.sequence.in_one_piece:
             yield start, offset + length, blocks[0] * size + feed.keep
             return
         position = feed.keep

@@ -5,9 +5,11 @@ A page of 4 KiB has to be looked up every 4 KiB, and in a virtual machine that t
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import mmap
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -26,11 +28,6 @@ class Arena:
     _chunk: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     _begin: int = 0
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor, contiguous, beside what was kept before."""
-        piece = self.zeros(tensor.numel() * tensor.element_size())
-        return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
     def zeros(self, num_bytes: int) -> Tensor:
         """Zeros [num_bytes] uint8, beside what was kept before."""
         if self._begin + num_bytes > len(self._chunk):
@@ -47,6 +44,16 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, in_huge_pages: bool = True
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     return _mapped(num_bytes, in_huge_pages and num_bytes <= _CHUNK)[:num_bytes].view(dtype).view(shape)
+
+
+def return_freed_memory() -> None:
+    """Give memory that was freed back to the system; glibc keeps pieces below 32 MB for later ones of their size.
+
+    While weights move from one layout to another, that would be a second copy of all of them.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # musl has none, and no need of it
+        trim(ctypes.c_size_t(0))
 
 
 def _mapped(num_bytes: int, in_huge_pages: bool = True) -> Tensor:

@@ -80,10 +80,10 @@ class Order:
     def __init__(self, layout: Layout) -> None:
         self.stretches = layout.stretches
         self._device, self._num_written = layout.device, layout.num_written
-        levels = {one.start: _levels(one) for one in self.stretches}
+        levels = {stretch.start: _levels(stretch) for stretch in self.stretches}
         self._longest_first = sorted(self.stretches, key=lambda one: -len(levels[one.start]))
         self.first = self._index([_begin(one, i) for one in self._longest_first for i in levels[one.start][0]])
-        self.num_slots = max(one.snapshots.num_slots() for one in self.stretches)
+        self.num_slots = max(stretch.snapshots.num_slots() for stretch in self.stretches)
         self._steps, self._befores, tokens = self._walk(levels)
         is_turned = tokens != list(range(len(tokens)))
         self._tokens = self._index(tokens) if is_turned else None
@@ -135,15 +135,17 @@ class Order:
     def _keep(self, rows: Mapping[int, int] | range) -> list[tuple[int, int]]:
         """Rows whose states are kept, in order, and their slots."""
         kept = []
-        for one in self.stretches:
-            count = self._num_new(one)
-            new = range(max(0, count - one.snapshots.room), count)
-            kept += [(rows[one.start + i], one.snapshots.slot_of(one.length + i)) for i in new]
+        for stretch in self.stretches:
+            count = self._num_new(stretch)
+            new = range(max(0, count - stretch.snapshots.room), count)
+            kept += [(rows[stretch.start + i], stretch.snapshots.slot_of(stretch.length + i)) for i in new]
         return sorted(kept)
 
     def _store(self, rows: Mapping[int, int] | range) -> list[tuple[int, int]]:
         """Rows whose states are stored with a prefix, in order, and the slots of these snapshots."""
-        return sorted((rows[one.start + i], slot) for one in self.stretches for i, slot in self._reserved(one))
+        return sorted(
+            (rows[stretch.start + i], slot) for stretch in self.stretches for i, slot in self._reserved(stretch)
+        )
 
     def _reserved(self, stretch: Stretch) -> list[tuple[int, int]]:
         """Which of its new tokens a stretch stores the state after, and the slots of these snapshots."""
@@ -161,7 +163,7 @@ class Order:
             first, end = self._steps[begin].start, begin + 1
             while end < len(self._steps) and self._steps[end].stop - first <= most_rows:
                 end += 1
-            steps = [slice(one.start - first, one.stop - first) for one in self._steps[begin:end]]
+            steps = [slice(step.start - first, step.stop - first) for step in self._steps[begin:end]]
             befores = self._befores[begin:end]
             rows = slice(first, self._steps[end - 1].stop)
             kept, stored = (
@@ -174,26 +176,26 @@ class Order:
         return pieces
 
     def _look_back(self, width: int) -> Windows:
-        back, has_trees = width - 1, any(len(one.tree) for one in self.stretches)
+        back, has_trees = width - 1, any(len(stretch.tree) for stretch in self.stretches)
         before, kept, slots, stored, prefixes = (list[int]() for _ in range(5))
         windows, counts, first = list[range | list[int]](), list[int](), 0
-        for one in self.stretches:
-            snapshots, num_new = one.snapshots, self._num_new(one)
-            earlier = _inputs_before(one, back)
+        for stretch in self.stretches:
+            snapshots, num_new = stretch.snapshots, self._num_new(stretch)
+            earlier = _inputs_before(stretch, back)
             before += [snapshots.slot_of(place, back) for place in earlier]
             counts.append(len(earlier))
             first += len(earlier)
-            windows += _windows(one, earlier, first, back)
+            windows += _windows(stretch, earlier, first, back)
             new = range(num_new)[-(snapshots.room + back - 1) :]
-            kept += [one.start + i for i in new]
-            slots += [snapshots.slot_of(one.length + i, back) for i in new]
-            for token, slot in self._reserved(one):
+            kept += [stretch.start + i for i in new]
+            slots += [snapshots.slot_of(stretch.length + i, back) for i in new]
+            for token, slot in self._reserved(stretch):
                 stored += range(first + token + 1 - back, first + token + 1)
                 prefixes.append(slot)
-            first += one.stop - one.start
+            first += stretch.stop - stretch.start
         is_whole = has_trees or len(self.stretches) == 1
         return Windows(
-            max(one.snapshots.num_slots(back) for one in self.stretches),
+            max(stretch.snapshots.num_slots(back) for stretch in self.stretches),
             self._index(before),
             counts,
             [self._index([window[i] for window in windows]) for i in range(width)]

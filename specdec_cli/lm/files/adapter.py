@@ -62,8 +62,8 @@ def adapter_files(folder: Path) -> list[str]:
         return []
     weights = next((file for file in _WEIGHTS if (path / file).is_file()), None)
     if weights is None:
-        said = f"the adapter in `{path}` has no weights: `{_WEIGHTS[0]}` is missing"
-        raise RunError(said, "give the folder that holds the adapter's weights, too")
+        message = f"the adapter in `{path}` has no weights: `{_WEIGHTS[0]}` is missing"
+        raise RunError(message, "give the folder that holds the adapter's weights, too")
     return [f"{LINK}/{CONFIG}", f"{LINK}/{weights}"]
 
 
@@ -90,17 +90,17 @@ def read_adapter(name: str, path: Path) -> dict[str, Any]:
     if variant is not None:
         raise UsageError(f"`{name}` is a LoRA adapter {_VARIANTS[variant]}: it cannot be merged", whole)
     if content.get("init_lora_weights") not in _BEGUN:
-        said = f"`{name}` is a LoRA adapter with `init_lora_weights: {content['init_lora_weights']}`, which changed"
-        raise UsageError(f"{said} its base model in a way that the folder does not keep", whole)
+        message = f"`{name}` is a LoRA adapter with `init_lora_weights: {content['init_lora_weights']}`, which changed"
+        raise UsageError(f"{message} its base model in a way that the folder does not keep", whole)
     base = content.get("base_model_name_or_path")
     if not isinstance(base, str) or not base.strip():
-        said = f"`{name}` is a LoRA adapter whose `{CONFIG}` does not name its base model"
-        raise RunError(said, "add `base_model_name_or_path`, a folder or a hub id, to that file")
+        message = f"`{name}` is a LoRA adapter whose `{CONFIG}` does not name its base model"
+        raise RunError(message, "add `base_model_name_or_path`, a folder or a hub id, to that file")
     return content
 
 
-def adapter_folder(name: str, path: Path, find: Callable[[str, str | None], Path]) -> Path:
-    """The folder of an adapter's base model with the adapter beside it, made once for a process.
+def adapter_folder(name: str, path: Path, find: Callable[[str, str | None], Path]) -> tuple[Path, dict[str, Any]]:
+    """The folder of an adapter's base model with the adapter beside it, made once for a process; and its configuration.
 
     Args:
         name: of the adapter, for messages.
@@ -120,12 +120,13 @@ def adapter_folder(name: str, path: Path, find: Callable[[str, str | None], Path
     try:
         found = find(base, revision if isinstance(revision, str) else None)
     except SpecdecError as error:
-        said = f"`{name}` is a LoRA adapter, and its base model cannot be used: {error.message}"
-        raise UsageError(said, hint) from error
+        message = f"`{name}` is a LoRA adapter, and its base model cannot be used: {error.message}"
+        raise UsageError(message, hint) from error
     if is_adapter(found):
         raise UsageError(f"`{name}` is a LoRA adapter of `{base}`, which is an adapter itself", hint)
     path, found = path.absolute(), found.absolute()
-    return _made(path, found, *(tuple(sorted(map(str, one.iterdir()))) for one in (path, found)))
+    files = (tuple(sorted(map(str, folder.iterdir()))) for folder in (path, found))
+    return _made(path, found, *files), content
 
 
 @lru_cache(maxsize=16)
@@ -162,11 +163,15 @@ def check_adapter(name: str, folder: Path, quantized: str | None) -> None:
     if path is None:
         return
     if find_spec("peft") is None:
-        said = f"`{name}` is a LoRA adapter, which takes the package `peft`, and that is not installed"
-        raise RunError(said, "pip install 'specdec-cli[lora]'")
+        message = f"`{name}` is a LoRA adapter, which takes the package `peft`, and that is not installed"
+        raise RunError(message, "pip install 'specdec-cli[lora]'")
     if quantized is not None:
-        said = f"the base model of `{name}` is quantized by `{quantized}` and stays so, and an adapter is merged into"
-        raise UsageError(f"{said} plain numbers alone", "name an unquantized base model in its `adapter_config.json`")
+        message = (
+            f"the base model of `{name}` is quantized by `{quantized}` and stays so, and an adapter is merged into"
+        )
+        raise UsageError(
+            f"{message} plain numbers alone", "name an unquantized base model in its `adapter_config.json`"
+        )
 
 
 def adapter_words(folder: Path) -> str:

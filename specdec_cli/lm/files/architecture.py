@@ -15,14 +15,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.classes import model_class_of
 
-# Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
-ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
-ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
-ENCODERS |= {"bert-generation"}
-# Of them, those whose forward finds positions itself: behind the padding token's id, and none for padding.
-_OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
-_OWN_POSITIONS |= {"xmod"}
-HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "BertGenerationDecoder")
+HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 SUPPORTED_LAYERS |= {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 STATEFUL = {
@@ -31,7 +24,7 @@ STATEFUL = {
     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba",
     "zamba2", "zaya",
 }  # fmt: skip
-"""Families with a recurrent or convolutional state that `lm.state` carries."""
+"""Families with a recurrent or convolutional state that `lm.families` carries."""
 _RECURRENT = "keeps a recurrent state in a way of its own, which cannot be cut back after a rejected draft"
 _HYBRID = "keeps a state beside keys and values in a way of its own, which cannot be cut back after a rejected draft"
 LAYERS = {
@@ -47,8 +40,16 @@ LAYERS = {
 STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Layer types that the stateful families have beside attention."""
 _NEEDS_IMAGE = "continues no text without an image"
+_NOT_DECODER_ONLY = "belongs to an encoder or an encoder-decoder; only decoder-only models are supported"
+_ENCODERS = (
+    "bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text "
+    "electra ernie marian mbart megatron-bert mvp pegasus plbart prophetnet rembert roberta roberta-prelayernorm "
+    "roc_bert roformer trocr whisper xlm-roberta xlm-roberta-xl xmod"
+)
+_EARLY = "is an early architecture that is no longer in use"
 TYPES = {
-    "big_bird": "lays buffers of one text's length over all tokens of a forward",
+    **dict.fromkeys(_ENCODERS.split(), _NOT_DECODER_ONLY),
+    **dict.fromkeys(("cpmant", "ctrl", "git", "openai-gpt", "xlnet"), _EARLY),
     "blip": _NEEDS_IMAGE,
     "blip-2": _NEEDS_IMAGE,
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
@@ -81,24 +82,16 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
         if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
             return
         raise _not_causal(name, config)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(f"architecture `{kind}` of `{name}` is an encoder-decoder, which is not supported", hint)
     reason = next(_reasons(config), None)
     if reason is not None:
         raise UsageError(f"architecture `{kind}` of `{name}` is not supported: it {reason}", hint)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"architecture `{kind}` of `{name}` is an encoder-decoder, which is not supported", hint)
     check_sizes(name, config)
     given = getattr(config, "architectures", None) or model_class_of(config).__name__
     written_for = [given] if isinstance(given, str) else given
     if not any(architecture.endswith(HEADS) for architecture in written_for):
         raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
-    if kind in ENCODERS and not getattr(config, "is_decoder", False):
-        raise UsageError(
-            f"architecture `{kind}` of `{name}` is an encoder: it reads text in both directions and cannot continue it",
-            hint,
-        )
-    if kind in _OWN_POSITIONS:
-        reason = "it counts positions from its padding token on"
-        raise UsageError(f"architecture `{kind}` of `{name}` is not supported: {reason}", hint)
 
 
 def carries_state(config: Any) -> bool:
@@ -133,8 +126,7 @@ def _reasons(config: Any) -> Iterator[str]:
     text = config.get_text_config()
     layers = sorted(set(getattr(text, "layer_types", None) or ()))
     model_class = model_class_of(config)
-    is_encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
-    if config.model_type in TYPES and not is_encoder:
+    if config.model_type in TYPES:
         yield TYPES[config.model_type]
     is_carried = text.model_type in STATEFUL
     for layer in layers:

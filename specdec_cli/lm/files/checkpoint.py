@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +19,113 @@ from specdec_cli.libraries import blamed
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import adapter_folder, shown
 from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adapter
+from specdec_cli.lm.files.gguf_choice import local_gguf
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.hub import Wanted, fetch
 from specdec_cli.lm.files.names import SHAPE, check_name
-from specdec_cli.lm.files.reading import broken_link, check_counts, first_line, read_object
+from specdec_cli.lm.files.reading import (
+    broken_link,
+    check_counts,
+    first_line,
+    parse_object,
+    read_object,
+    unreadable,
+)
 
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
 
 
-def model_folder(
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files on this machine, whose `config.json` is read once.
+
+    Args:
+        name: of the model, for messages.
+        folder: of its files; of a GGUF file or an adapter a folder that was made for it.
+        adapter: an adapter's configuration, as its file has it; None for other models.
+    """
+
+    name: str
+    folder: Path
+    adapter: Mapping[str, Any] | None = None
+
+    @property
+    def config_path(self) -> Path:
+        """The path of its configuration as the user has it, for messages."""
+        return shown(self.folder, "config.json")
+
+    @cached_property
+    def config_bytes(self) -> bytes:
+        """The bytes of its configuration.
+
+        Raises:
+            RunError: there is none.
+        """
+        path = self.config_path
+        if path.is_symlink() and not path.exists():
+            raise broken_link(path)
+        if not path.is_file():
+            raise RunError(
+                f"model folder `{self.name}` has no `config.json`", "give the folder that holds the model's files"
+            )
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The JSON object in its configuration.
+
+        Raises:
+            RunError: there is none, or it is broken.
+        """
+        return parse_object(self.config_path, self.config_bytes)
+
+    def config(self, trust_remote_code: bool) -> Any:
+        """A new transformers configuration of it.
+
+        Raises:
+            UsageError: transformers does not know the architecture, or it needs the model's own code.
+            RunError: there is no configuration, or it is broken.
+        """
+        changes = dummy.shape_changes(self.name)
+        path, content = self.config_path, self.content
+        kind = content.get("model_type")
+        if not isinstance(kind, str):
+            raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
+        check_counts(path, content)
+        try:
+            config = self._transformers_config(kind, trust_remote_code, changes)
+            return _with_own_quantization(self.folder, config)
+        except SpecdecError:
+            raise
+        except Exception as error:
+            unknown = "does not recognize this architecture" in str(error)
+            raise remote_code_error(self.name, error) or (
+                UsageError(f"architecture `{kind}` of `{self.name}` is unknown to transformers", "upgrade transformers")
+                if unknown
+                else RunError(
+                    *blamed(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
+                )
+            ) from error
+
+    def _transformers_config(self, kind: str, trust_remote_code: bool, changes: dict[str, int]) -> Any:
+        """The configuration by transformers' class for its `model_type`, or by the model's own code."""
+        has_code = "AutoConfig" in (self.content.get("auto_map") or {})
+        names_another_file = "configuration_files" in self.content
+        if kind == "mistral" and "layer_types" in self.content:  # as transformers' AutoConfig does
+            kind = "ministral"
+        if kind not in transformers.CONFIG_MAPPING or (has_code and trust_remote_code) or names_another_file:
+            return transformers.AutoConfig.from_pretrained(
+                self.folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes
+            )
+        content = copy.deepcopy(self.content) | {"model_type": kind}
+        return transformers.CONFIG_MAPPING[kind].from_dict(content, name_or_path=str(self.folder), **changes)
+
+
+def find_checkpoint(
     name: str,
     revision: str | None,
     trust_remote_code: bool,
@@ -33,11 +133,11 @@ def model_folder(
     *,
     is_head: bool = False,
     fetches_weights: bool = True,
-) -> Path:
-    """The local folder behind a name; a hub id is fetched, or found in the local cache.
+) -> Checkpoint:
+    """The files behind a name; those of a hub id are fetched, or found in the local cache.
 
     Args:
-        name: a local folder, a GGUF file, a hub id, a built-in name or a shape.
+        name: a local folder, a GGUF file, `FOLDER:CHOICE` of GGUF files, a hub id, a built-in name or a shape.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: fetch Python files too.
         has_weights: its weights are wanted, now or later.
@@ -45,76 +145,43 @@ def model_folder(
         fetches_weights: fetch a hub id's weights, too, if they are wanted.
 
     Raises:
-        UsageError: an unknown built-in name or shape, or something else than a causal LM.
+        UsageError: an unknown built-in name or shape, something else than a causal LM, or a revision of what is here.
         RunError: there is no such folder, or it cannot be fetched.
     """
     wanted = Wanted(trust_remote_code, has_weights, is_head, fetches_weights)
-    folder = _own_folder(name, revision, wanted)
-    if not is_adapter(folder):
-        return folder
-    return adapter_folder(name, folder, lambda base, its_revision: _own_folder(base, its_revision, wanted))
+    own = _own_checkpoint(name, revision, wanted)
+    if revision is not None and (name.startswith((SHAPE, "builtin:")) or local_gguf(name) or given_path(name).is_dir()):
+        message = f"the revision `{revision}` has no meaning for `{name}`: only models on the hub have revisions"
+        raise UsageError(message, "leave it out")
+    if not is_adapter(own.folder):
+        return own
+    base = partial(_own_checkpoint, wanted=wanted)
+    return Checkpoint(name, *adapter_folder(name, own.folder, lambda *of_base: base(*of_base).folder))
 
 
-def _own_folder(name: str, revision: str | None, wanted: Wanted) -> Path:
-    """The folder that a name itself leads to, which may be an adapter's."""
+def _own_checkpoint(name: str, revision: str | None, wanted: Wanted) -> Checkpoint:
+    """The files that a name itself leads to, which may be an adapter's."""
     check_name(name)
     if name.startswith(SHAPE):
-        return dummy.shape_folder(name)
+        return Checkpoint(name, dummy.shape_folder(name))
     if name.startswith("builtin:"):
         folder = Path(__file__).parents[2] / "builtin" / name.removeprefix("builtin:")
         if not folder.is_dir():
             raise RunError(f"the weights of `{name}` are not installed", "install specdec-cli again")
-        return folder
+        return Checkpoint(name, folder)
     path = given_path(name)
-    if name.strip() and path.is_dir():
-        check_contents(name, path, wanted.is_model)
-        return path
-    if path.suffix == SUFFIX and path.is_file():
-        check_pointer(path)
-        return gguf_folder(name, path)
-    if name.strip() and path.is_symlink():
+    if name.strip() and path.is_symlink() and not path.exists():
         raise broken_link(path)
-    found = fetch(name, revision, wanted)
-    if found.suffix == SUFFIX:
-        return gguf_folder(name, found)
-    check_contents(name, found, wanted.is_model)
+    gguf = local_gguf(name) if name.strip() else None
+    if gguf is None and not (name.strip() and path.is_dir()):
+        path = fetch(name, revision, wanted)
+        gguf = path if path.suffix == SUFFIX and path.is_file() else None
+    if gguf is not None:
+        check_pointer(gguf)
+        return Checkpoint(name, gguf_folder(name, gguf))
+    found = Checkpoint(name, path)
+    check_contents(found, wanted.is_model)
     return found
-
-
-def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
-    """The model's configuration, a transformers config.
-
-    Raises:
-        UsageError: transformers does not know the architecture, or it needs the model's own code.
-        RunError: there is none, or it is broken.
-    """
-    changes = dummy.shape_changes(name)
-    path = shown(folder, "config.json")
-    if path.is_symlink() and not path.exists():
-        raise broken_link(path)
-    if not path.is_file():
-        raise RunError(f"model folder `{name}` has no `config.json`", "give the folder that holds the model's files")
-    content = read_object(path)
-    if not isinstance(content.get("model_type"), str):
-        raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
-    check_counts(path, content)
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes
-        )
-        return _with_own_quantization(folder, config)
-    except SpecdecError:
-        raise
-    except Exception as error:
-        kind = content["model_type"]
-        unknown = "does not recognize this architecture" in str(error)
-        raise remote_code_error(name, error) or (
-            UsageError(f"architecture `{kind}` of `{name}` is unknown to transformers", "upgrade transformers")
-            if unknown
-            else RunError(
-                *blamed(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
-            )
-        ) from error
 
 
 def _with_own_quantization(folder: Path, config: Any) -> Any:

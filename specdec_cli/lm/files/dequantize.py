@@ -1,7 +1,7 @@
 """Quantized weights as plain numbers: the layouts of checkpoints that other programs write, undone layer by layer.
 
 Only weights are undone. A form that also rounds activations (W8A8, FP8 with dynamic activations, BitNet) computes here
-with the activations as they are. Tensors may be on paper (`paper`): the layouts are then undone in shape alone.
+with the activations as they are. Tensors may be fake (`fake_tensors`): the layouts are then undone in shape alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.files import layouts
-from specdec_cli.lm.files.layouts import Parts
+from specdec_cli.lm.files.layouts import Integers, Parts
 from specdec_cli.lm.files.torchao_tensors import ACTIVATIONS, described, is_known_torchao, undo_torchao
 
 _HINT = "copy or download the model again"
@@ -45,12 +45,25 @@ class StoredWeight:
     Args:
         needs: parts that it consists of; a layer that has the first is stored so.
         may: parts that it may have beside them.
-        undo: the weight [out, in] float32 from the parts, the settings and what the file says of the layer.
+        undo: the weight [out, in], float32 or in whole numbers, from the parts, the settings and what the file says of
+            the layer.
+        outputs: for layouts of whole numbers, the dimension of each part along which its outputs lie.
     """
 
     needs: tuple[str, ...]
     may: tuple[str, ...]
-    undo: Callable[[Parts, Mapping[str, Any], Any], Tensor]
+    undo: Callable[[Parts, Mapping[str, Any], Any], Tensor | Integers]
+    outputs: Mapping[str, int] = field(default_factory=dict)
+
+    def of_outputs(self, parts: Parts, begin: int, end: int, num_outputs: int) -> dict[str, Tensor]:
+        """The parts of outputs begin…end-1, which are whole words of each part."""
+        found = dict(parts)
+        for part, dim in self.outputs.items():
+            its = parts.get(part)
+            if its is not None and its.dim() > dim and its.shape[dim] > 1:
+                size = its.shape[dim]
+                found[part] = its.narrow(dim, begin * size // num_outputs, -(-(end - begin) * size // num_outputs))
+        return found
 
 
 def plain_weights(
@@ -81,7 +94,8 @@ def plain_weights(
             if part not in parts:
                 raise RunError(f"`{name}` has no `{layer}.{part}`, which its quantized weight needs", _HINT)
         try:
-            weight = layout.undo(parts, settings, said.get(layer))
+            made = layout.undo(parts, settings, said.get(layer))
+            weight = made.plain() if isinstance(made, Integers) else made
         except NotImplementedError as error:
             raise RunError(f"`{name}` stores `{layer}.weight` as {error}, which is not read", _HINT_FORM) from error
         except (RuntimeError, IndexError, ValueError) as error:
@@ -90,6 +104,65 @@ def plain_weights(
         used = {*layout.needs, *layout.may, *_ACTIVATIONS}
         found |= {f"{layer}.{part}": tensor for part, tensor in parts.items() if part not in used}
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIntegers:
+    """A layer's weight in whole numbers, as the files store it.
+
+    Args:
+        layer: its name.
+        layout: of its parts.
+        parts: of it.
+        settings: the checkpoint's `quantization_config`.
+        description: what the files say of the layer.
+        whole: the weight; nothing of it is unpacked yet.
+    """
+
+    layer: str
+    layout: StoredWeight
+    parts: Parts
+    settings: Mapping[str, Any]
+    description: Any
+    whole: Integers
+
+    def outputs(self, begin: int, end: int) -> Integers:
+        """Outputs begin…end-1, from whole words of each part."""
+        parts = self.layout.of_outputs(self.parts, begin, end, self.whole.shape[0])
+        made = self.layout.undo(parts, self.settings, self.description)
+        assert isinstance(made, Integers), "as the whole weight"
+        return made
+
+
+def stored_integers(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], said: Mapping[str, Any]
+) -> tuple[dict[str, StoredIntegers], dict[str, Tensor]]:
+    """Weights in whole numbers by their layers, and the other tensors by name; both empty if some are in another form.
+
+    Args:
+        tensors: of the files.
+        settings: the `quantization_config`, of a form that `is_known`.
+        said: what the files say of single layers (`descriptions`).
+    """
+    found: dict[str, StoredIntegers] = {}
+    others: dict[str, Tensor] = {}
+    for layer, parts in _layers(tensors).items():
+        layout = next((one for one in _LAYOUTS[str(settings["quant_method"])] if _is_stored(parts, one)), None)
+        if layout is None:
+            others |= {f"{layer}.{part}" if layer else part: tensor for part, tensor in parts.items()}
+            continue
+        if not layout.outputs or not parts.keys() >= set(layout.needs):
+            return {}, {}
+        try:
+            made = layout.undo(parts, settings, said.get(layer))
+        except (NotImplementedError, RuntimeError, IndexError, ValueError):
+            return {}, {}  # dequantizing names what does not fit, or is not read
+        if not isinstance(made, Integers) or not made.fits:
+            return {}, {}
+        used = {*layout.needs, *layout.may, *_ACTIVATIONS}
+        others |= {f"{layer}.{part}": tensor for part, tensor in parts.items() if part not in used}
+        found[layer] = StoredIntegers(layer, layout, parts, settings, said.get(layer), made)
+    return found, others
 
 
 def is_known(settings: Mapping[str, Any]) -> bool:
@@ -182,9 +255,11 @@ def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
 _FP8 = StoredWeight(("weight", "weight_scale_inv"), ("activation_scale",), layouts.fp8)
 _PACKED = ("weight_shape", "weight_zero_point", "weight_g_idx")
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+_ALONG = {"qweight": 1, "qzeros": 1, "scales": 1}
+_ACROSS = dict.fromkeys(("weight_packed", "weight", "weight_scale", "weight_zero_point"), 0)
 _LAYOUTS: Mapping[str, tuple[StoredWeight, ...]] = {
-    "gptq": (StoredWeight(("qweight", "qzeros", "scales"), ("g_idx",), layouts.gptq),),
-    "awq": (StoredWeight(("qweight", "qzeros", "scales"), (), layouts.awq),),
+    "gptq": (StoredWeight(("qweight", "qzeros", "scales"), ("g_idx",), layouts.gptq, _ALONG),),
+    "awq": (StoredWeight(("qweight", "qzeros", "scales"), (), layouts.awq, _ALONG),),
     "mlx": (StoredWeight(("weight", "scales", "biases"), (), layouts.mlx),),
     "bitnet": (StoredWeight(("weight", "weight_scale"), (), layouts.bitnet),),
     **dict.fromkeys(
@@ -196,8 +271,8 @@ _LAYOUTS: Mapping[str, tuple[StoredWeight, ...]] = {
     ),
     "torchao": (StoredWeight(("_weight_qdata", "_weight_scale"), ("_weight_zero_point", *ACTIVATIONS), undo_torchao),),
     "compressed-tensors": (
-        StoredWeight(("weight_packed", "weight_scale"), (*_PACKED, "weight_global_scale"), layouts.compressed),
-        StoredWeight(("weight", "weight_scale"), ("weight_zero_point",), layouts.compressed_whole),
+        StoredWeight(("weight_packed", "weight_scale"), (*_PACKED, "weight_global_scale"), layouts.compressed, _ACROSS),
+        StoredWeight(("weight", "weight_scale"), ("weight_zero_point",), layouts.compressed_whole, _ACROSS),
     ),
     "bitsandbytes": (
         StoredWeight(

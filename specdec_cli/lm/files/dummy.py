@@ -44,18 +44,18 @@ def shape_changes(name: str) -> dict[str, int]:
     Raises:
         UsageError: something else stands behind the question mark.
     """
-    _, asks, said = name.partition("?") if name.startswith(SHAPE) else (name, "", "")
-    layers = re.fullmatch(r"layers=([1-9]\d{0,3})", said)
+    _, asks, message = name.partition("?") if name.startswith(SHAPE) else (name, "", "")
+    layers = re.fullmatch(r"layers=([1-9]\d{0,3})", message)
     if asks and layers is None:
-        raise UsageError(f"`{said}` of `{name}` is not layers=N", f"for example `{SHAPE}llama-2-70b?layers=2`")
+        raise UsageError(f"`{message}` of `{name}` is not layers=N", f"for example `{SHAPE}llama-2-70b?layers=2`")
     return {"num_hidden_layers": int(layers[1])} if layers else {}
 
 
-def on_paper(config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
+def on_meta(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model on the meta device: every size, no memory."""
     with torch.device("meta"):
         return auto_class_of(config).from_config(
-            copy.deepcopy(config), dtype=_dtype(dtype, config), trust_remote_code=trust_remote_code
+            copy.deepcopy(config), dtype=dtype, trust_remote_code=trust_remote_code
         )
 
 
@@ -67,7 +67,7 @@ def num_parameters(model: Any) -> int:
 def build(
     name: str,
     config: Any,
-    dtype: torch.dtype | str,
+    dtype: torch.dtype,
     device: torch.device,
     attention: str,
     trust_remote_code: bool,
@@ -77,7 +77,7 @@ def build(
     Args:
         name: for messages.
         config: of the model.
-        dtype: of its weights; `auto` is the configuration's, else float32.
+        dtype: of its weights.
         device: where they are made.
         attention: implementation of it.
         trust_remote_code: run Python code that comes with the model.
@@ -85,25 +85,16 @@ def build(
     Raises:
         RunError: there is no memory for the weights.
     """
-    kind = _dtype(dtype, config)
-    weight_bytes = num_parameters(on_paper(config, kind, trust_remote_code)) * kind.itemsize
+    weight_bytes = num_parameters(on_meta(config, dtype, trust_remote_code)) * dtype.itemsize
     hint = f"choose a smaller model or dtype, or fewer layers: `{SHAPE}llama-2-70b?layers=2`"
-    check_room(name, weight_bytes, str(kind).removeprefix("torch."), device, hint)
+    check_room(name, weight_bytes, str(dtype).removeprefix("torch."), device, hint)
     with no_init_weights(), device:
         model = auto_class_of(config).from_config(
-            config, dtype=kind, attn_implementation=attention, trust_remote_code=trust_remote_code
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
         )
     model.tie_weights()
     fill(model)
     return model
-
-
-def _dtype(dtype: torch.dtype | str, config: Any) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    given = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    found: torch.dtype = getattr(torch, given) if isinstance(given, str) else given
-    return found
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,6 @@ class Generation:
     def words(self) -> str:
         """The sampling parameters in words; empty where none is set."""
         return ", ".join(f"{name} {_shown(value)}" for name, value in self.sampling.items())
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
 
 
 def _shown(value: Any) -> str:
@@ -139,8 +135,8 @@ def _greedy(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrong(path: Path, key: str, words: str, value: Any, hint: str = _HINT) -> RunError:
-    said = json.dumps(value, ensure_ascii=False)[:60]
-    return RunError(f"`{path}`: `{key}` must be {words}, not `{said}`", hint)
+    message = json.dumps(value, ensure_ascii=False)[:60]
+    return RunError(f"`{path}`: `{key}` must be {words}, not `{message}`", hint)
 
 
 def _is_whole(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """A GGUF file as a model folder: its configuration, tokenizer and end tokens as the files that transformers reads.
 
 transformers translates the metadata; what it leaves out and a forward depends on is added here, and what neither reads
-is refused: it would be another model. The weights stay in the GGUF file, to which the folder holds a link.
+is refused: it would be another model. The weights stay in the GGUF file or its parts, to which the folder holds links.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import json
 import math
 import shutil
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,14 +19,19 @@ from typing import Any
 from unittest.mock import patch
 
 import transformers.integrations.gguf
+from tokenizers import Tokenizer
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.files.gguf_header import GgufHeader, PassedList, read_gguf_header, read_lists
+from specdec_cli.lm.files.contents import check_gguf
+from specdec_cli.lm.files.gguf_header import GgufHeader, PassedList, read_lists
+from specdec_cli.lm.files.gguf_split import gguf_parts, read_model_header
 from specdec_cli.lm.files.gguf_tokenizer import GgufTokenizer, UnreadTokenizerError
-from specdec_cli.lm.files.reading import first_line, quiet, read_object
+from specdec_cli.lm.files.plain_config import CONFIGS, PlainConfig
+from specdec_cli.lm.files.reading import MOST_PARTS, first_line, quiet, read_object
 
 WEIGHTS = "specdec-weights.gguf"
-"""The link to the GGUF file in the folder; a name that no model's folder has."""
+"""The link to the GGUF file, or the first part, in the folder; a name that no model's folder has."""
+_PARTS = "specdec-weights-?????.gguf"  # links to further parts
 TOKENIZER = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
 _OTHER = "choose the checkpoint with its safetensors"
@@ -35,8 +41,31 @@ _ADDED = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 """Entries that some families need and transformers does not translate for them, and the configuration's names."""
+_WINDOW = "attention.sliding_window"
+_LLAMA = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "embedding_length": "hidden_size",
+    "rope.freq_base": "rope_theta",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+}
+"""Entries of Llama and families like it, and transformers' names for them."""
+_OPTIONAL = {"vocab_size", "rope.dimension_count"}
+_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""Tokens by their names in a file and in a configuration."""
 _SAME = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 """Entries that must be the size of a head."""
+_NEEDED = {"context_length": 2, "embedding_length": 1, "block_count": 1, "attention.head_count": 1}
+_LEAST = _NEEDED | {"attention.head_count_kv": 1, "feed_forward_length": 1, "attention.key_length": 1}
+"""Numbers without which transformers would take those of another model, and the least value of each."""
+_OF_LAYERS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+"""Entries that have a number for each layer in some families."""
+_ABOVE_ZERO = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
+_MOST = (1 << 31) - 1
 _UNIMPORTANT = {"vocab_size", "tensor_data_layout", "attention.causal", "rope.scaling.finetuned"}
 _ROPE = {
     "rope.scaling.type": "rope_type",
@@ -46,27 +75,33 @@ _ROPE = {
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaling of Llama 3.1 to 3.3, but for its factor."""
 
+_built: dict[Path, Tokenizer] = {}
+"""Tokenizers as they were built for a folder and not asked for yet: to read one again from its file takes as long."""
+
 
 def gguf_folder(name: str, path: Path) -> Path:
     """The folder of a GGUF file's small files, made once for a process.
 
     Raises:
         RunError: the file is broken, a package is missing, or it says something that is not read.
-        UsageError: transformers does not know the architecture.
+        UsageError: it holds no causal LM, or one of an architecture that transformers does not know.
     """
-    state = path.stat()
-    return _made(name, path.absolute(), state.st_mtime_ns, state.st_size)
+    paths = gguf_parts(name, path.absolute())
+    return _made(name, paths, tuple((part.stat().st_mtime_ns, part.stat().st_size) for part in paths))
 
 
 @lru_cache(maxsize=16)
-def _made(name: str, path: Path, changed: int, size: int) -> Path:
-    """Make the folder, which goes with the process; `changed` and `size` are the file's."""
-    header, folder = read_gguf_header(name, path), Path(mkdtemp(prefix="specdec-gguf-"))
+def _made(name: str, paths: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> Path:
+    """Make the folder, which goes with the process; `states` tell replaced files from those before."""
+    header = read_model_header(name, paths)
+    check_gguf(name, header)
+    folder = Path(mkdtemp(prefix="specdec-gguf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with quiet():
-        _write(folder / "config.json", _config(name, path, header))
-    _write_tokenizer(name, path, header, folder)
-    (folder / WEIGHTS).symlink_to(path)
+        _write(folder / "config.json", _config(name, paths[0], header))
+    _write_tokenizer(name, paths[0], header, folder)
+    for place, path in enumerate(paths):
+        (folder / (WEIGHTS if place == 0 else _PARTS.replace("?????", f"{place + 1:05d}"))).symlink_to(path)
     return folder
 
 
@@ -74,29 +109,27 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def gguf_of(folder: Path) -> Path | None:
-    """The GGUF file whose folder this is; None for a folder of safetensors."""
-    path = folder / WEIGHTS
-    return path.resolve() if path.is_symlink() else None
+def gguf_links(folder: Path) -> list[str]:
+    """The links in a folder to the GGUF files that it was made for, in order; none in a folder of safetensors."""
+    if not (folder / WEIGHTS).is_symlink():
+        return []
+    return [WEIGHTS, *sorted(path.name for path in folder.glob(_PARTS))]
+
+
+def gguf_header_of(name: str, folder: Path) -> GgufHeader | None:
+    """The header of the GGUF model whose folder this is; None for a folder of safetensors.
+
+    Raises:
+        RunError: a file was changed, and is broken now.
+    """
+    paths = [(folder / link).resolve() for link in gguf_links(folder)]
+    return read_model_header(name, paths) if paths else None
 
 
 def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     """The model's configuration, every entry of the architecture's in it."""
-    from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
-
-    try:
-        if header.architecture in transformers.integrations.gguf.GGUF_CONFIG_ARCHS:
-            entries = {key: getattr(value, "length", value) for key, value in header.metadata.items()}
-            given = transformers.integrations.gguf.get_gguf_config(entries, tuple(header.tensors))
-        else:
-            with patch("gguf.GGUFReader", lambda _: _Fields(header)):
-                given = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)["config"]
-        config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
-    except Exception as error:
-        if "is not supported" in str(error):
-            said = f"transformers does not read architecture `{header.architecture}` of `{name}` from GGUF files"
-            raise UsageError(said, _OTHER) from error
-        raise RunError(f"the header of `{name}` is no configuration: {first_line(error)}", _OTHER) from error
+    _check_numbers(name, header)
+    config = _llama_config(header) or _transformers_config(name, path, header)
     _add(name, config, header)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
@@ -106,21 +139,67 @@ def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     return found
 
 
+def _llama_config(header: GgufHeader) -> PlainConfig | None:
+    """The configuration of Llama or a family like it, as transformers reads it; None of others, and of odd sizes."""
+    own, entries = header.own, _llama_entries(header.architecture)
+    is_whole = own.keys() >= entries.keys() - _OPTIONAL and "token_embd.weight" in header.tensors
+    if header.architecture not in CONFIGS or not is_whole or _WINDOW in own:
+        return None
+    given = {attribute: own[key] for key, attribute in entries.items() if key in own}
+    hidden, heads, key_heads = (given[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if type(heads) is not int or type(key_heads) is not int or hidden % heads or heads % key_heads:
+        return None
+    tokens = {f"tokenizer.ggml.{key}_token_id": f"{name}_token_id" for key, name in _TOKENS.items()}
+    ids = {name: header.metadata[key] for key, name in tokens.items() if key in header.metadata}
+    rope = {"rope_theta": given.pop("rope_theta"), "rope_type": "default"}
+    more = {"rope_parameters": rope, "hidden_act": "silu", "tie_word_embeddings": "output.weight" not in header.tensors}
+    return CONFIGS[header.architecture](**{"head_dim": hidden // heads} | given | ids | more)
+
+
+def _llama_entries(architecture: str) -> dict[str, str]:
+    """Entries of Llama and families like it, and transformers' names for them."""
+    return _LLAMA | ({"rope.dimension_count": "head_dim"} if architecture == "llama" else {})
+
+
+def _transformers_config(name: str, path: Path, header: GgufHeader) -> Any:
+    """The configuration as transformers reads it.
+
+    Raises:
+        UsageError: transformers does not know the architecture, or does not read it from several files.
+        RunError: the header is no configuration.
+    """
+    from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
+
+    is_newer = header.architecture in transformers.integrations.gguf.GGUF_CONFIG_ARCHS
+    if is_newer and len(header.paths) > 1:
+        message = f"transformers reads `{header.architecture}` from one GGUF file, and `{name}` is in several"
+        raise UsageError(message, "join them: `llama-gguf-split --merge FIRST-PART NEW-FILE`")
+    try:
+        if is_newer:
+            entries = {key: getattr(value, "length", value) for key, value in header.metadata.items()}
+            given = transformers.integrations.gguf.get_gguf_config(entries, tuple(header.tensors))
+        else:
+            with patch("gguf.GGUFReader", lambda _: _Fields(header)):
+                given = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)["config"]
+        return transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
+    except MemoryError as error:
+        raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model") from error
+    except Exception as error:
+        if "is not supported" in str(error):
+            message = f"transformers does not read architecture `{header.architecture}` of `{name}` from GGUF files"
+            raise UsageError(message, _OTHER) from error
+        raise RunError(f"the header of `{name}` is no configuration: {first_line(error)}", _OTHER) from error
+
+
 def _add(name: str, config: Any, header: GgufHeader) -> None:
     """Add what transformers leaves out.
 
     Raises:
         RunError: the file says something that is not read.
     """
-    from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
-
-    own, mapping = header.own, modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    if (
-        header.architecture not in modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
-        and config.model_type not in mapping
-    ):
-        return  # transformers' newer reader, which takes every entry that it knows to matter
-    known = mapping.get(header.architecture) or mapping.get(config.model_type) or {}
+    own, known = header.own, _known_entries(header.architecture, config)
+    if known is None:
+        return
     read = {key for key, value in known.items() if value is not None} | _UNIMPORTANT
     for key, attribute in _ADDED.items():
         if key in own and key not in read and hasattr(config, attribute):
@@ -128,12 +207,51 @@ def _add(name: str, config: Any, header: GgufHeader) -> None:
             read.add(key)
     sizes = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     read |= {key for key in _SAME if own.get(key) == sizes}
+    read -= {key for key in _SAME if known.get(key) == "head_dim" and own.get(key) != sizes}
     read |= _add_rope(name, config, header)
     read |= {key for key in ("expert_count", "expert_used_count") if own.get(key) == 0}
+    absent = next((key for key in _NEEDED if known.get(key) is not None and key not in own), None)
+    if absent is not None:
+        raise RunError(f"`{name}` does not say its `{header.architecture}.{absent}`", _OTHER)
     unread = sorted(set(own) - read)
     if unread:
-        said = f"`{name}` says `{header.architecture}.{unread[0]}: {own[unread[0]]}`, which is not read"
-        raise RunError(said, _OTHER)
+        message = f"`{name}` says `{header.architecture}.{unread[0]}: {own[unread[0]]}`, which is not read"
+        raise RunError(message, _OTHER)
+
+
+def _known_entries(architecture: str, config: Any) -> dict[str, Any] | None:
+    """Entries that the configuration was read from; None for transformers' newer reader, which takes all."""
+    if isinstance(config, PlainConfig):
+        return _llama_entries(architecture)
+    from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
+
+    mapping = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    if (
+        architecture not in modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
+        and config.model_type not in mapping
+    ):
+        return None
+    return mapping.get(architecture) or mapping.get(config.model_type) or {}
+
+
+def _check_numbers(name: str, header: GgufHeader) -> None:
+    """Refuse numbers that no model has.
+
+    Raises:
+        RunError: a size that is none or too large, or a number that is not finite.
+    """
+    for key, value in header.own.items():
+        if key in _OF_LAYERS and isinstance(value, list | PassedList):
+            continue
+        most = MOST_PARTS if "_count" in key else _MOST
+        is_wrong = key in _LEAST and (type(value) is not int or not _LEAST[key] <= value <= most)
+        is_wrong |= key in _ABOVE_ZERO and (type(value) not in (float, int) or not value > 0)
+        if is_wrong or (isinstance(value, float) and not math.isfinite(value)):
+            raise RunError(f"`{name}` says `{header.architecture}.{key}: {value}`, which no model has", _OTHER)
+    for key, value in header.metadata.items():
+        is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        if (is_id and type(value) is not int) or (key == "tokenizer.chat_template" and not isinstance(value, str)):
+            raise RunError(f"`{name}` says `{key}: {value}`, which is no {'token' if is_id else 'template'}", _OTHER)
 
 
 def _add_rope(name: str, config: Any, header: GgufHeader) -> set[str]:
@@ -183,12 +301,13 @@ def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) ->
         return
     try:
         given = GgufTokenizer(read_lists(path))
-        given.build().save(str(folder / TOKENIZER), pretty=False)
+        _built[folder] = given.build()
+        _built[folder].save(str(folder / TOKENIZER), pretty=False)
     except UnreadTokenizerError as error:
         raise UsageError(f"the tokenizer of `{name}` says {error}, which is not read", _OTHER) from error
     except Exception as error:
-        said = f"the tokenizer of `{name}` (`{header.metadata['tokenizer.ggml.model']}`) does not load"
-        raise RunError(f"{said}: {first_line(error)}", _OTHER) from error
+        message = f"the tokenizer of `{name}` (`{header.metadata['tokenizer.ggml.model']}`) does not load"
+        raise RunError(f"{message}: {first_line(error)}", _OTHER) from error
     _write(folder / _SETTINGS, given.settings)
     _write(folder / "generation_config.json", {"eos_token_id": list(given.ends)})
 
@@ -198,10 +317,20 @@ def read_gguf_tokenizer(folder: Path) -> Any:
 
     transformers' own search for it would read the file five times.
     """
-    settings = read_object(folder / _SETTINGS)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / TOKENIZER), name_or_path=str(folder), **settings
-    )
+    settings = read_object(folder / _SETTINGS) | {"name_or_path": str((folder / WEIGHTS).resolve())}
+    if folder in _built:
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=_Handed(_built.pop(folder)), **settings)
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER), **settings)
+
+
+@dataclass(slots=True)
+class _Handed:
+    """A tokenizer that no one else has, for a library that would make a copy of it, by way of its JSON."""
+
+    tokenizer: Tokenizer
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Tokenizer:
+        return self.tokenizer
 
 
 class _Fields:

@@ -10,7 +10,7 @@ import mmap
 import struct
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +33,8 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _LISTS = frozenset({TOKENS} | {f"tokenizer.ggml.{part}" for part in ("merges", "scores", "token_type")})
 _HINT = "copy or download the file again"
 _LONG = 1000  # items; lists of layers or sections are shorter, and a vocabulary's take a second to read
+# More than any file has, so that what a broken one says costs neither minutes nor memory.
+_MOST_TEXTS, _MOST_TEXT_BYTES, _MOST_SIZES, _MOST_ALIGNMENT = 1 << 22, 1 << 24, 4, 1 << 20
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -43,13 +45,15 @@ class GgufTensor:
     Args:
         shape: in torch's order.
         kind: ggml's type, for example `Q4_K`.
-        offset: of its first byte, from the beginning of all tensors.
-        num_bytes: that it takes in the file.
+        path: of its file.
+        begin: its first byte in the file.
+        num_bytes: that it takes there.
     """
 
     shape: tuple[int, ...]
     kind: str
-    offset: int
+    path: Path
+    begin: int
     num_bytes: int
 
     @property
@@ -70,10 +74,9 @@ class GgufHeader:
     """A file's header.
 
     Args:
-        architecture: llama.cpp's name of the family.
+        architecture: llama.cpp's name of the family; empty where the file has none, as later parts of a model.
         metadata: every entry; `PassedList` in the place of long lists.
         tensors: by their names in the file.
-        data_start: byte of the file where the tensors begin.
         num_tokens: of its tokenizer; 0 where it has none.
         rope_factors: by which the file divides rotary frequencies; empty where it does not.
     """
@@ -81,7 +84,6 @@ class GgufHeader:
     architecture: str
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
-    data_start: int
     num_tokens: int
     rope_factors: tuple[float, ...]
 
@@ -90,6 +92,11 @@ class GgufHeader:
         """The entries of the architecture, without its name."""
         prefix = f"{self.architecture}."
         return {key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)}
+
+    @property
+    def paths(self) -> set[Path]:
+        """The files that its tensors lie in."""
+        return {tensor.path for tensor in self.tensors.values()}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -111,52 +118,75 @@ def read_gguf_header(name: str, path: Path) -> GgufHeader:
     """The header of a file, once it is whole.
 
     Raises:
-        RunError: it is no GGUF file, truncated, a part of a split model, or the gguf package is not installed.
+        RunError: it is no GGUF file, truncated, or the gguf package is not installed.
     """
     with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise RunError(f"`{name}` is not a GGUF file: it does not begin with `GGUF`", _HINT)
+        magic = file.read(len(_MAGIC))
+    if not magic:
+        raise RunError(f"`{name}` is not a GGUF file: it is empty", _HINT)
+    if magic != _MAGIC:
+        raise RunError(f"`{name}` is not a GGUF file: it does not begin with `GGUF`", _HINT)
     if find_spec("gguf") is None:
         raise RunError(f"`{name}` takes the package `gguf`, which is not installed", "pip install 'specdec-cli[gguf]'")
     state = path.stat()
     try:
-        header = _read(path, state.st_mtime_ns, state.st_size)
+        return _read(path, state.st_mtime_ns, state.st_size)
+    except _TruncatedError as error:
+        raise RunError(f"`{name}` is not a whole GGUF file: {error}", _HINT) from error
     except Exception as error:
-        raise RunError(f"`{name}` is not a whole GGUF file: {first_line(error)}", _HINT) from error
-    parts = int(header.metadata.get("split.count") or 1)
-    if parts > 1:
-        said = f"`{name}` is one of {parts} files of a model"
-        raise RunError(said, "join them with llama.cpp's `llama-gguf-split --merge`, and give the whole file")
-    return header
+        raise RunError(f"`{name}` cannot be read as a GGUF file: {first_line(error)}", _HINT) from error
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)  # parts of a few models
 def _read(path: Path, changed: int, size: int) -> GgufHeader:
     """Read a header; `changed` and `size` are the file's, which tell a replaced file from the one before."""
     with _reading(path) as cursor:
-        metadata, tensors, data_start = _header(cursor, frozenset())
-        end = max((data_start + tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=0)
-        if end > size:
-            raise ValueError(f"it ends after {size} of {end} bytes")
+        metadata, tensors = _header(cursor, path, frozenset())
+        _check_places(tensors, size)
         factors: tuple[float, ...] = ()
         if ROPE_FACTORS in tensors:
-            begin = data_start + tensors[ROPE_FACTORS].offset
-            factors = tuple(np.frombuffer(cursor.data, "<f4", tensors[ROPE_FACTORS].num_numbers, begin).tolist())
-    tokens = metadata.get(TOKENS)
-    num_tokens = tokens.length if isinstance(tokens, PassedList) else len(tokens or ())
-    return GgufHeader(str(metadata["general.architecture"]), metadata, tensors, data_start, num_tokens, factors)
+            its = tensors[ROPE_FACTORS]
+            if its.kind != "F32":
+                raise ValueError(f"`{ROPE_FACTORS}` is in `{its.kind}`, and F32 is read")
+            factors = tuple(np.frombuffer(cursor.data, "<f4", its.num_numbers, its.begin).tolist())
+    architecture, tokens = metadata.get("general.architecture", ""), metadata.get(TOKENS, [])
+    if not isinstance(architecture, str) or not architecture.isprintable():
+        raise ValueError("it names no `general.architecture`")
+    if not isinstance(tokens, PassedList | list):
+        raise ValueError(f"its `{TOKENS}` is not a list")
+    num_tokens = tokens.length if isinstance(tokens, PassedList) else len(tokens)
+    return GgufHeader(architecture, metadata, tensors, num_tokens, factors)
+
+
+def _check_places(tensors: Mapping[str, GgufTensor], num_bytes: int) -> None:
+    """Refuse tensors that lie over each other or beyond the end of a file of so many bytes."""
+    end, before = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
+        if tensor.begin < end:
+            raise ValueError(f"its tensors `{before}` and `{name}` lie over each other")
+        end, before = tensor.begin + tensor.num_bytes, name
+        if end > num_bytes:
+            raise _TruncatedError(f"it ends {end - num_bytes} bytes before `{name}` does")
 
 
 def read_lists(path: Path) -> dict[str, Any]:
     """The metadata of a file, the tokenizer's long lists included; numbers as arrays."""
     with _reading(path) as cursor:
-        return _header(cursor, _LISTS)[0]
+        return _header(cursor, path, _LISTS)[0]
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[_Cursor]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        yield _Cursor(data)
+        cursor = _Cursor(data)
+        try:
+            yield cursor
+        except (struct.error, OverflowError):  # a list of texts, which does not look where each of them ends
+            cursor.skip(len(data) + 1)
+
+
+class _TruncatedError(ValueError):
+    """A file ends before what it says it holds."""
 
 
 class _Cursor:
@@ -167,16 +197,30 @@ class _Cursor:
 
     def take(self, form: str) -> Any:
         """One number, by struct's letter."""
-        found = struct.unpack_from(f"<{form}", self.data, self.place)[0]
-        self.place += struct.calcsize(f"<{form}")
-        return found
+        begin = self.skip(struct.calcsize(f"<{form}"))
+        return struct.unpack_from(f"<{form}", self.data, begin)[0]
+
+    def skip(self, num_bytes: int) -> int:
+        """Move on by so many bytes; returns where they begin."""
+        begin, end = self.place, self.place + num_bytes
+        if end > len(self.data):
+            raise _TruncatedError(f"its header does not end within its {len(self.data)} bytes")
+        self.place = end
+        return begin
 
     def text(self) -> str:
         length = self.take("Q")
-        self.place += length
-        if self.place > len(self.data):
-            raise ValueError("a text goes beyond its end")
-        return self.data[self.place - length : self.place].decode("utf-8", "replace")
+        begin = self.skip(length)
+        if length > _MOST_TEXT_BYTES:
+            raise ValueError(f"its header holds a text of {length} bytes")
+        return self.data[begin : begin + length].decode("utf-8", "replace")
+
+    def name(self) -> str:
+        """A text that messages name."""
+        name = self.text()
+        if not name.isprintable():
+            raise ValueError(f"its header holds the name {name!r}")
+        return name
 
     def texts(self, length: int) -> list[str]:
         """As many texts; the loop over a whole vocabulary, which is why it holds everything in locals."""
@@ -184,76 +228,92 @@ class _Cursor:
         for _ in range(length):
             begin = place + 8
             place = begin + size_at(data, place)[0]
+            if place - begin > _MOST_TEXT_BYTES:
+                raise ValueError(f"its header holds a text of {place - begin} bytes")
             found.append(data[begin:place].decode("utf-8", "replace"))
-        if place > len(data):
-            raise ValueError("a list goes beyond its end")
-        self.place = place
+        self.skip(place - self.place)
         return found
 
     def pass_texts(self, length: int) -> None:
         data, place, size_at = self.data, self.place, struct.Struct("<Q").unpack_from
         for _ in range(length):
             place += 8 + size_at(data, place)[0]
-        if place > len(data):
-            raise ValueError("a list goes beyond its end")
-        self.place = place
+        self.skip(place - self.place)
 
 
-def _header(cursor: _Cursor, wanted: Container[str]) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
-    """Metadata, tensors, and where their numbers begin.
+def _header(cursor: _Cursor, path: Path, wanted: Container[str]) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    """Metadata and tensors.
 
     Args:
         cursor: at the file's beginning.
+        path: of the file.
         wanted: names of long lists that are read; others are passed over.
     """
     cursor.place = len(_MAGIC)
     version = cursor.take("I")
     if version not in _VERSIONS:
-        raise ValueError(f"its version is {version}, and {' and '.join(map(str, _VERSIONS))} are read")
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        its = "it is big-endian" if swapped in _VERSIONS else f"its version is {version}"
+        raise ValueError(f"{its}, and little-endian files of versions {' and '.join(map(str, _VERSIONS))} are read")
     num_tensors, num_entries = cursor.take("Q"), cursor.take("Q")
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
-        key = cursor.text()
-        metadata[key] = _value(cursor, cursor.take("I"), key in wanted)
-    tensors = {}
+        key = cursor.name()
+        if key in metadata:
+            raise ValueError(f"it has the entry `{key}` twice")
+        metadata[key] = _value(cursor, key, cursor.take("I"), key in wanted)
+    tensors: dict[str, GgufTensor] = {}
     for _ in range(num_tensors):
-        name = cursor.text()
-        shape = tuple(cursor.take("Q") for _ in range(cursor.take("I")))[::-1]
-        tensors[name] = _tensor(shape, cursor.take("I"), cursor.take("Q"))
-    alignment = int(metadata.get("general.alignment") or _ALIGNMENT)
-    return metadata, tensors, -(-cursor.place // alignment) * alignment
+        name, num_sizes = cursor.name(), cursor.take("I")
+        if name in tensors:
+            raise ValueError(f"it has the tensor `{name}` twice")
+        if not 1 <= num_sizes <= _MOST_SIZES:
+            raise ValueError(f"its tensor `{name}` has {num_sizes} dimensions")
+        shape = tuple(cursor.take("Q") for _ in range(num_sizes))[::-1]
+        tensors[name] = _tensor(name, shape, cursor.take("I"), path, cursor.take("Q"))
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT:
+        raise ValueError(f"its `general.alignment` is {alignment!r}")
+    data_start = -(-cursor.place // alignment) * alignment
+    return metadata, {name: replace(tensor, begin=data_start + tensor.begin) for name, tensor in tensors.items()}
 
 
-def _value(cursor: _Cursor, kind: int, is_wanted: bool) -> Any:
+def _value(cursor: _Cursor, key: str, kind: int, is_wanted: bool) -> Any:
     """An entry's value."""
     if kind == _TEXT:
         return cursor.text()
-    if kind != _LIST:
+    if kind in _NUMBERS:
         return cursor.take(_NUMBERS[kind])
+    if kind != _LIST:
+        raise ValueError(f"its entry `{key}` is of type {kind}, which is not known")
     kind, length = cursor.take("I"), cursor.take("Q")
     is_passed = length > _LONG and not is_wanted
     if kind in _NUMBERS:
         dtype = np.dtype(f"<{_NUMBERS[kind]}")
-        begin, cursor.place = cursor.place, cursor.place + length * dtype.itemsize
-        if cursor.place > len(cursor.data):
-            raise ValueError("a list goes beyond its end")
+        begin = cursor.skip(length * dtype.itemsize)
         numbers = np.frombuffer(cursor.data, dtype, 0 if is_passed else length, begin)
         return PassedList(length) if is_passed else numbers.copy() if is_wanted else numbers.tolist()
     if kind != _TEXT:
-        raise ValueError("it holds a list of lists")
+        raise ValueError(f"its entry `{key}` is a list of type {kind}, which is not read")
+    if length > _MOST_TEXTS:
+        raise ValueError(f"its entry `{key}` is a list of {length} texts")
     if is_passed:
         cursor.pass_texts(length)
         return PassedList(length)
     return cursor.texts(length)
 
 
-def _tensor(shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
-    """A tensor by the header's numbers."""
+def _tensor(name: str, shape: tuple[int, ...], kind: int, path: Path, offset: int) -> GgufTensor:
+    """A tensor by the header's numbers; its offset counts from where the tensors of the file begin."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
-        name = GGMLQuantizationType(kind)
+        its_type = GGMLQuantizationType(kind)
     except ValueError as error:
-        raise ValueError(f"it holds a tensor of type {kind}, which is not known") from error
-    per_block, block_bytes = GGML_QUANT_SIZES[name]
-    return GgufTensor(shape, name.name, offset, math.prod(shape) // per_block * block_bytes)
+        raise ValueError(f"its tensor `{name}` is of type {kind}, which is not known") from error
+    per_block, block_bytes = GGML_QUANT_SIZES[its_type]
+    if shape[-1] % per_block:
+        raise ValueError(
+            f"its tensor `{name}` has rows of {shape[-1]} numbers, and `{its_type.name}` blocks of {per_block}"
+        )
+    return GgufTensor(shape, its_type.name, path, offset, math.prod(shape) // per_block * block_bytes)

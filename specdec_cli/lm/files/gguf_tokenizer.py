@@ -14,10 +14,10 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from specdec_cli.lm.files.gguf_header import TOKENS
 from specdec_cli.lm.files.gguf_pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
+_MOST_WORK = 1 << 28  # letters that are compared to find what makes each token
 _SPACE = "▁"
 _SENTENCEPIECE, _BYTES, _GEMMA4 = "llama", "gpt2", "gemma4"
 _IDS = {
@@ -81,8 +81,7 @@ class GgufTokenizer:
         self._pre = str(self._entry("pre") or DEFAULT)
         if self.model == _BYTES and self._pre not in PRE_TOKENIZERS:
             raise UnreadTokenizerError(f"`tokenizer.ggml.pre: {self._pre}`")
-        texts: Sequence[str] = metadata[TOKENS]
-        self.tokens = [text or f"[EMPTY_{place}]" for place, text in enumerate(texts)]
+        self.tokens = [text or f"[EMPTY_{place}]" for place, text in enumerate(self._texts("tokens"))]
         self._id_of = {text: place for place, text in enumerate(self.tokens)}
         if len(self._id_of) < len(self.tokens):
             twice = next(text for place, text in enumerate(self.tokens) if self._id_of[text] != place)
@@ -98,11 +97,19 @@ class GgufTokenizer:
     def _entry(self, name: str) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}")
 
+    def _texts(self, name: str) -> list[str]:
+        texts = self._entry(name)
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"its `tokenizer.ggml.{name}` is not a list of texts")
+        return texts
+
     def _numbers(self, name: str, default: Any) -> Any:
         """A number for each token."""
         found = self._entry(name)
         if found is None:
             return default
+        if not isinstance(found, np.ndarray):
+            raise ValueError(f"its `tokenizer.ggml.{name}` is not a list of numbers")
         if len(found) < len(self.tokens):
             raise ValueError(f"its `tokenizer.ggml.{name}` has {len(found)} numbers for {len(self.tokens)} tokens")
         return np.asarray(found)[: len(self.tokens)]
@@ -110,7 +117,7 @@ class GgufTokenizer:
     def _token(self, name: str) -> int | None:
         """The id of a token by the name of its entry."""
         given, assumed = self._entry(f"{name}_token_id"), _IDS[self.model].get(name)
-        found = given if given is not None and given < len(self.tokens) else assumed
+        found = given if given is not None and 0 <= given < len(self.tokens) else assumed
         return int(found) if found is not None and found < len(self.tokens) else None
 
     def _ends(self) -> set[int]:
@@ -190,11 +197,10 @@ class GgufTokenizer:
         return AddedToken(text, normalized=False, special=is_special, rstrip=strips)
 
     def _merges(self) -> list[tuple[str, str]]:
-        given = self._entry("merges")
-        if given is None:
+        if self._entry("merges") is None:
             raise ValueError("it has no `tokenizer.ggml.merges`")
         pairs = []
-        for line in given:
+        for line in self._texts("merges"):
             place = line.find(" ", 1)  # a token may begin with a space
             pairs.append((line[:place], line[place + 1 :]))
         return pairs
@@ -233,6 +239,8 @@ class GgufTokenizer:
     def _pairs(self) -> Iterator[tuple[str, str]]:
         """Pairs of tokens that make a token, the best score first."""
         id_of = self._id_of
+        if sum(len(text) ** 2 for text in self.tokens) > _MOST_WORK:
+            raise ValueError(f"a token has {max(map(len, self.tokens))} letters")
         for place in np.argsort(-self._numbers("scores", np.zeros(len(self.tokens))), kind="stable"):
             text = self.tokens[place]
             for cut in range(1, len(text)):

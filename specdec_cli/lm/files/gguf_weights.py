@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,55 +22,43 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from specdec_cli.errors import WeightsError
-from specdec_cli.lm.files.dummy import on_paper
-from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
-from specdec_cli.lm.files.gguf_header import ROPE_FACTORS, GgufHeader, GgufTensor, read_gguf_header
+from specdec_cli.errors import NotFiniteError
+from specdec_cli.lm.files.gguf_folder import WEIGHTS
+from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor
 from specdec_cli.lm.files.quantization import check_finite
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.plan import ModelPlan
 
 Progress = Callable[[float, float], None]
 """Takes how many bytes are done, and of how many."""
-_OTHER = "choose the checkpoint with its safetensors"
 _ALONE = 1 << 14  # numbers that torch copies on one thread
 _PIECE = 1 << 18  # numbers at once: what they take while they are dequantized stays in a core's cache
 
 
-def check_gguf_tensors(name: str, folder: Path, config: Any) -> None:
-    """Refuse a GGUF file whose tensors are not those of its configuration, before one of them is read.
+def names_missing_tensors(header: GgufHeader, outline: Any) -> bool:
+    """Whether transformers' newer reader takes a file, which names what is missing."""
+    mapping = GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    return header.architecture not in mapping and outline.config.model_type not in mapping
+
+
+class TransformersNames:
+    """The names of any family that transformers reads (`gguf_tensors.TensorNames`).
 
     Args:
-        name: for messages.
-        folder: of the model; nothing is checked of one that is not made from a GGUF file.
-        config: of the model.
-
-    Raises:
-        WeightsError: a tensor is missing, has another size, or belongs to nothing.
+        header: of the file.
+        outline: transformers' model, on the meta device.
     """
-    path = gguf_of(folder)
-    if path is None:
-        return
-    header, outline = read_gguf_header(name, path), on_paper(config, "auto", False)
-    mapping = GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    if header.architecture not in mapping and outline.config.model_type not in mapping:
-        return  # read by transformers' newer reader, which names what is missing
-    wanted = {key: tensor.numel() for key, tensor in outline.state_dict().items()}
-    places = hf_names(outline, tensor_processor(header, outline))
-    found = dict.fromkeys(wanted, 0)
-    wrong = []
-    for key, tensor in header.tensors.items():
-        place = places.get(key) or places.get(key.removesuffix(".weight"))
-        if place in found:
-            found[place] += tensor.num_numbers
-        elif key != ROPE_FACTORS:
-            wrong.append(f"`{key}` is not read")
-    tied = {**outline.all_tied_weights_keys} if outline.config.get_text_config().tie_word_embeddings else {}
-    names = {place: key for key, place in places.items()}
-    for place, size in wanted.items():
-        if found[place] != size and place not in tied:
-            what = "is missing" if not found[place] else "has another shape"
-            wrong.insert(0, f"`{names.get(place, place)}` {what}")
-    if wrong:
-        raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", _OTHER)
+
+    def __init__(self, header: GgufHeader, outline: Any) -> None:
+        self._processor = tensor_processor(header, outline)
+        self.places = hf_names(outline, self._processor)
+
+    def restored(self, key: str, numbers: NDArray[Any]) -> NDArray[Any]:
+        """A tensor of the file as transformers has it."""
+        parsed: dict[str, Any] = {"tensors": {}}
+        result = self._processor.process(numbers, key, tensor_key_mapping=self.places, parsed_parameters=parsed)
+        return np.ascontiguousarray(result.weights)
 
 
 def tensor_processor(header: GgufHeader, outline: Any) -> Any:
@@ -91,38 +78,30 @@ def hf_names(outline: Any, processor: Any) -> dict[str, str]:
     return found
 
 
-def load_gguf(
-    name: str, folder: Path, config: Any, how: dict[str, Any], progress: Progress | None = None
-) -> tuple[Any, Any]:
+def load_gguf(plan: ModelPlan, how: dict[str, Any], progress: Progress | None = None) -> tuple[Any, Any]:
     """The transformers model of a GGUF file in plain numbers, and transformers' report.
 
     Args:
-        name: for messages.
-        folder: made by `gguf_folder`.
-        config: of the model.
+        plan: of the model.
         how: further arguments for transformers.
         progress: told of the bytes that were read.
 
     Raises:
-        WeightsError: a tensor holds numbers that are not finite.
+        NotFiniteError: a tensor holds numbers that are not finite.
     """
-    path = gguf_of(folder)
-    assert path is not None, "the folder is made from a GGUF file"
-    header = read_gguf_header(name, path)
+    header, outline = plan.header, plan.outline
+    assert header is not None, "the plan is of a GGUF file"
     if is_gguf_arch_supported(header.architecture):
         how |= {"quantization_config": GgufConfig(dequantize=True), "local_files_only": True}
-        model, report = AutoModelForCausalLM.from_pretrained(folder, config=config, gguf_file=WEIGHTS, **how)
-        check_finite(name, model)
+        model, report = AutoModelForCausalLM.from_pretrained(plan.folder, config=plan.config, gguf_file=WEIGHTS, **how)
+        check_finite(plan.name, model)
         return model, report
-    outline = on_paper(config, "auto", False)
-    tensors = _read(name, path, header, outline, how["dtype"], progress or (lambda *_: None))
+    tensors = _read(plan.name, header, outline, how["dtype"], progress or (lambda *_: None))
     model, report = type(outline).from_pretrained(None, state_dict=tensors, config=outline.config, **how)
     return model, report
 
 
-def _read(
-    name: str, path: Path, header: GgufHeader, outline: Any, dtype: torch.dtype, progress: Progress
-) -> dict[str, Tensor]:
+def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progress: Progress) -> dict[str, Tensor]:
     """The weights by their names in transformers, all of them in memory once, and of the file a piece for each core."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
@@ -133,13 +112,12 @@ def _read(
     def numbers(key: str, begin: int, count: int) -> NDArray[np.float32]:
         tensor = header.tensors[key]
         per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
-        first = header.data_start + tensor.offset + begin // per_block * block_bytes
-        blocks = np.fromfile(path, np.uint8, count // per_block * block_bytes, offset=first)[None]
+        first = tensor.begin + begin // per_block * block_bytes
+        blocks = np.fromfile(tensor.path, np.uint8, count // per_block * block_bytes, offset=first)[None]
         with np.errstate(all="ignore"):
             made: NDArray[np.float32] = quants.dequantize(blocks, GGMLQuantizationType[tensor.kind])[0]
             if not math.isfinite(made.sum(dtype=np.float32)):
-                said = f"the weight `{key}` of `{name}` holds numbers that are not finite"
-                raise WeightsError(said, "copy or download the model again")
+                raise NotFiniteError(key, name)
         return made
 
     def put(key: str, begin: int, into: Tensor) -> int:
@@ -177,12 +155,12 @@ def _read(
         flat = found[place].view(-1)
         jobs += [(put, key, begin, flat[begin : begin + _PIECE]) for begin in range(0, len(flat), _PIECE)]
     total = sum(tensor.num_numbers for tensor in header.tensors.values())
-    done = 0
+    done, num_bytes = 0, sum(path.stat().st_size for path in header.paths)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
             for job in as_completed([pool.submit(*job) for job in jobs]):
                 done += job.result()
-                progress(done / total * path.stat().st_size, path.stat().st_size)
+                progress(done / total * num_bytes, num_bytes)
         finally:
             pool.shutdown(cancel_futures=True)
     return found

@@ -73,7 +73,7 @@ def first_dtype(files: list[Path]) -> str | None:
 
 
 def read_headers(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of files of weights by name, on paper; asked within `on_paper`."""
+    """The tensors of files of weights by name, as fake tensors; asked within `fake_tensors`."""
     found: dict[str, Tensor] = {}
     for path in files:
         if is_pickled(path):
@@ -118,15 +118,8 @@ def differing(files: list[Path], pairs: Mapping[str, str], dtype: torch.dtype) -
         pairs: names of tied tensors and of what each is tied to.
         dtype: in which they are compared, as they would be loaded.
     """
-    rows: dict[str, Tensor] = {}
-    wanted = {*pairs, *pairs.values()}
     with unset_fake_temporarily():
-        for path in files:
-            if is_pickled(path):
-                pickled = read_pickle(path)
-                rows |= {key: pickled[key][:_COMPARED_ROWS].to(dtype) for key in wanted & set(pickled)}
-                continue
-            with safe_open(path, framework="pt") as file:
-                rows |= {key: file.get_slice(key)[:_COMPARED_ROWS].to(dtype) for key in wanted & set(file.keys())}
+        mapped = read_tensors(files, {*pairs, *pairs.values()})
+        rows = {key: tensor[:_COMPARED_ROWS].to(dtype) for key, tensor in mapped.items()}
         both = [(one, other) for one, other in pairs.items() if one in rows and other in rows]
         return [one for one, other in both if not torch.equal(rows[one], rows[other])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -18,6 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm.files.gguf_choice import choose_gguf
 from specdec_cli.lm.files.names import is_hub_name
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
@@ -67,7 +67,7 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
         wanted: the files.
 
     Returns:
-        The model's folder, or its GGUF file.
+        The model's folder, or its GGUF file, the first of several parts.
 
     Raises:
         UsageError: it has several GGUF files, or none of that name.
@@ -85,14 +85,15 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
     names = _file_names(repo, revision, folder)
     if not file and any(fnmatch(one, _PICKLED) for one in names):
         return _snapshot(repo, revision, [*patterns, _PICKLED]) if fetches else folder
-    chosen = _gguf(repo, file, names)
-    if chosen is not None and fetches:
-        folder = _snapshot(repo, revision, [*patterns, glob.escape(chosen)])
-    if chosen is not None and not (folder / chosen).is_file():
+    chosen = choose_gguf(repo, file, names, "has {} GGUF files")
+    if chosen and fetches:
+        folder = _snapshot(repo, revision, [*patterns, *map(glob.escape, chosen)])
+    absent = next((part for part in chosen if not (folder / part).is_file()), None)
+    if absent is not None:
         what = "is not here yet, and its configuration is in it" if not fetches else "could not be downloaded"
-        hint = f"fetch it: `hf download {repo} {chosen}`"
-        raise RunError(f"the GGUF file `{chosen}` of `{repo}` {what}", hint)
-    return folder if chosen is None else folder / chosen
+        hint = f"fetch it: `hf download {repo} {' '.join(chosen)}`"
+        raise RunError(f"the GGUF file `{absent}` of `{repo}` {what}", hint)
+    return folder / chosen[0] if chosen else folder
 
 
 def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> Path:
@@ -119,25 +120,6 @@ def _file_names(repo: str, revision: str | None, folder: Path) -> list[str]:
         with suppress(Exception):
             return sorted(HfApi().list_repo_files(repo, revision=revision))
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def _gguf(repo: str, wanted: str, names: list[str]) -> str | None:
-    """The GGUF file that is meant among a model's files; None where it has none and none is asked for.
-
-    Raises:
-        UsageError: there are several, or none of that name.
-    """
-    ggufs = [one for one in names if one.endswith(".gguf") and not Path(one).name.startswith("mmproj")]
-    exact = [one for one in ggufs if wanted in (one, Path(one).name)]
-    matching = re.compile(rf"(^|[^A-Za-z0-9]){re.escape(wanted)}([^A-Za-z0-9_]|$)", re.IGNORECASE)
-    found = exact or [one for one in ggufs if not wanted or matching.search(one)]
-    if len(found) == 1 or (not found and not wanted):
-        return found[0] if found else None
-    hint = f"name one of them, such as `{repo}:{(found or ggufs or ['FILE.gguf'])[0]}`"
-    if found:
-        some = f" with `{wanted}` in their names" if wanted else ""
-        raise UsageError(f"`{repo}` has {len(found)} GGUF files{some}", hint)
-    raise UsageError(f"`{repo}` has no GGUF file `{wanted}`", hint if ggufs else "leave out what follows the colon")
 
 
 def _fetch_error(name: str, revision: str | None, error: Exception) -> SpecdecError:

@@ -1,8 +1,9 @@
-"""Layouts of quantized weights in checkpoints: for each a function that makes plain numbers [out, in] of its parts."""
+"""Layouts of quantized weights in checkpoints: for each a function that makes numbers [out, in] of its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,26 +28,65 @@ def _groups(scales: Tensor, num_inputs: int, dim: int) -> Tensor:
     return scales.float().repeat_interleave(num_inputs // scales.shape[dim], dim)
 
 
-def gptq(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A weight [out, in] in whole numbers: what is left of each less its group's zero point, times the group's scale.
+
+    Args:
+        unpack: gives the numbers [out, in] int32, 0 to 2^bits - 1.
+        shape: out and in.
+        bits: of each.
+        zeros: [out, groups].
+        scales: [out, groups].
+        group: [in] int64, the group of each input; None where groups follow each other and have one size.
+    """
+
+    unpack: Callable[[], Tensor]
+    shape: tuple[int, int]
+    bits: int
+    zeros: Tensor
+    scales: Tensor
+    group: Tensor | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether its parts fit each other."""
+        num_groups = self.scales.shape[-1]
+        if self.scales.shape != (self.shape[0], num_groups) or self.zeros.shape != self.scales.shape:
+            return False
+        if self.group is None:
+            return num_groups > 0 and self.shape[1] % num_groups == 0
+        return len(self.group) == self.shape[1] and 0 <= int(self.group.min()) <= int(self.group.max()) < num_groups
+
+    def plain(self) -> Tensor:
+        """The weight in float32."""
+        if self.group is None:
+            return scaled(self.unpack(), self.scales, self.zeros)
+        return (self.unpack() - self.zeros[:, self.group]) * self.scales.float()[:, self.group]
+
+
+def gptq(parts: Parts, settings: Mapping[str, Any], _: Any) -> Integers:
     """GPTQ: words along the inputs, zero points less one in the first version of the format."""
     bits = int(settings["bits"])
-    whole, zeros = _unpacked(parts["qweight"], bits, 0), _unpacked(parts["qzeros"], bits, 1)
+    zeros = _unpacked(parts["qzeros"], bits, 1)
     if settings.get("checkpoint_format", "gptq") != "gptq_v2":
         zeros = (zeros + 1) & ((1 << bits) - 1)
-    if "g_idx" in parts:
-        group = parts["g_idx"].long()
-        return ((whole - zeros[group]) * parts["scales"].float()[group]).t()
-    inputs = whole.shape[0]
-    return ((whole - _groups(zeros, inputs, 0)) * _groups(parts["scales"], inputs, 0)).t()
+    group = parts["g_idx"].long() if "g_idx" in parts else None
+    words, scales = parts["qweight"], parts["scales"].t()
+    shape = words.shape[1], words.shape[0] * 32 // bits
+    return Integers(lambda: _unpacked(words, bits, 0).t(), shape, bits, zeros.t(), scales, group)
 
 
-def awq(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor:
+def awq(parts: Parts, _: Mapping[str, Any], __: Any) -> Integers:
     """AWQ's GEMM version: words along the outputs, in the order that its kernel wants."""
     order = torch.tensor(_AWQ_ORDER, device=parts["qweight"].device).argsort()
-    words = [_unpacked(parts[part], 4, 1) for part in ("qweight", "qzeros")]
-    whole, zeros = (word.view(len(word), -1, 8)[..., order].flatten(1) for word in words)
-    inputs = whole.shape[0]
-    return ((whole - _groups(zeros, inputs, 0)) * _groups(parts["scales"], inputs, 0)).t()
+
+    def unpacked(part: str) -> Tensor:
+        words = _unpacked(parts[part], 4, 1)
+        return words.view(len(words), -1, 8)[..., order].flatten(1).t()
+
+    shape = parts["qweight"].shape[1] * 8, parts["qweight"].shape[0]
+    return Integers(lambda: unpacked("qweight"), shape, 4, unpacked("qzeros"), parts["scales"].t())
 
 
 def mlx(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor:
@@ -62,23 +102,33 @@ def bitnet(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor:
     return whole * scale if settings.get("linear_class") == "autobitlinear" else whole / scale
 
 
-def compressed(parts: Parts, _: Mapping[str, Any], shape: list[int] | None) -> Tensor:
-    """compressed-tensors' packed numbers, along the inputs: FP4, or whole ones less half of their range."""
+def compressed(parts: Parts, _: Mapping[str, Any], shape: list[int] | None) -> Tensor | Integers:
+    """compressed-tensors' packed numbers, along the inputs: FP4, or whole ones."""
     packed, scale = parts["weight_packed"], parts["weight_scale"]
     if packed.dtype == torch.uint8:
         return _four_bit_floats(packed, scale, 1 / parts.get("weight_global_scale", torch.ones(1)).float())
     inputs = int(shape[1]) if shape is not None else packed.shape[1] * 8
     bits = 32 // -(-inputs // packed.shape[1])
-    whole = _unpacked(packed, bits, 1)[:, :inputs] - (1 << (bits - 1))
-    zeros: Tensor | int = 0
-    if "weight_zero_point" in parts:
-        zeros = parts["weight_zero_point"]
-        if zeros.dtype == torch.int32:
-            zeros = _unpacked(zeros, bits, 0)[: len(whole)] - (1 << (bits - 1))
-    if "weight_g_idx" in parts:
-        group = parts["weight_g_idx"].long()
-        return (whole - (zeros[:, group] if isinstance(zeros, Tensor) else zeros)) * scale.float()[:, group]
-    return scaled(whole, scale, zeros)
+    zeros = parts.get("weight_zero_point")
+    if zeros is not None and zeros.dtype == torch.int32:
+        zeros = _unpacked(zeros, bits, 0)[: len(packed)]
+    elif zeros is not None:
+        zeros = zeros.int() + (1 << (bits - 1))
+    group = parts["weight_g_idx"].long() if "weight_g_idx" in parts else None
+    zeros_and_scales = _zeros_and_scales(scale, zeros, bits, len(packed))
+    return Integers(
+        lambda: _unpacked(packed, bits, 1)[:, :inputs], (len(packed), inputs), bits, *zeros_and_scales, group
+    )
+
+
+def _zeros_and_scales(scale: Tensor, zeros: Tensor | None, bits: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Zero points, half of the range where there are none, and scales, each [out, groups]."""
+    if scale.dim() < 2:
+        scale = scale.reshape(-1, 1)
+    scale = scale.expand(outputs, -1) if scale.shape == (1, 1) else scale
+    if zeros is None:
+        return torch.full(scale.shape, 1 << (bits - 1), dtype=torch.int32, device=scale.device), scale
+    return zeros.reshape(-1, 1 if zeros.dim() < 2 else zeros.shape[1]).expand(scale.shape), scale
 
 
 def _four_bit_floats(packed: Tensor, scale: Tensor, by: Tensor) -> Tensor:
@@ -137,12 +187,16 @@ def scaled(whole: Tensor, scale: Tensor, zeros: Tensor | int = 0, block: tuple[i
     return (whole.float() - zeros) * by
 
 
-def compressed_whole(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor:
+def compressed_whole(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor | Integers:
     """compressed-tensors' int8 and FP8 weights, one number each."""
-    whole, scale = parts["weight"].float(), _powers(parts["weight_scale"])
-    is_blocks = scale.dim() == 2 and scale.shape[0] not in (1, len(whole))
+    weight, scale, zeros = parts["weight"], _powers(parts["weight_scale"]), parts.get("weight_zero_point")
+    is_blocks = scale.dim() == 2 and scale.shape[0] not in (1, len(weight))
+    if weight.dtype == torch.int8 and not is_blocks:
+        zeros = None if zeros is None else zeros.int() + 128
+        zeros_and_scales = _zeros_and_scales(parts["weight_scale"], zeros, 8, len(weight))
+        return Integers(lambda: weight.int() + 128, (len(weight), weight.shape[1]), 8, *zeros_and_scales)
     block = next(_blocks(settings), None) if is_blocks else None
-    return scaled(whole, scale, parts.get("weight_zero_point", 0), block)
+    return scaled(weight.float(), scale, 0 if zeros is None else zeros, block)
 
 
 def _blocks(settings: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
-from specdec_cli.lm.files.adapter import adapter_files, adapter_of, read_adapter
+from specdec_cli.lm.files.adapter import adapter_files
 from specdec_cli.lm.files.headers import read_headers, read_tensors, tensor_dtypes
 from specdec_cli.lm.files.reading import first_line, quiet
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.files.checkpoint import Checkpoint
 
 _PREFIX = "base_model.model."
 _NAME = "default"  # peft's own for an adapter without a name
@@ -31,48 +34,47 @@ _OWN = re.compile(rf"\.{_NAME}(\.|$)")
 
 
 @torch.no_grad()
-def merged(name: str, folder: Path, model: Any, is_on_paper: bool) -> Any:
+def merged(checkpoint: Checkpoint, model: Any, is_fake: bool) -> Any:
     """A model with an adapter merged into it; the model itself where its folder has none.
 
     Args:
-        name: for messages.
-        folder: made by `adapter_folder`, or of any other model.
+        checkpoint: of the model.
         model: transformers' model of the base, changed in place.
-        is_on_paper: sizes are merged in the place of numbers; asked within `paper.on_paper`.
+        is_fake: sizes are merged in the place of numbers; asked within `fake_tensors`.
 
     Raises:
         RunError: the adapter does not fit its base, or holds numbers that are not finite.
     """
-    path = adapter_of(folder)
-    if path is None:
+    name, folder, content = checkpoint.name, checkpoint.folder, checkpoint.adapter
+    if content is None:
         return model
     files = [folder / file for file in adapter_files(folder)[1:]]
     odd = next(((key, dtype) for file in files for key, dtype in tensor_dtypes(file) if dtype not in _FLOATS), None)
     if odd is not None:
         raise RunError(f"`{odd[0]}` of the adapter `{name}` is {odd[1]}, and adapters are read as floats", _AGAIN)
-    if is_on_paper:
-        return _sized(name, path, model, files)
+    if is_fake:
+        return _sized(name, content, model, files)
     tensors = read_tensors(files)
     broken = next((key for key, one in tensors.items() if not bool(one.isfinite().all())), None)
     if broken is not None:
         raise RunError(f"`{broken}` of the adapter `{name}` holds numbers that are not finite", _AGAIN)
-    return _with(name, path, model, tensors)
+    return _with(name, content, model, tensors)
 
 
-def _with(name: str, path: Path, model: Any, tensors: dict[str, Tensor]) -> Any:
+def _with(name: str, content: Mapping[str, Any], model: Any, tensors: dict[str, Tensor]) -> Any:
     """A model with an adapter's tensors merged into it; numbers and tensors may be on the meta device."""
     with quiet(), _fitting(name):
         _resize(name, model, tensors)
-        adapted = _adapted(name, path, model, tensors)
+        adapted = _adapted(name, content, model, tensors)
         _merge_in_float32(adapted)
         return _unloaded(adapted, model)
 
 
-def _sized(name: str, path: Path, model: Any, files: list[Path]) -> Any:
+def _sized(name: str, content: Mapping[str, Any], model: Any, files: list[Path]) -> Any:
     """A model of fake tensors in the sizes of the merged one, which is made on the meta device: peft takes no fakes."""
     with unset_fake_temporarily(), torch.device("meta"):
         outline = type(model)(copy.deepcopy(model.config))
-        outline = _with(name, path, outline, read_headers(files))
+        outline = _with(name, content, outline, read_headers(files))
     num_tokens = len(outline.get_input_embeddings().weight)
     if num_tokens != len(model.get_input_embeddings().weight):
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
@@ -85,17 +87,17 @@ def _sized(name: str, path: Path, model: Any, files: list[Path]) -> Any:
     return model
 
 
-def _adapted(name: str, path: Path, model: Any, tensors: dict[str, Tensor]) -> Any:
+def _adapted(name: str, content: Mapping[str, Any], model: Any, tensors: dict[str, Tensor]) -> Any:
     """peft's model with every tensor of the adapter in its place."""
-    from peft import PeftConfig, PeftModel, set_peft_model_state_dict
+    from peft import LoraConfig, PeftModel, set_peft_model_state_dict
 
-    config = PeftConfig.from_pretrained(str(path))
-    known = {field.name for field in dataclasses.fields(config)}
-    unknown = next((key for key, value in read_adapter(name, path).items() if value and key not in known), None)
+    known = {field.name for field in dataclasses.fields(LoraConfig)}
+    unknown = next((key for key, value in content.items() if value and key not in known), None)
     if unknown is not None:
-        said = f"the adapter `{name}` says `{unknown}`, which the installed peft does not know"
-        raise RunError(said, "install a newer peft")
-    config.inference_mode = True
+        message = f"the adapter `{name}` says `{unknown}`, which the installed peft does not know"
+        raise RunError(message, "install a newer peft")
+    own_words = {key: value for key, value in content.items() if key in known and key != "peft_type"}
+    config = LoraConfig(**own_words | {"inference_mode": True})
     adapted = PeftModel(model, config)
     _untie(adapted, model)
     report = set_peft_model_state_dict(adapted, tensors)
@@ -148,7 +150,7 @@ def _merge_in_float32(adapted: Any) -> None:
     """Merge layers of 16 bits, so that a sum is rounded once."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for layer in [one for one in adapted.base_model.model.modules() if isinstance(one, BaseTunerLayer)]:
+    for layer in [module for module in adapted.base_model.model.modules() if isinstance(module, BaseTunerLayer)]:
         base = layer.get_base_layer()
         if isinstance(base, (nn.Linear, nn.Embedding, Conv1D)) and base.weight.dtype in (torch.bfloat16, torch.float16):
             dtype = base.weight.dtype
@@ -194,8 +196,8 @@ def _fitting(name: str) -> Iterator[None]:
     except (SpecdecError, MemoryError, torch.OutOfMemoryError):
         raise
     except TypeError as error:
-        said = f"the `adapter_config.json` of `{name}` is not valid: {first_line(error)}"
-        raise UsageError(said, _AGAIN) from error
+        message = f"the `adapter_config.json` of `{name}` is not valid: {first_line(error)}"
+        raise UsageError(message, _AGAIN) from error
     except Exception as error:
         size = re.search(r"size mismatch for (\S+):", str(error))
         raise _misfit(name, f"`{_short(size[1])}` has another shape" if size else first_line(error)) from error

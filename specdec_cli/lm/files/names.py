@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from specdec_cli.errors import UsageError, closest, did_you_mean
 from specdec_cli.files import given_path
@@ -18,6 +19,14 @@ SHAPE = "shape:"
 SHAPES = Path(__file__).parent / "shapes"
 GGUF = ".gguf"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
+_OTHER_NAMES = {
+    **dict.fromkeys(("prompt-lookup", "prompt-lookup-decoding", "pld", "lookup", "lookup-decoding"), "ngram"),
+    **dict.fromkeys(("ngrams", "n-grams", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-cache"), "ngram"),
+    **dict.fromkeys(("ngram-map-k", "ngram-map-k4v"), "ngram"),
+    **dict.fromkeys(("suffix-decoding", "suffix-tree", "suffix-array"), "suffix"),
+}
+"""Names of other engines and papers for drafting methods."""
+NO_BLOCKS = "its weights are not those of a GGUF file, nor whole numbers with scales"
 MODEL_HINT = "give a folder with `config.json` and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`"
 
 
@@ -31,18 +40,40 @@ def is_hub_name(name: str) -> bool:
     return _HUB_NAME.fullmatch(name) is not None
 
 
-def check_own_name(name: str) -> None:
+def folder_and_choice(name: str) -> tuple[Path, str] | None:
+    """The folder and the choice of `FOLDER:CHOICE`, a GGUF model among several in a local folder; None for other names.
+
+    Args:
+        name: of a model.
+    """
+    folder, _, choice = name.rpartition(":")
+    if not folder.strip() or not choice or _exists(given_path(name)):
+        return None
+    path = given_path(folder)
+    return (path, choice) if _exists(path) and path.is_dir() else None
+
+
+def is_local(name: str) -> bool:
+    """Whether a name leads to files on this machine, whole or not, other than those of the hub's cache."""
+    return _exists(given_path(name)) or folder_and_choice(name) is not None
+
+
+def check_own_name(name: str, words: Sequence[str] = ()) -> None:
     """Refuse a built-in model or a shape that there is not.
+
+    Args:
+        name: of a model.
+        words: of our own that may stand in a model's place.
 
     Raises:
         UsageError: there is none of that name.
     """
     if name.startswith("builtin:") and name not in BUILTIN:
-        said = f"unknown built-in model `{name}`{did_you_mean(name, BUILTIN)}"
-        raise UsageError(said, f"the built-in pair is {' and '.join(BUILTIN)}")
+        message = f"unknown built-in model `{name}`{_hint(meant_name(name, words))}"
+        raise UsageError(message, f"the built-in pair is {' and '.join(BUILTIN)}")
     shape = name.removeprefix(SHAPE).partition("?")[0]
     if name.startswith(SHAPE) and shape not in shape_names():
-        known = [SHAPE + one for one in shape_names()]
+        known = [SHAPE + shape_name for shape_name in shape_names()]
         raise UsageError(f"unknown shape `{name}`{did_you_mean(SHAPE + shape, known)}", f"one of {', '.join(known)}")
 
 
@@ -53,26 +84,62 @@ def check_generation_config(wanted: str) -> None:
         UsageError: there is none.
     """
     if wanted not in (AUTO, NONE) and not (given_path(wanted) / GENERATION_FILE).is_file():
-        said = f"`--generation-config {wanted}` is not a folder with a `{GENERATION_FILE}`"
-        raise UsageError(said, f"give {AUTO}, {NONE} or a folder that holds a `{GENERATION_FILE}`")
+        message = f"`--generation-config {wanted}` is not a folder with a `{GENERATION_FILE}`"
+        raise UsageError(message, f"give {AUTO}, {NONE} or a folder that holds a `{GENERATION_FILE}`")
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, words: Sequence[str] = ()) -> None:
     """Refuse a name that leads to no model, as far as this machine can tell.
+
+    Args:
+        name: of a model.
+        words: as `check_own_name` takes them.
 
     Raises:
         UsageError: an unknown built-in model or shape, or a folder or file that is not there.
     """
-    check_own_name(name)
+    check_own_name(name, words)
     path = given_path(name)
     if _is_file(path) and path.suffix != GGUF:
         raise UsageError(f"`{name}` is a file, not a model folder", MODEL_HINT)
     if name.startswith(("builtin:", SHAPE)) or (name.strip() and (path.is_symlink() or _exists(path))):
         return
+    if folder_and_choice(name) is not None:
+        return
     if path.suffix == GGUF and ":" not in name:
         raise UsageError(f"the GGUF file `{name}` does not exist{_neighbour(name, path)}", "check the path")
     if not is_hub_name(name):
-        raise UsageError(f"model folder `{name}` does not exist{_neighbour(name, path)}", MODEL_HINT)
+        meant = _neighbour(name, path) or _hint(meant_name(name, words))
+        raise UsageError(f"model folder `{name}` does not exist{meant}", MODEL_HINT)
+
+
+def check_native(name: str, settings: Any, decoder: str) -> None:
+    """Refuse `compute: native` beside settings that keep it from a model, before the model is looked at.
+
+    Args:
+        name: of the model.
+        settings: how it is loaded: `quantize`, `dtype` and `device`.
+        decoder: the recipe's.
+
+    Raises:
+        UsageError: one does.
+    """
+    obstacles = {
+        NO_BLOCKS: name.startswith(("builtin:", SHAPE)),
+        f"they are to be quantized again, to {settings.quantize}": settings.quantize != "none",
+        f"the decoder is `{decoder}`": decoder != AUTO,
+        "our own decoder does not run in float16": settings.dtype == "float16",
+        "our own decoder runs on a CPU": settings.device.startswith("cuda"),
+    }
+    obstacle = next((obstacle for obstacle, stands in obstacles.items() if stands), None)
+    if obstacle is not None:
+        raise native_error(name, obstacle)
+
+
+def native_error(name: str, obstacle: str) -> UsageError:
+    """The error for a model that was to be computed on as its GGUF file holds it."""
+    message = f"`{name}` cannot be computed on as its file holds it: {obstacle}"
+    return UsageError(message, "leave --compute out (target.compute)")
 
 
 def check_word(name: str, words: Sequence[str], what: str) -> None:
@@ -88,10 +155,32 @@ def check_word(name: str, words: Sequence[str], what: str) -> None:
     """
     if not re.fullmatch(r"[\w-]+", name) or _exists(given_path(name)) or is_downloaded(name):
         return
-    meant = closest(name, words)
-    if meant is not None:
+    meant = meant_name(name, words)
+    if meant in words:
         hint = f"{what}: {', '.join(words)}; for a folder of that name write `./{name}`"
         raise UsageError(f"there is no model `{name}` here; did you mean `{meant}`?", hint)
+
+
+def meant_name(name: str, words: Sequence[str] = ()) -> str | None:
+    """The built-in model, the shape or the word of our own that a name most likely means; a method has no prefix.
+
+    Args:
+        name: that leads nowhere, perhaps another engine's for a drafting method, or one with a number behind it.
+        words: of our own that may stand in a model's place.
+    """
+    prefix, colon, rest = name.partition(":")
+    plain = re.sub("[-_]", "", prefix)
+    if colon and closest(plain, ["builtin"]):
+        method = meant_name(rest, words) if rest not in words else rest
+        half = closest(rest, [builtin.removeprefix("builtin:") for builtin in BUILTIN])
+        return method if method in words or half is None else f"builtin:{half}"
+    known = name.lower().replace("_", "-")
+    other = _OTHER_NAMES.get(known, re.sub(r"-?\d+$", "", known))
+    return other if other in words else closest(name, [*words, *BUILTIN, *(SHAPE + shape for shape in shape_names())])
+
+
+def _hint(meant: str | None) -> str:
+    return "" if meant is None else f"; did you mean `{meant}`?"
 
 
 def is_downloaded(name: str) -> bool:

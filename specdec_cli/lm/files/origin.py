@@ -53,9 +53,15 @@ class Origin:
         return alike and self.has_weights_of(other)
 
 
-def fingerprint(folder: Path, files: Iterable[str]) -> str:
-    """Fingerprint of a checkpoint: 16 hexadecimal digits of a model folder's configuration and weight files."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+def fingerprint(config: bytes, folder: Path, files: Iterable[str]) -> str:
+    """Fingerprint of a checkpoint: 16 hexadecimal digits of a model folder's configuration and weight files.
+
+    Args:
+        config: the bytes of `config.json`.
+        folder: of the model.
+        files: of its weights, by name.
+    """
+    digest = hashlib.sha256(config)
     for name in sorted(files):
         path = folder / name
         digest.update(f"{name} {path.stat().st_size} ".encode())

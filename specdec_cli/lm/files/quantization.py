@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from specdec_cli.errors import RunError, UsageError, WeightsError
+from specdec_cli.errors import NotFiniteError, RunError, UsageError
 from specdec_cli.lm.files.dequantize import is_known, obstacle
 from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.headers import tensor_dtypes
@@ -129,12 +129,11 @@ def check_finite(name: str, model: Any) -> None:
     """Refuse weights that became no numbers when they were dequantized, as broken scales make them.
 
     Raises:
-        WeightsError: one is infinite or NaN.
+        NotFiniteError: one is infinite or NaN.
     """
     for key, parameter in model.named_parameters():
         if not bool(parameter.sum(dtype=torch.float32).isfinite()):
-            said = f"the weight `{key}` of `{name}` holds numbers that are not finite"
-            raise WeightsError(said, "copy or download the model again")
+            raise NotFiniteError(key, name)
 
 
 @torch.no_grad()
@@ -184,8 +183,8 @@ def _quantizer(name: str, given: dict[str, Any], method: str | None) -> Any:
             quantizer = transformers.quantizers.AutoHfQuantizer.from_config(copy.deepcopy(given), pre_quantized=True)
             quantizer.validate_environment(device_map=None, weights_only=True)
     except Exception as error:
-        said = f"`{name}` is quantized by `{method}`, which transformers does not load here: {first_line(error)}"
-        raise RunError(said, _HINT) from error
+        message = f"`{name}` is quantized by `{method}`, which transformers does not load here: {first_line(error)}"
+        raise RunError(message, _HINT) from error
     return quantizer
 
 

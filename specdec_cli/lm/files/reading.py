@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError
 
-_MOST_PARTS = 4096
+_AGAIN = "copy or download the model again"
+MOST_PARTS = 4096
 _COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_nextn_predict_layers"}
     | {"medusa_num_heads", "medusa_num_layers", "num_heads"}
@@ -35,14 +36,36 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         RunError: the file cannot be read, or holds something else.
     """
-    hint = "copy or download the model again"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise RunError(f"`{path}` cannot be read: {first_line(error)}", hint) from error
-    if not isinstance(content, dict):
-        raise RunError(f"`{path}` cannot be read: it holds no JSON object", hint)
-    return content
+        return parse_object(path, path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def parse_object(path: Path, content: bytes) -> dict[str, Any]:
+    """The JSON object that a file holds; `path` is for messages.
+
+    Raises:
+        RunError: it holds something else.
+    """
+    try:
+        found = json.loads(content.decode("utf-8"), object_hook=_special_float)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(path, error) from error
+    if not isinstance(found, dict):
+        raise RunError(f"`{path}` cannot be read: it holds no JSON object", _AGAIN)
+    return found
+
+
+def _special_float(found: dict[str, Any]) -> Any:
+    """The infinity or NaN that transformers writes as an object; other objects as they are."""
+    named = found.get("__float__") if len(found) == 1 else None
+    return float(named) if named in ("Infinity", "-Infinity", "NaN") else found
+
+
+def unreadable(path: Path, error: Exception) -> RunError:
+    """The error for a file that cannot be read."""
+    return RunError(f"`{path}` cannot be read: {first_line(error)}", _AGAIN)
 
 
 def check_counts(path: Path, content: Mapping[str, Any]) -> None:
@@ -56,9 +79,9 @@ def check_counts(path: Path, content: Mapping[str, Any]) -> None:
         RunError: a count is too large.
     """
     for key, value in _values(content):
-        if key in _COUNTS and isinstance(value, int | float) and value > _MOST_PARTS:
-            said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and `{_MOST_PARTS}` is the most"
-            raise RunError(said, "copy or download the model again")
+        if key in _COUNTS and isinstance(value, int | float) and value > MOST_PARTS:
+            message = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and `{MOST_PARTS}` is the most"
+            raise RunError(message, _AGAIN)
 
 
 def check_flags(path: Path, content: Mapping[str, Any]) -> None:
@@ -73,8 +96,8 @@ def check_flags(path: Path, content: Mapping[str, Any]) -> None:
     """
     for key, value in _values(content):
         if key in _FLAGS and value not in (None, False, True):
-            said = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and must be true or false"
-            raise RunError(said, "copy or download the draft again")
+            message = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and must be true or false"
+            raise RunError(message, "copy or download the draft again")
 
 
 def _values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -88,8 +111,8 @@ def _values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def broken_link(path: Path) -> RunError:
     """The error for a link to a file that is not there."""
-    said = f"`{path}` is a link to `{path.readlink()}`, which does not exist"
-    return RunError(said, "copy or download the model again; of a hub's cache, copy `blobs` too")
+    message = f"`{path}` is a link to `{path.readlink()}`, which does not exist"
+    return RunError(message, "copy or download the model again; of a hub's cache, copy `blobs` too")
 
 
 @contextmanager

@@ -67,9 +67,9 @@ def _check_pieces(name: str, path: Path, tokenizer: Any) -> None:
     text = " ".join([word for before, mark, word in words if mark and not before and word.isalpha()][:_NUM_PIECES])
     found = tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
     if found != own.encode(text, out_type=str):
-        said = f"transformers splits text in another way than the tokenizer of `{name}`, the sentencepiece file"
+        message = f"transformers splits text in another way than the tokenizer of `{name}`, the sentencepiece file"
         hint = f"name its `tokenizer_class` in `tokenizer_config.json`, or {_HINT}"
-        raise RunError(f"{said} `{path.name}`", hint)
+        raise RunError(f"{message} `{path.name}`", hint)
 
 
 def _is_ranks(path: Path) -> bool:
@@ -88,8 +88,8 @@ def tokenizer_error(name: str, folder: Path, error: Exception) -> RunError:
     absent = [package for package, is_here in needed.items() if not is_here]
     kind = "tiktoken" if is_ranks else "sentencepiece"
     if not absent:
-        said = f"the tokenizer of `{name}` (`{lone.name}`) does not load: {first_line(error)}"
-        return RunError(*blamed(said, _HINT))
+        message = f"the tokenizer of `{name}` (`{lone.name}`) does not load: {first_line(error)}"
+        return RunError(*blamed(message, _HINT))
     packages = "`, `".join(needed)
     return RunError(
         f"the tokenizer of `{name}` is the {kind} file `{lone.name}`, which takes `{packages}`: `{absent[0]}` is not "

@@ -47,9 +47,9 @@ def described(metadata: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     for key, value in metadata.items():
         if key.endswith(".weight"):
             with suppress(ValueError, RecursionError):
-                said = json.loads(value)
-                if isinstance(said, dict) and said.get("_type") not in (None, "Tensor"):
-                    yield key.removesuffix(".weight"), said
+                message = json.loads(value)
+                if isinstance(message, dict) and message.get("_type") not in (None, "Tensor"):
+                    yield key.removesuffix(".weight"), message
 
 
 def undo_torchao(parts: Parts, _: Mapping[str, Any], said: Any) -> Tensor:

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from specdec_cli.errors import RunError, WeightsError
 from specdec_cli.lm.files.adapter import adapter_files, adapter_of, adapter_words, shown
 from specdec_cli.lm.files.contents import check_pointer
-from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
-from specdec_cli.lm.files.gguf_header import read_gguf_header
+from specdec_cli.lm.files.gguf_folder import gguf_header_of, gguf_links
+from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.headers import is_pickled, not_finite, read_pickle
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 
@@ -26,8 +26,8 @@ def weights_files(name: str, folder: Path) -> list[str]:
         RunError: the folder does not say.
     """
     index = folder / "model.safetensors.index.json"
-    if gguf_of(folder) is not None:
-        return [WEIGHTS]
+    if gguf_links(folder):
+        return gguf_links(folder)
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     if index.is_file():
@@ -58,9 +58,9 @@ def stored_as(name: str, folder: Path, method: str | None) -> str:
         folder: of the model.
         method: its configuration's name for quantized weights; None where it has none.
     """
-    path, adapter = gguf_of(folder), adapter_words(folder)
-    if path is not None:
-        return f"GGUF ({', '.join(read_gguf_header(name, path).kinds)}){adapter}"
+    header, adapter, count = gguf_header_of(name, folder), adapter_words(folder), len(gguf_links(folder))
+    if header is not None:
+        return f"GGUF ({', '.join(header.kinds)}){f' in {count} parts' if count > 1 else ''}{adapter}"
     files = "pickled tensors" if is_pickled(weights_files(name, folder)[0]) else "safetensors"
     return f"{files if method is None else f'{method} in {files}'}{adapter}"
 
@@ -123,7 +123,7 @@ def check_weights(name: str, folder: Path) -> None:
         if not path.is_file():
             raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
         check_pointer(path)
-        if file == WEIGHTS or file.endswith(".json"):
+        if file.endswith((SUFFIX, ".json")):
             continue  # the header was read, or the adapter's configuration, to make the folder
         if is_pickled(file):
             read_pickle(path)
@@ -132,8 +132,8 @@ def check_weights(name: str, folder: Path) -> None:
             with safe_open(path, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            said = first_line(error).removeprefix("Error while deserializing header: ")
-            raise RunError(f"`{path}` is not a whole safetensors file: {said}", hint) from error
+            message = first_line(error).removeprefix("Error while deserializing header: ")
+            raise RunError(f"`{path}` is not a whole safetensors file: {message}", hint) from error
 
 
 def check_numbers(name: str, folder: Path) -> None:
@@ -144,9 +144,9 @@ def check_numbers(name: str, folder: Path) -> None:
         RunError: a file is missing or broken.
     """
     for file in all_files(name, folder):
-        if file == WEIGHTS or file.endswith(".json"):
+        if file.endswith((SUFFIX, ".json")):
             continue
         key = not_finite(shown(folder, file))
         if key is not None:
-            said = f"the weight `{key}` of `{name}` holds numbers that are not finite"
-            raise WeightsError(said, "copy or download the model again")
+            message = f"the weight `{key}` of `{name}` holds numbers that are not finite"
+            raise WeightsError(message, "copy or download the model again")

@@ -1,1 +1,1 @@
-"""The forward pass behind one protocol: our own decoder, transformers' eager, compiled and as CUDA graphs."""
+"""The forward pass behind one protocol: our own decoder, transformers' eager and as CUDA graphs."""

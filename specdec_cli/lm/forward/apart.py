@@ -1,7 +1,7 @@
 """Attention modules that run once for each span of a forward, over its part of the cache.
 
 They count blocks of keys from a sequence's beginning, or choose among a sequence's keys in a way of their own: sparse
-attention by blocks (MiniMax-M3, Qwen4), compressed attention (DeepSeek V4), masks by the number of keys (GPT-Neo, GPT).
+attention by blocks (MiniMax-M3, Qwen4), compressed attention (DeepSeek V4).
 Where bits matter, each query of a few runs alone, so that no neighbour changes the shape of a product.
 """
 
@@ -10,37 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.cache import BlockCache, cache_parameter, running_cache
-from specdec_cli.lm.cache.layout import MOST_ROWS, JoinedKeys, Layout, Span
+from specdec_cli.lm.cache.layout import MOST_ROWS, Layout, Span
 from specdec_cli.lm.cache.span_cache import SpanCache
-from specdec_cli.lm.forward.attention import MIN_ROWS, MaskFunction, RowMasks
+from specdec_cli.lm.forward.attention import MIN_ROWS, RowMasks
 from specdec_cli.lm.forward.implementations import APART
 from specdec_cli.lm.forward.joined import attend_joined
 
 
 def take_apart(model: Any) -> bool:
     """Let the attention modules of a family that needs it run for each span; whether there are any."""
-    num_layers = 0
-    for module in model.modules():
-        if type(module).__module__.endswith(".modeling_openai") and hasattr(module, "_attn"):
-            own, runs = "_attn", _attend_with_cache(module, num_layers)
-        elif type(module).__name__ == "GPTNeoSelfAttention":
-            own, runs = "_attn", _attend_apart(module._attn)
-        elif _is_apart(module):
-            own, runs = "forward", _run_apart(module)
-        else:
-            continue
-        num_layers += 1
-        if own not in vars(module):
-            setattr(module, own, runs)
-    return bool(num_layers)
+    modules = [module for module in model.modules() if _is_apart(module)]
+    for module in modules:
+        if "forward" not in vars(module):
+            module.forward = _run_apart(module)
+    return bool(modules)
 
 
 def _is_apart(module: Any) -> bool:
@@ -61,59 +50,17 @@ def _run_apart(module: Any) -> Callable[..., Any]:
         if cache is None or cache.layout is None:
             return own(hidden_states, *given, **named)
         outputs, num_tokens = [], hidden_states.shape[1]
-        for index, span in _parts(cache.layout, hidden_states):
+        for index, span in parts(cache.layout, hidden_states):
             part = _SpanOf(cache, index, span, num_tokens, module, hidden_states)
             named_part = {key: part.share(one) for key, one in named.items()}
             output = own(part.share(hidden_states), *(part.share(one) for one in given), **named_part)[0]
             outputs.append(output[:, : span.stop - span.start])
-        return _with_company(torch.cat(outputs, 1), num_tokens, 1), None
+        return with_company(torch.cat(outputs, 1), num_tokens, 1), None
 
     return run
 
 
-def _attend_apart(own: Callable[..., Any]) -> Callable[..., Any]:
-    """An attention of queries [1, H, n, D] to joined keys, of which its masks go by the number."""
-
-    @wraps(own)
-    def attend(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        cache = running_cache()
-        if cache is None or cache.layout is None:
-            return own(query, key, value, attention_mask)
-        outputs, spans = [], cache.layout.spans
-        begins = list(accumulate((span.num_keys for span in spans), initial=0))
-        for index, span in _parts(cache.layout, query):
-            keys = slice(begins[index], begins[index] + span.num_keys)
-            outputs.append(own(query[:, :, span.start : span.stop], key[:, :, keys], value[:, :, keys])[0])
-        return _with_company(torch.cat(outputs, 2), query.shape[2], 2), None
-
-    return attend
-
-
-def _attend_with_cache(module: Any, layer_idx: int) -> Callable[..., Any]:
-    """GPT's attention of a whole text [1, H, n, D], which keeps no keys itself, over those in the block cache."""
-    own: Callable[..., Any] = module._attn
-
-    @wraps(own)
-    def attend(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Any:
-        cache = running_cache()
-        if cache is None or cache.layout is None:
-            return own(query, key, value, *given)
-        keys, values = cache.update(key.transpose(2, 3), value, layer_idx)
-        bias = module.bias
-
-        def of_last(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Any:
-            module.bias = bias[:, :, key.shape[2] - query.shape[2] :]
-            return own(query, key.transpose(2, 3), value)
-
-        try:
-            return list(_attend_apart(of_last)(query, keys, values))
-        finally:
-            module.bias = bias
-
-    return attend
-
-
-def _parts(layout: Layout, states: Tensor) -> Iterator[tuple[int, Span]]:
+def parts(layout: Layout, states: Tensor) -> Iterator[tuple[int, Span]]:
     """Spans with their indices, or each query of a few with its span's index.
 
     Without the token that only keeps another one company.
@@ -142,7 +89,7 @@ def _enough(rows: Tensor, dim: int, states: Tensor) -> Tensor:
     return torch.cat((rows, rows.narrow(dim, -1, 1).repeat_interleave(missing, dim)), dim)
 
 
-def _with_company(outputs: Tensor, num_tokens: int, dim: int) -> Tensor:
+def with_company(outputs: Tensor, num_tokens: int, dim: int) -> Tensor:
     """Outputs of all tokens; that of one which only keeps another company is the other's."""
     missing = num_tokens - outputs.shape[dim]
     return torch.cat((outputs, outputs.narrow(dim, -missing, missing)), dim) if missing else outputs
@@ -216,13 +163,3 @@ def attend_span(
         sizes = key.shape[2], query.dtype, query.device
         attention_mask = module.indexer.build_block_mask(blocks, attention_mask, *sizes, position_ids=None)
     return attend_joined(module, query, key, value, attention_mask, **named)
-
-
-def span_masks(*, kv_length: JoinedKeys, mask_function: MaskFunction, **_: Any) -> RowMasks:
-    """Mask function of transformers' interface: masks of all spans, each of which takes its own."""
-    assert isinstance(kv_length, JoinedKeys), "the mask was asked for without the block cache"
-    return RowMasks(kv_length.layout, mask_function)
-
-
-AttentionInterface.register(APART, attend_span)
-AttentionMaskInterface.register(APART, span_masks)

@@ -1,10 +1,11 @@
 """The attention function that transformers calls: each row's queries against that row's keys in the block cache.
 
-Masks come from transformers' own mask functions, evaluated at each row's positions, so sliding windows and their like
-mean here what they mean there. Queries that share a key head are packed as rows of one product (grouped heads cost no
-copy of the keys). Where bits matter (bfloat16 and float16 on a CPU) at least four rows go into every product and the
-number of keys follows from the query's position: measured, the kernel then gives a row the same bits in any company.
-On a GPU a long piece of a prompt goes through torch's causal kernel (FlashAttention), which needs no mask.
+`registration` gives it to transformers, of which it knows nothing. Masks come from transformers' own mask functions,
+evaluated at each row's positions, so sliding windows and their like mean here what they mean there. Queries that share
+a key head are packed as rows of one product (grouped heads cost no copy of the keys). Where bits matter (bfloat16 and
+float16 on a CPU) at least four rows go into every product and the number of keys follows from the query's position:
+measured, the kernel then gives a row the same bits in any company. On a GPU a long piece of a prompt goes through
+torch's causal kernel (FlashAttention), which needs no mask.
 """
 
 from __future__ import annotations
@@ -15,13 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function
 
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.latents import ExpandedStore
 from specdec_cli.lm.cache.layout import Layout, Span
-from specdec_cli.lm.forward.implementations import NAME
 
 MIN_ROWS = 4
 PROMPT_QUERIES = 128
@@ -42,7 +40,7 @@ class RowMasks:
     def is_causal(self, span: Span) -> bool:
         """Whether a span's queries are the last of its positions, and each sees all positions up to its own."""
         ends = span.position + span.stop - span.start
-        return self._allowed in (causal_mask_function, causal) and ends == span.num_keys
+        return self._allowed is causal and ends == span.num_keys
 
     def bias(self, index: int, num_groups: int, dtype: torch.dtype) -> Tensor:
         """Mask of a span, [num_groups × queries, T] with 0 where a query may look and -inf elsewhere."""
@@ -121,7 +119,7 @@ def attend(
         query: [1, H, n, D], all rows' queries.
         key: the layer's store, from `BlockCache.update`.
         value: the same store.
-        attention_mask: from `row_masks`.
+        attention_mask: of the layout.
         scaling: factor of the scores; None is D^-0.5.
         softcap: scores become softcap·tanh(scores / softcap) (Gemma 2).
         s_aux: one sink logit per head [H], which takes probability and gives nothing (gpt-oss).
@@ -207,18 +205,6 @@ def attend_by_hand(
     return torch.matmul(weights.to(values.dtype), values)
 
 
-def row_masks(*, kv_length: Layout | int, mask_function: MaskFunction, **_: Any) -> RowMasks | None:
-    """Mask function of transformers' interface; `kv_length` is the layout (`BlockCache.get_mask_sizes`).
-
-    A number of keys is that of an encoder, which does not run: a decoder asks for its mask all the same.
-    """
-    return RowMasks(kv_length, mask_function) if isinstance(kv_length, Layout) else None
-
-
 def causal(batch_index: Tensor, head_index: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """A query sees its own and earlier positions."""
     return key_positions <= query_positions
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, row_masks)

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import BlockCache
-from specdec_cli.lm.cache.contexts import Moves
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Draw, Tap
-from specdec_cli.lm.forward.forward import CacheShape, joined
+from specdec_cli.lm.forward.forward import CacheShape, score_in_turns
 from specdec_cli.lm.forward.packed import PackedForward
-from specdec_cli.lm.forward.taps import output_layer, run_turns
+from specdec_cli.lm.forward.taps import output_layer
 
 
 class EagerForward:
@@ -51,11 +50,9 @@ class EagerForward:
         self.shape = shape
         self.layouts = layouts
         self.spreads_nan = packed.is_bitwise
-        self.compile_seconds: float | None = None
         self.hooks = packed.hooks
         self._packed = packed
         self._threads = threads
-        self._num_prefix_states = 0
         self.allocate(0)
 
     @property
@@ -70,15 +67,14 @@ class EagerForward:
 
     def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
         """Recreate the cache."""
-        self._num_prefix_states = num_prefix_states
         self.num_slots = num_blocks * self.layouts.block_size + KEY_GRAIN
-        self.cache: BlockCache = self._new_cache()
+        self.cache = BlockCache(self.num_slots, self._packed.has_joined_keys, num_prefix_states)
 
-    def score(self, feeds: Sequence[Feed]) -> Tensor:
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
         for feed in feeds:
             feed.settle()
-        return joined(run_turns(self.layouts, feeds, self.run), self.shape, self.layouts.device)
+        return score_in_turns(self.layouts, feeds, self.run, self.shape.vocab_size)
 
     def run(self, layout: Layout) -> Tensor:
         """One forward; logits [len(wanted), V] float32."""
@@ -86,7 +82,7 @@ class EagerForward:
             return self._packed.run(self.cache, layout)
 
     def guess(
-        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> None:
         """It knows no quicker way than `score`: None."""
 
@@ -128,10 +124,3 @@ class EagerForward:
         for block in blocks:
             for store in self.cache.stores.values():
                 store.wipe(block * self.layouts.block_size, self.layouts.block_size)
-
-    def compile(self, name: str) -> None:
-        """It runs as it is."""
-        raise AssertionError("a model must be loaded for compiling before it is compiled")
-
-    def _new_cache(self) -> BlockCache:
-        return BlockCache(self.num_slots, self._packed.has_joined_keys, self._num_prefix_states)

@@ -1,8 +1,8 @@
-"""The protocol of a model's forward pass and its cache of keys and values. It has four implementations.
+"""The protocol of a model's forward pass and its cache of keys and values. It has three implementations.
 
-`OwnForward` is our C++ decoder, `EagerForward` transformers' forward, `CompiledForward` the same through torch.compile,
-`RecordedForward` the same as CUDA graphs; `lm.decoders` chooses one for a model. Callers hand over feeds: which tokens
-of each row the cache lacks, the blocks they belong in, and how many logits are wanted.
+`OwnForward` is our C++ decoder, `EagerForward` transformers' forward, `RecordedForward` the same as CUDA graphs;
+`lm.decoders` chooses one for a model. Callers hand over feeds: which tokens of each row the cache lacks, the blocks
+they belong in, and how many logits are wanted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Moves
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput, Moves
+from specdec_cli.lm.cache.layout import Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
+from specdec_cli.lm.hidden_states import HiddenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,7 @@ class Forward(Protocol):
 
     @property
     def name(self) -> str:
-        """`own`, or `transformers`, followed by `compiled` and `graphs` where they apply."""
-        ...
-
-    @property
-    def compile_seconds(self) -> float | None:
-        """How long `compile` took; None where it was not called."""
+        """`own`, `transformers`, or `transformers, graphs`."""
         ...
 
     @property
@@ -87,7 +83,7 @@ class Forward(Protocol):
         """Make a snapshot of the states that a sequence keeps after so many tokens."""
         ...
 
-    def score(self, feeds: Sequence[Feed]) -> Tensor:
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """Feed tokens and file their keys and values in the feeds' blocks.
 
         Returns:
@@ -96,7 +92,7 @@ class Forward(Protocol):
         ...
 
     def guess(
-        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations | None:
         """Continue sequences token by token in one call.
 
@@ -131,23 +127,35 @@ class Forward(Protocol):
         """Make blocks safe to be read, masked, by other rows after numbers that are none were filed in them."""
         ...
 
-    def compile(self, name: str) -> None:
-        """Compile and run, so that no later step waits. The cache must be allocated again afterwards.
 
-        Args:
-            name: the model's, for messages.
+def score_in_turns(
+    layouts: Layouts, feeds: Sequence[ForwardInput], run: Callable[[Layout], Tensor], vocab_size: int
+) -> Tensor:
+    """Logits [n, V] of as many forwards as the feeds take; feeds that want hidden states are given them.
 
-        Raises:
-            RunError: there is no C++ compiler, or torch cannot compile this forward.
-        """
-        ...
-
-
-def joined(parts: Sequence[Tensor], shape: CacheShape, device: torch.device) -> Tensor:
-    """Logits [n, V] of several forwards, or of none."""
-    if not parts:
-        return torch.empty(0, shape.vocab_size, device=device)
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    Args:
+        layouts: of the forwards.
+        feeds: in order.
+        run: one forward; puts hidden states into a layout that wants them.
+        vocab_size: V.
+    """
+    is_tapped = any(feed.is_tapped for feed in feeds)
+    logits, states = [], list[HiddenStates]()
+    for layout in layouts.turns(feeds):
+        layout.is_tapped = is_tapped
+        logits.append(run(layout))
+        if layout.states is not None:
+            states.append(layout.states)
+    if states:
+        whole = states[0] if len(states) == 1 else HiddenStates.of(torch.cat([state.tensor() for state in states]))
+        begin = 0
+        for feed in feeds:
+            end = begin + feed.num_tokens
+            feed.states = whole.part(begin, end) if feed.is_tapped else None
+            begin = end
+    if not logits:
+        return torch.empty(0, vocab_size, device=layouts.device)
+    return logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

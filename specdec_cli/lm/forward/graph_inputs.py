@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import MOST_NODES
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput
 
 NOTHING = -1
 """A place, a position or a block that only fills the shape."""
@@ -41,7 +41,7 @@ class Bucket:
         if each is None:
             return None
         if num_rows * each == 1:
-            each = 2  # a token alone would be another compiled forward, and other bits
+            each = 2  # a product of one row would take another kernel, and give other bits
         sizes = (size << i for i in count() for size in (_FEWEST_BLOCKS, _FEWEST_BLOCKS * 3 // 2))
         blocks = next(size for size in sizes if size >= num_blocks)
         return cls(1 << (num_rows - 1).bit_length(), each, blocks)
@@ -84,7 +84,7 @@ class GraphInputs:
         return cls(tokens, places, positions, ancestors, parts[4], parts[5].view(rows, bucket.num_blocks), parts[6])
 
 
-def values(bucket: Bucket, feeds: Sequence[Feed], counts: Sequence[int], more: Sequence[int]) -> list[int]:
+def values(bucket: Bucket, feeds: Sequence[ForwardInput], counts: Sequence[int], more: Sequence[int]) -> list[int]:
     """A step's inputs one after another, as `GraphInputs.views` takes them apart.
 
     Args:
@@ -105,7 +105,7 @@ def values(bucket: Bucket, feeds: Sequence[Feed], counts: Sequence[int], more: S
         places += [*range(feed.keep, feed.keep + num), *nothing]
         positions += [*feed.positions[:num], *nothing]
         ancestors += [*map(_signed, feed.ancestors[:num]), *[0] * missing]
-        tables += [*feed.held.blocks, *[NOTHING] * (bucket.num_blocks - len(feed.held.blocks))]
+        tables += [*feed.sequence.blocks, *[NOTHING] * (bucket.num_blocks - len(feed.sequence.blocks))]
     rows = bucket.num_rows - len(feeds)
     fed = rows * bucket.num_tokens
     # What only fills the shape reads the first place, which is text.

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
-from specdec_cli.lm.cache.unread import Unread, put_in
+from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
@@ -46,11 +46,11 @@ class _Graph:
     replay: Replay
     outputs: Outputs
 
-    def takes(self, unread: Unread | None) -> bool:
+    def takes(self, unread: PendingTokens | None) -> bool:
         """Whether there is room for these tokens."""
         return unread is None or unread.tokens.numel() <= len(self.drafted)
 
-    def run(self, values: list[int], unread: Unread | None = None) -> Outputs:
+    def run(self, values: list[int], unread: PendingTokens | None = None) -> Outputs:
         """Replay it on other inputs; the outputs are overwritten by the next run."""
         if unread is not None:
             self.drafted[: unread.tokens.numel()].copy_(unread.tokens.flatten())
@@ -103,7 +103,7 @@ class Graphs:
         assert bucket is not None, "one token fits a bucket"
         self._recorded(partial(self._score, bucket, False), bucket)
 
-    def score(self, feeds: Sequence[Feed]) -> Tensor | None:
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor | None:
         """Logits [sum of num_logits, V] float32, as `LM.score` gives them; None where no graph is made for so much.
 
         Raises:
@@ -112,7 +112,7 @@ class Graphs:
         lengths = [len(feed.context) - feed.keep for feed in feeds]
         if not all(feed.num_logits for feed in feeds):
             return None
-        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.held.blocks) for feed in feeds))
+        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.sequence.blocks) for feed in feeds))
         if bucket is None:
             return None
         key = bucket, any(feed.is_tapped for feed in feeds)
@@ -137,7 +137,7 @@ class Graphs:
         return logits[: len(wanted)].clone()
 
     def guess(
-        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations | None:
         """Continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
 
@@ -151,7 +151,7 @@ class Graphs:
             RunError: the model's forward cannot be recorded.
         """
         lengths = [feed.num_tokens + 1 - n for feed, n in zip(feeds, counts, strict=True)]
-        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.held.blocks) for feed in feeds))
+        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.sequence.blocks) for feed in feeds))
         if bucket is None:
             return None
         most, kind = max(counts), ChoiceKind.of(draws, num_tokens)
@@ -162,7 +162,7 @@ class Graphs:
         graph, choice = self._guesses[key]
         choice.fill(draws)
         found, *q = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
-        unread = Unread(found[: len(feeds)].clone())
+        unread = PendingTokens(found[: len(feeds)].clone())
         tokens = [unread.stand_ins(row, n) for row, n in enumerate(counts)]
         return Continuations(tokens, unread, drawn_q(draws, counts, q))
 
@@ -264,8 +264,8 @@ def recorded(run: Callable[[], Outputs], device: torch.device, pool: Any, what: 
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        said = f"{what} cannot be recorded: {first_line(error)}"
-        raise RunError(said, "use --decoder transformers") from error
+        message = f"{what} cannot be recorded: {first_line(error)}"
+        raise RunError(message, "use --decoder transformers") from error
 
 
 def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[Replay, Outputs]:

@@ -21,14 +21,12 @@ APART = "specdec_apart"
 _READS_KEYS = {"diffllama", "doge", "inkling2_text", "inkling_text", "jetmoe"}
 # Layers, and a family, whose attention is computed for each span.
 _APART = {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "qwen4_exp_text"}
-# Families with an attention of their own, in a module where another part's can be replaced.
-_FIXED = {"git"}
 
 
 def attention_of(config: Any) -> str:
     """The attention that a family takes: ours where it can be replaced, over joined keys where it reads them."""
     model_class = model_class_of(config)
-    if model_class is not None and (config.model_type in _FIXED or not model_class._can_set_attn_implementation()):
+    if model_class is not None and not model_class._can_set_attn_implementation():
         return "sdpa" if model_class._supports_sdpa else "eager"
     text = config.get_text_config()
     if not _APART.isdisjoint({text.model_type, *(getattr(text, "layer_types", None) or ())}):

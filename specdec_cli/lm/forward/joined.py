@@ -8,20 +8,13 @@ rows in one piece, and the mask is block-diagonal: a query sees keys of its own 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.cache import running_layout
-from specdec_cli.lm.cache.layout import JoinedKeys
-from specdec_cli.lm.forward.attention import MIN_ROWS, MaskFunction, RowMasks, attend_by_hand
-from specdec_cli.lm.forward.implementations import JOINED
-from specdec_cli.lm.kernels.replaced import calls, replace_in
+from specdec_cli.lm.forward.attention import MIN_ROWS, attend_by_hand
 
 
 def attend_joined(
@@ -75,31 +68,13 @@ def attend_joined(
 
     layout = running_layout()
     if layout is not None and layout.is_bitwise:
-        output = _each_sequence(attend, query, key, value, attention_mask)
+        output = each_sequence(attend, query, key, value, attention_mask)
     else:
         output = attend(query, key, value, attn_mask=attention_mask)
     return output.transpose(1, 2).contiguous(), None
 
 
-def attend_apart(model: Any) -> None:
-    """Have attention that cannot be replaced see one sequence at a time: a row has the same bits in any company."""
-    for module in model.modules():
-        if hasattr(type(module), "_attn"):  # CodeGen, GPT-J
-            module._attn = partial(_weightless, MethodType(type(module)._attn, module))
-        elif calls(module, "scaled_dot_product_attention"):  # Falcon
-            alone = F.scaled_dot_product_attention
-            replace_in(module, {alone: partial(_each_sequence, alone)})
-
-
-def _weightless(attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
-    def alone(*given: Tensor, attn_mask: Tensor) -> Tensor:
-        found: Tensor = attend(*given, attn_mask)[0]
-        return found
-
-    return _each_sequence(alone, query, key, value, mask), None
-
-
-def _each_sequence(
+def each_sequence(
     attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, **named: Any
 ) -> Tensor:
     """Attention of joined rows, sequence by sequence.
@@ -126,13 +101,3 @@ def _each_sequence(
         outputs.append(attend(*pieces, attn_mask=mask[:, :, rows, first:last], **named)[:, :, :count])
         first = last
     return torch.cat(outputs, 2)
-
-
-def joined_mask(*, kv_length: JoinedKeys, mask_function: MaskFunction, dtype: torch.dtype, **_: Any) -> Tensor:
-    """Mask function of transformers' interface; `kv_length` knows the layout (`BlockCache.get_mask_sizes`)."""
-    assert isinstance(kv_length, JoinedKeys), "the mask was asked for without the block cache"
-    return RowMasks(kv_length.layout, mask_function).block_diagonal(dtype)
-
-
-AttentionInterface.register(JOINED, attend_joined)
-AttentionMaskInterface.register(JOINED, joined_mask)

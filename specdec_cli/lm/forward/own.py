@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Moves
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
-from specdec_cli.lm.forward.forward import CacheShape, joined
-from specdec_cli.lm.forward.taps import run_turns
+from specdec_cli.lm.forward.forward import CacheShape, score_in_turns
 from specdec_cli.lm.llama.llama import LlamaDecoder
 
 
@@ -28,7 +26,6 @@ class OwnForward:
     can_guess = can_draw = True
     spreads_nan = False
     has_taken_cache = False
-    compile_seconds: float | None = None
     graphs_obstacle: str | None = None
 
     def __init__(self, decoder: LlamaDecoder, layouts: Layouts) -> None:
@@ -40,16 +37,16 @@ class OwnForward:
         """Recreate the cache."""
         self.decoder.allocate(num_blocks * self.layouts.block_size + KEY_GRAIN, self.layouts.block_size)
 
-    def score(self, feeds: Sequence[Feed]) -> Tensor:
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
-        return joined(run_turns(self.layouts, feeds, self.run), self.shape, self.layouts.device)
+        return score_in_turns(self.layouts, feeds, self.run, self.shape.vocab_size)
 
     def run(self, layout: Layout) -> Tensor:
         """One forward; logits [len(wanted), V] float32."""
         return self.decoder.forward(layout)
 
     def guess(
-        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations:
         """Continuations in one call."""
         return self.decoder.guess(self.layouts.of(feeds), counts, draws, num_tokens)
@@ -84,7 +81,3 @@ class OwnForward:
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Nothing: attention reads a row's own keys alone."""
-
-    def compile(self, name: str) -> None:
-        """It was compiled before it was loaded."""
-        raise AssertionError("our own decoder is not for torch to compile")

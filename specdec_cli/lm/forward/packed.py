@@ -1,12 +1,13 @@
 """transformers' own forward over a block cache, and the probe that tells whether a family runs on one.
 
 The probe is the one test that the engine and `doctor` share: the engine runs it on the loaded model, `doctor` on the
-model on paper (`lm.paper`), where it costs no memory and reads no weight.
+model of fake tensors (`lm.files.fake_tensors`), where it costs no memory and reads no weight.
 """
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,32 +16,48 @@ from torch import Tensor
 from specdec_cli.errors import UsageError
 from specdec_cli.libraries import blamed
 from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
-from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span, Stretch
 from specdec_cli.lm.cache.snapshots import Snapshots
+from specdec_cli.lm.files.architecture import carries_state
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
-from specdec_cli.lm.forward.apart import take_apart
 from specdec_cli.lm.forward.attention import RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.implementations import APART, JOINED, NAME
-from specdec_cli.lm.forward.joined import attend_apart
-from specdec_cli.lm.forward.positions import place_tokens, takes_position_ids
-from specdec_cli.lm.forward.taps import TapHooks
+from specdec_cli.lm.forward.taps import TapHooks, decoder_layers
 from specdec_cli.lm.hidden_states import HiddenStates
-from specdec_cli.lm.state.mixers import install
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """The replaced parts of a model that does not run on a block cache through transformers' interfaces alone.
+
+    Args:
+        runs_apart: its attention runs once for each span of a forward.
+        has_biases: positions reach it as biases of its keys.
+        has_state: layers carry a state.
+    """
+
+    runs_apart: bool
+    has_biases: bool
+    has_state: bool
 
 
 class PackedForward:
     """Rows of several sequences in one forward pass of a transformers model.
 
     Args:
-        model: a causal LM, its attention set as `lm.load` does; on paper too.
+        model: a causal LM, its attention set as `lm.load` does; of fake tensors too.
+        name: the model's, for messages.
+        patches: what `lm.families` replaced in it.
         is_bitwise: a row must get the same bits in any company.
+
     """
 
-    def __init__(self, model: Any, is_bitwise: bool = False) -> None:
+    def __init__(self, model: Any, name: str, patches: Patches, is_bitwise: bool = False) -> None:
         self.model = model
+        self.patches = patches
+        self._name = name
         self.device: torch.device = model.device
         attention = model.config.get_text_config()._attn_implementation
         self.has_joined_keys = attention != NAME
@@ -48,16 +65,9 @@ class PackedForward:
         self._cache_name = cache_parameter(model.forward)
         self._is_given_mask = self._cache_name is not None and attention not in (NAME, JOINED, APART)
         self.is_bitwise = is_bitwise
-        self.runs_apart = take_apart(model)
-        if is_bitwise and self._is_given_mask and not self.runs_apart:
-            attend_apart(model)
-        keep_latents(model)
-        _leave_images_out(model.config.get_text_config())
-        self._has_positions = place_tokens(model)
+        self._takes_positions = "position_ids" in known
         self.hooks = TapHooks(model)
-        self.has_state = install(model)
         self._keeps_logits = "logits_to_keep" in known
-        self._takes_positions = takes_position_ids(model)
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
         self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
 
@@ -116,31 +126,32 @@ class PackedForward:
         places = list(range(num_tokens))
         tokens, device = [0] * num_tokens, self.device
         layout = Layout(tokens, places, [span], [piece], wanted=places, num_written=num_tokens, device=device)
-        layout.stretches = [Stretch(0, num_tokens, 0, Snapshots(0, 1))] if self.has_state else []
+        layout.stretches = [Stretch(0, num_tokens, 0, Snapshots(0, 1))] if self.patches.has_state else []
         return self.run(cache, layout)
 
     @on_its_device
-    def probe(self, name: str) -> CacheShape:
+    def probe(self) -> CacheShape:
         """Run two tokens on a cache of their own.
-
-        Args:
-            name: the model's, for messages.
 
         Raises:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
         """
-        kind = self.model.config.model_type
-        if not self._has_positions and not self.has_state:
-            raise _refusal(name, kind, "it takes no position ids")
+        if not (self._takes_positions or self.patches.has_biases or self.patches.has_state):
+            raise not_running(self.model, self._name, "it takes no position ids")
         cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
         try:
             logits = self.attempt(cache, 2)
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
-            raise _refusal(name, kind, _own_words(error)) from error
+            raise not_running(self.model, self._name, _own_words(error)) from error
         if not cache.stores and not cache.states:
-            raise _refusal(name, kind, "it keeps keys and values elsewhere")
+            raise not_running(self.model, self._name, "it keeps keys and values elsewhere")
+        config = self.model.config
+        if not cache.states and carries_state(config) and len(cache.stores) < len(decoder_layers(self.model)):
+            raise not_running(
+                self.model, self._name, "no patch in `specdec_cli.lm.families` fits its layers that carry a state"
+            )
         return CacheShape(
             sum(store.bytes_per_token for store in cache.stores.values()),
             logits.shape[1],
@@ -149,22 +160,18 @@ class PackedForward:
         )
 
 
-def _leave_images_out(text_config: Any) -> None:
-    """Ask for no mask of images, whose parts see each other in both directions (Gemma 4): there is text alone."""
-    if getattr(text_config, "use_bidirectional_attention", None) == "vision":
-        text_config.use_bidirectional_attention = None
+def not_running(model: Any, name: str, why: str) -> UsageError:
+    """The refusal of a model whose forward does not run on a block cache."""
+    it = f"architecture `{model.config.model_type}` of `{name}`"
+    message = f"{it} is not supported: its forward does not run on a block cache ({why})"
+    return UsageError(*blamed(message, f"choose a model of another family ({FAMILIES})"))
 
 
 def _own_words(error: Exception) -> str:
     """The message of an error, or its meaning if it only names the block cache's classes."""
-    said = first_line(error)
-    if "LayerStore" in said:
+    message = first_line(error)
+    if "LayerStore" in message:
         return "its attention reads keys and values itself"
-    if "RowMasks" in said or "Layout" in said:
+    if "RowMasks" in message or "Layout" in message:
         return "it makes or changes attention masks itself"
-    return said
-
-
-def _refusal(name: str, kind: str, why: str) -> UsageError:
-    message = f"architecture `{kind}` of `{name}` is not supported: its forward does not run on a block cache ({why})"
-    return UsageError(*blamed(message, f"choose a model of another family ({FAMILIES})"))
+    return message

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Moves
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
@@ -18,7 +17,7 @@ class RecordedForward:
     """Graphs over the cache of another forward, which runs what no graph is made for.
 
     Args:
-        inner: eager or compiled; its layers are what the graphs record.
+        inner: whose forward the graphs record.
         max_context: most tokens of a context.
     """
 
@@ -36,11 +35,6 @@ class RecordedForward:
     def name(self) -> str:
         """Whose forward it is."""
         return f"{self._inner.name}, graphs"
-
-    @property
-    def compile_seconds(self) -> float | None:
-        """How long torch compiled the layers; None where it did not."""
-        return self._inner.compile_seconds
 
     @property
     def has_taken_cache(self) -> bool:
@@ -68,13 +62,13 @@ class RecordedForward:
         finally:
             self.allocate(0)
 
-    def score(self, feeds: Sequence[Feed]) -> Tensor:
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
         logits = self._graphs.score(feeds)
         return self._inner.score(feeds) if logits is None else logits
 
     def guess(
-        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations | None:
         """Continuations in one graph; None where no graph is made for what is fed first."""
         return self._graphs.guess(feeds, counts, draws, num_tokens)
@@ -111,7 +105,3 @@ class RecordedForward:
     def wipe(self, blocks: Sequence[int]) -> None:
         """Put zeros into blocks."""
         self._inner.wipe(blocks)
-
-    def compile(self, name: str) -> None:
-        """Compile the layers that the graphs record."""
-        self._inner.compile(name)

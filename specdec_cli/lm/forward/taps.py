@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.cache.held import Feed
-from specdec_cli.lm.cache.layout import Layout, Layouts
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
-from specdec_cli.lm.hidden_states import HiddenStates
 
 
 def decoder_layers(model: Any) -> Any:
@@ -27,11 +24,11 @@ def decoder_layers(model: Any) -> Any:
     Raises:
         UsageError: they stand in no list.
     """
-    lists = [one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)]
+    lists = [child for child in model.get_decoder().children() if isinstance(child, torch.nn.ModuleList)]
     if not lists:
-        said = f"the layers of a `{model.config.model_type}` model stand in no list"
+        message = f"the layers of a `{model.config.model_type}` model stand in no list"
         raise UsageError(
-            f"{said}, so its first layers cannot draft and their states cannot be read", "use another draft"
+            f"{message}, so its first layers cannot draft and their states cannot be read", "use another draft"
         )
     return max(lists, key=len)
 
@@ -52,15 +49,19 @@ def check_taps(name: str, taps: Sequence[Tap], config: Any, max_context: int) ->
     hint, num_layers = "choose a draft that was made for this target", config.num_hidden_layers
     wrong = next((tap for tap in taps if tap != "final" and not (isinstance(tap, int) and 0 <= tap < num_layers)), None)
     if wrong is not None:
-        said = f"the draft reads hidden states of layer `{wrong}`, and `{name}` has {num_layers} layers, counted from 0"
-        raise UsageError(said, hint)
+        message = (
+            f"the draft reads hidden states of layer `{wrong}`, and `{name}` has {num_layers} layers, counted from 0"
+        )
+        raise UsageError(message, hint)
     width = getattr(config, "hidden_size", None)
     if "final" in taps and getattr(config, "word_embed_proj_dim", width) != width:
         raise UsageError(f"`{name}` projects its final hidden states to another width than its layers have", hint)
     short_context = long_rope_threshold(config)
     if taps and short_context is not None and short_context < max_context:
-        said = f"hidden states of `{name}` change once a text outgrows {short_context} tokens (long rope)"
-        raise UsageError(said, f"set max_model_len to at most {short_context}, or choose a draft without hidden states")
+        message = f"hidden states of `{name}` change once a text outgrows {short_context} tokens (long rope)"
+        raise UsageError(
+            message, f"set max_model_len to at most {short_context}, or choose a draft without hidden states"
+        )
 
 
 class TapHooks:
@@ -133,28 +134,3 @@ def output_layer(model: Any, hidden: Tensor) -> Tensor:
     finally:
         del decoder.forward
     return logits[0, :num_rows].float().clone()
-
-
-def run_turns(layouts: Layouts, feeds: Sequence[Feed], run: Callable[[Layout], Tensor]) -> list[Tensor]:
-    """Logits of each forward that the feeds take; those that want hidden states are given them.
-
-    Args:
-        layouts: of the forwards.
-        feeds: in order.
-        run: one forward; puts hidden states into a layout that wants them.
-    """
-    is_tapped = any(feed.is_tapped for feed in feeds)
-    logits, states = [], list[HiddenStates]()
-    for layout in layouts.turns(feeds):
-        layout.is_tapped = is_tapped
-        logits.append(run(layout))
-        if layout.states is not None:
-            states.append(layout.states)
-    if states:
-        whole = states[0] if len(states) == 1 else HiddenStates.of(torch.cat([one.tensor() for one in states]))
-        begin = 0
-        for feed in feeds:
-            end = begin + feed.num_tokens
-            feed.states = whole.part(begin, end) if feed.is_tapped else None
-            begin = end
-    return logits

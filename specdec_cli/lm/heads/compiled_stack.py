@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_cli.lm.cache.memory import Arena
 from specdec_cli.lm.files.lengths import long_rope_threshold
@@ -18,7 +18,7 @@ from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, each_layer
 from specdec_cli.lm.llama.caller import Caller
 from specdec_cli.lm.llama.families import FAMILIES, Family, windows_of
-from specdec_cli.lm.llama.llama_weights import Layer, Matrix, Taking
+from specdec_cli.lm.llama.llama_weights import Layer, Matrix, Taking, epsilon_of
 from specdec_cli.lm.llama.model_fields import model_fields, shape_of
 from specdec_cli.lm.llama.rotations import Rotations
 from specdec_cli.lm.llama.structures import ModelFields, matrix_fields
@@ -55,9 +55,10 @@ class CompiledStack(LayerStack):
     ) -> None:
         shape = taking.shape
         super().__init__((len(layers) * shape.num_key_heads, shape.head_size), epsilon)
-        self._caller, self._layers, self._looks_ahead = Caller(), layers, any(layer.ahead for layer in layers)
+        self._caller, self._layers = Caller("plain", dtype), layers
+        self._looks_ahead = any(layer.ahead for layer in layers)
         self._rotations = Rotations(rotary, shape.num_turned, long_rope_threshold(config))
-        self._caller.model = model_fields(config, taking, layers, modules, dtype, epsilon)
+        self._caller.model = model_fields(config, taking, layers, modules, epsilon)
         self._last = ctypes.c_int64(len(layers) - 1)
         self._caller.step.block, self._caller.step.taps = block_size, ctypes.addressof(self._last)
 
@@ -82,7 +83,8 @@ class CompiledStack(LayerStack):
             layers.append(replace(layer, ahead=_ahead(how)))
         for name in [name for name in weights if name.startswith("layers.") and name.endswith("proj.weight")]:
             weights[name] = weights[name].to("meta")
-        rotary, epsilon = LlamaRotaryEmbedding(config), float(config.rms_norm_eps)
+        rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+        epsilon = float(config.rms_norm_eps)
         return cls(config, layers, taking, modules, rotary, epsilon, dtype, block_size)
 
     @classmethod
@@ -90,7 +92,7 @@ class CompiledStack(LayerStack):
         """The layers of a decoder of transformers, whose modules are left without weights."""
         config, norm = decoder.config, decoder.norm
         taking = Taking(shape_of(config, family), family, "plain", Arena())
-        epsilon, dtype = getattr(norm, "variance_epsilon", None) or norm.eps, decoder.dtype
+        epsilon, dtype = epsilon_of(norm), decoder.dtype
         pairs = zip(decoder.layers, windows_of(config, family), strict=True)
         with torch.inference_mode():
             layers = [taking.layer(layer, window, 0) for layer, window in pairs]
@@ -143,12 +145,10 @@ class CompiledProduct:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._caller, self._arena = Caller(), Arena()
+        self._caller, self._arena = Caller("plain", weight.dtype), Arena()
         self._matrix = Matrix.of(weight, bias, "plain", self._arena)
-        kind = DTYPES.index(weight.dtype)
-        self._caller.model = ModelFields(
-            head=matrix_fields(self._matrix), hidden=weight.shape[1], num_taken=1, num_key_heads=1, kind=kind
-        )
+        head = matrix_fields(self._matrix)
+        self._caller.model = ModelFields(head=head, hidden=weight.shape[1], num_taken=1, num_key_heads=1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product [n, out] float32."""

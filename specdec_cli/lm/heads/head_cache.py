@@ -107,7 +107,7 @@ class HeadCache:
     def hold(self, num_blocks: int) -> None:
         """Make room for so many blocks; what was there is lost."""
         self.num_blocks, self.pool = num_blocks, BlockPool(num_blocks)
-        self._held: dict[int, HeadContext] = {}
+        self._sequences: dict[int, HeadContext] = {}
         num_slots = (num_blocks * self.block_size // _SLOTS_GRAIN + 1) * _SLOTS_GRAIN
         shapes = [(num_heads, num_slots, size) for num_heads, size in self._shapes]
         num_keys = prod(shapes[0])
@@ -133,11 +133,11 @@ class HeadCache:
 
     def of(self, handle: int) -> HeadContext:
         """The slots of a sequence; a new one has none and shares none."""
-        return self._held.setdefault(handle, HeadContext())
+        return self._sequences.setdefault(handle, HeadContext())
 
     def find(self, handle: int) -> HeadContext | None:
         """The slots of a sequence; None for an unknown one."""
-        return self._held.get(handle)
+        return self._sequences.get(handle)
 
     def adopt(self, handle: int, context: Sequence[int], salt: str, module: int = 0) -> int:
         """Begin a sequence with the longest prefix of its context that is cached under a salt.
@@ -152,74 +152,74 @@ class HeadCache:
             How many slots it holds: whole blocks. At least that of the context's last token but one is left to feed, as
             the first guess follows from its output.
         """
-        assert handle not in self._held, "a sequence adopts before it is fed"
-        for other in self._held.values():
+        assert handle not in self._sequences, "a sequence adopts before it is fed"
+        for other in self._sequences.values():
             self.publish(other)
         size, first = self.block_size, module + 1  # of the tokens behind slots
         before = block_key(root_key(salt), context[:first])
-        held = self._held[handle] = HeadContext(before)
+        sequence = self._sequences[handle] = HeadContext(before)
         for start in range(0, len(context) - max(module, 1) - size, size):
             before = block_key(before, context[first + start : first + start + size])
             block = self.pool.share(before)
             if block is None:
                 break
-            held.blocks.append(block)
-            held.keys.append(before)
-        num = len(held.blocks) * size
-        held.tokens = list(context[module : first + num]) if num else []
-        held.slots = self._slots(held.blocks)
+            sequence.blocks.append(block)
+            sequence.keys.append(before)
+        num = len(sequence.blocks) * size
+        sequence.tokens = list(context[module : first + num]) if num else []
+        sequence.slots = self._slots(sequence.blocks)
         return num
 
     def cut(self, handle: int, num_slots: int) -> None:
         """Give back what a sequence has adopted behind so many slots, which are whole blocks."""
-        held, num = self._held[handle], num_slots // self.block_size
-        self.pool.free(held.blocks[num:])
-        del held.blocks[num:], held.keys[num:]
-        held.tokens = held.tokens[: num_slots + 1] if num else []
-        held.slots = self._slots(held.blocks)
+        sequence, num = self._sequences[handle], num_slots // self.block_size
+        self.pool.free(sequence.blocks[num:])
+        del sequence.blocks[num:], sequence.keys[num:]
+        sequence.tokens = sequence.tokens[: num_slots + 1] if num else []
+        sequence.slots = self._slots(sequence.blocks)
 
-    def reserve(self, held: HeadContext, num_slots: int) -> None:
+    def reserve(self, sequence: HeadContext, num_slots: int) -> None:
         """Make room for so many slots.
 
         Raises:
             RunError: too few blocks are free.
         """
-        missing = -(-num_slots // self.block_size) - len(held.blocks)
+        missing = -(-num_slots // self.block_size) - len(sequence.blocks)
         if missing <= 0:
             return
         if missing > self.pool.num_free:
-            said = f"the cache of the draft head is full: {missing} blocks wanted, "
-            raise RunError(said + f"{self.pool.num_free} free", "run fewer sequences together")
-        held.blocks += self.pool.allocate(missing, after=held.blocks[-1] if held.blocks else None)
-        held.slots = self._slots(held.blocks)
+            message = f"the cache of the draft head is full: {missing} blocks wanted, "
+            raise RunError(message + f"{self.pool.num_free} free", "run fewer sequences together")
+        sequence.blocks += self.pool.allocate(missing, after=sequence.blocks[-1] if sequence.blocks else None)
+        sequence.slots = self._slots(sequence.blocks)
 
-    def publish(self, held: HeadContext) -> None:
+    def publish(self, sequence: HeadContext) -> None:
         """Make its whole blocks findable, unless their keys or values are no numbers: then its output is none.
 
         On a GPU the host waits for that output. Blocks that a graph has filled are therefore published later: in the
         sequence's next step, when another sequence begins, or when this one ends.
         """
         size = self.block_size
-        news = range(len(held.keys), held.num_kept // size)
-        if held.root is None or not news or not held.outputs[()].isfinite().all():
+        news = range(len(sequence.keys), sequence.num_kept // size)
+        if sequence.root is None or not news or not sequence.outputs[()].isfinite().all():
             return
         for i in news:
-            before = held.keys[-1] if held.keys else held.root
-            held.keys.append(block_key(before, held.tokens[i * size + 1 : (i + 1) * size + 1]))
-            self.pool.publish(held.blocks[i], held.keys[-1])
+            before = sequence.keys[-1] if sequence.keys else sequence.root
+            sequence.keys.append(block_key(before, sequence.tokens[i * size + 1 : (i + 1) * size + 1]))
+            self.pool.publish(sequence.blocks[i], sequence.keys[-1])
 
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
-        held = self._held.pop(handle, None)
-        if held is not None:
-            self.publish(held)
-            self.pool.free(held.blocks)
+        sequence = self._sequences.pop(handle, None)
+        if sequence is not None:
+            self.publish(sequence)
+            self.pool.free(sequence.blocks)
 
     def check(self) -> None:
         """Assert that the pool's books and the sequences' agree."""
-        self.pool.check([block for held in self._held.values() for block in held.blocks])
-        for handle, held in self._held.items():
-            assert len(held.blocks) * self.block_size >= held.num_kept, f"sequence {handle} lacks blocks"
+        self.pool.check([block for sequence in self._sequences.values() for block in sequence.blocks])
+        for handle, sequence in self._sequences.items():
+            assert len(sequence.blocks) * self.block_size >= sequence.num_kept, f"sequence {handle} lacks blocks"
 
     def _slots(self, blocks: Sequence[int]) -> slice | Tensor:
         size = self.block_size

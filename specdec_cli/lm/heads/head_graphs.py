@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.cache.unread import Unread
+from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fill
@@ -194,7 +194,7 @@ class HeadGraphs:
         graph.choice.fill(draws)
         graph.replay()
         found, ends, *q = graph.outputs
-        unread, nums = Unread(found[: len(rows)].clone()), [row.num_tokens for row in rows]
+        unread, nums = PendingTokens(found[: len(rows)].clone()), [row.num_tokens for row in rows]
         tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q)), ends[:, : len(rows)].clone()
 

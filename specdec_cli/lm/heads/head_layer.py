@@ -119,8 +119,8 @@ class HeadLayer:
         """Queries or keys, each [heads, n, head size], with the rotary embedding of positions [n] int64."""
         cos, sin = self._rotary(heads[0][:1], positions[None])
         return [
-            transformers.models.llama.modeling_llama.apply_rotary_pos_emb(one[None], one[None, :0], cos, sin)[0][0]
-            for one in heads
+            transformers.models.llama.modeling_llama.apply_rotary_pos_emb(head[None], head[None, :0], cos, sin)[0][0]
+            for head in heads
         ]
 
     def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
@@ -174,20 +174,21 @@ def read_layer_config(name: str, kind: Any, content: Mapping[str, Any]) -> Any:
             config = kind.from_dict(dict(content))
             transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     except Exception as error:
-        said = f"the configuration of `{name}` is not valid: {first_line(error)}"
-        raise RunError(said, "copy or download the draft again") from error
+        message = f"the configuration of `{name}` is not valid: {first_line(error)}"
+        raise RunError(message, "copy or download the draft again") from error
     if config.hidden_act not in transformers.activations.ACT2FN:
-        said = f"the layers of `{name}` have the activation `{config.hidden_act}`, which is not supported"
-        raise UsageError(said, "choose another draft, or `--draft ngram`")
+        message = f"the layers of `{name}` have the activation `{config.hidden_act}`, which is not supported"
+        raise UsageError(message, "choose another draft, or `--draft ngram`")
     return config
 
 
-def layer_shapes(config: Any, width: int) -> dict[str, tuple[int, ...]]:
-    """The tensors that a layer must have and their shapes.
+def layer_shapes(config: Any, width: int, start: str = "") -> dict[str, tuple[int, ...]]:
+    """The tensors that a layer must have and their shapes, but for the norm before attention.
 
     Args:
         config: as for `HeadLayer`.
         width: of what attention reads.
+        start: before their names.
     """
     hidden, size = int(config.hidden_size), head_size(config)
     queries, keys = int(config.num_attention_heads) * size, int(config.num_key_value_heads) * size
@@ -208,7 +209,12 @@ def layer_shapes(config: Any, width: int) -> dict[str, tuple[int, ...]]:
     if getattr(config, "mlp_bias", False):
         names = ("gate", "up", "down")
         shapes |= {f"mlp.{name}_proj.bias": shapes[f"mlp.{name}_proj.weight"][:1] for name in names}
-    return shapes
+    return {start + name: shape for name, shape in shapes.items()}
+
+
+def cached_numbers(config: Any, num_layers: int) -> int:
+    """Numbers that so many layers keep of each token, as keys and values."""
+    return 2 * num_layers * int(config.num_key_value_heads) * head_size(config)
 
 
 def head_size(config: Any) -> int:

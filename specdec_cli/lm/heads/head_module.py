@@ -18,12 +18,12 @@ class NewNodes:
     """Drafted nodes of one sequence that a module is to run.
 
     Args:
-        held: the sequence, as the module has it.
+        sequence: as the module has it.
         paths: of the nodes.
         begin: position of a node of depth 1.
     """
 
-    held: HeadContext
+    sequence: HeadContext
     paths: list[Path]
     begin: int
 
@@ -43,34 +43,38 @@ class HeadModule:
     def __init__(self, head: Head, cache: HeadCache) -> None:
         self.head, self.cache = head, cache
 
-    def extend(self, held: HeadContext, text: Sequence[int], features: Tensor) -> Tensor:
+    def extend(self, sequence: HeadContext, text: Sequence[int], features: Tensor) -> Tensor:
         """Take further kept slots, and run masks behind them in the same pass, as a drafted path.
 
         Args:
-            held: the sequence, with room for them.
+            sequence: with room for them.
             text: what the module reads, to the token behind the last new slot.
             features: of the new slots [n, hidden].
 
         Returns:
             The layer's outputs [n or n + 1, hidden]: of the last slot before them, if there was one, and of them.
         """
-        first, end = held.num_kept, held.num_kept + len(features)
-        outputs = [held.outputs[()][None]] if () in held.outputs else []
+        first, end = sequence.num_kept, sequence.num_kept + len(features)
+        outputs = [sequence.outputs[()][None]] if () in sequence.outputs else []
         if end > first:
-            num_masks = held.num_masks
+            num_masks = sequence.num_masks
             masks, most = self.masks(num_masks), end + num_masks
+            shift, given = (0 if self.head.reads_before else 1), features
+            if self.head.reads_before:
+                before = sequence.outputs.get((), torch.zeros_like(features[0]))
+                features = torch.cat([before[None], features[:-1]])
             if masks:
                 features = torch.cat([features, self.head.recycled(features[:1]).expand(num_masks, -1)])
-            feed = LayerFeed(self.cache.keys, self.cache.values, held.slots, range(first, most), most)
+            feed = LayerFeed(self.cache.keys, self.cache.values, sequence.slots, range(first, most), most)
             positions = torch.arange(first, most, device=features.device)
-            tokens = [*text[first + 1 : end + 1], *masks]
+            tokens = [*text[first + shift : end + shift], *masks]
             found = self.head.run(self.head.embed(tokens), features, positions, [feed])
             outputs.append(found[: end - first])
-            held.outputs[()] = outputs[-1][-1]
-            held.tokens += text[len(held.tokens) : end + 1]
+            sequence.outputs[()] = given[-1] if self.head.reads_before else outputs[-1][-1]
+            sequence.tokens += text[len(sequence.tokens) : end + 1]
             paths = [masks[: i + 1] for i in range(num_masks)]
-            held.outputs |= dict(zip(paths, found[end - first :], strict=True))
-            held.nodes |= {path: end + i for i, path in enumerate(paths)}
+            sequence.outputs |= dict(zip(paths, found[end - first :], strict=True))
+            sequence.nodes |= {path: end + i for i, path in enumerate(paths)}
         return torch.cat(outputs) if outputs else features
 
     def masks(self, num: int) -> Path:
@@ -89,29 +93,29 @@ class HeadModule:
         """
         feeds, positions = [], []
         for new in news:
-            held, paths = new.held, new.paths
-            places = held.new_places(paths)
-            held.nodes |= dict(zip(paths, places, strict=True))
-            end = 1 + max(held.nodes.values())
-            self.cache.reserve(held, end)
-            visible = _visible(held, paths, end, features.device)
-            feeds.append(LayerFeed(self.cache.keys, self.cache.values, held.slots, places, end, visible))
+            sequence, paths = new.sequence, new.paths
+            places = sequence.new_places(paths)
+            sequence.nodes |= dict(zip(paths, places, strict=True))
+            end = 1 + max(sequence.nodes.values())
+            self.cache.reserve(sequence, end)
+            visible = _visible(sequence, paths, end, features.device)
+            feeds.append(LayerFeed(self.cache.keys, self.cache.values, sequence.slots, places, end, visible))
             positions += [new.begin + len(path) - 1 for path in paths]
         tokens = [path[-1] for new in news for path in new.paths]
         at = torch.tensor(positions, dtype=torch.long, device=features.device)
         output = iter(self.head.run(self.head.embed(tokens), features, at, feeds))
         for new in news:
-            new.held.outputs |= {path: next(output) for path in new.paths}
+            new.sequence.outputs |= {path: next(output) for path in new.paths}
 
 
-def _visible(held: HeadContext, paths: Sequence[Path], end: int, device: torch.device) -> Tensor | None:
+def _visible(sequence: HeadContext, paths: Sequence[Path], end: int, device: torch.device) -> Tensor | None:
     """The places that each new node attends to: the kept ones, those of the nodes on its path, and its own."""
-    depth = max(len(path) for path in held.nodes) - min(len(path) for path in held.nodes) + 1
-    if depth == len(held.nodes) and held.nodes[paths[-1]] == end - 1 and len(paths) <= depth:
+    depth = max(len(path) for path in sequence.nodes) - min(len(path) for path in sequence.nodes) + 1
+    if depth == len(sequence.nodes) and sequence.nodes[paths[-1]] == end - 1 and len(paths) <= depth:
         return None  # along a chain each sees all there is
     visible = torch.zeros(len(paths), end, dtype=torch.bool)
-    visible[:, : held.num_kept] = True
+    visible[:, : sequence.num_kept] = True
     for row, path in zip(visible, paths, strict=True):
         ways = (path[: depth + 1] for depth in range(len(path)))
-        row[[held.nodes[way] for way in ways if way in held.nodes]] = True
+        row[[sequence.nodes[way] for way in ways if way in sequence.nodes]] = True
     return visible.to(device)

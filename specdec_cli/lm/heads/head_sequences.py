@@ -7,22 +7,28 @@ later. The last module goes on for all tokens that have no module of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from specdec_cli.drafted import Drafted
+from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.budget import count_in
 from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
+from specdec_cli.lm.forward.forward import on_its_device
+from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, Path
+from specdec_cli.lm.heads.head_graphs import HeadChainRow, HeadGraphs
+from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.cache.pending_tokens import PendingTokens
+    from specdec_cli.lm.door import LM, Continuations
 
 _CHUNK = 512  # slots of a prompt that attend at once, so that a long prompt's mask stays small
 
@@ -44,15 +50,40 @@ class HeadRow:
     is_pruned: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Logits of sequences' next tokens, all from one pass.
+
+    Args:
+        logits: of each sequence [depth, V] float32; where `behind` is there, of the drafted vocabulary alone.
+        states: of each sequence [depth, hidden], which `behind` and `confidence` read.
+        behind: logits [n, V] of rows of `logits` and `states` behind the tokens before them; None where no token
+            before changes them.
+        confidence: P [n] that a token of such rows of `states` is accepted; None without a head for it.
+    """
+
+    logits: list[Tensor]
+    states: list[Tensor] | None = None
+    behind: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
+    confidence: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+
+
 class HeadSequences:
-    """Runs a head over sequences.
+    """Runs a head over sequences: their keys and values, and the head's own way of drafting behind them.
+
+    A head that drafts from its own outputs gives `logits` of drafted nodes, or whole chains by `guess` where these are
+    recorded as CUDA graphs, as the target's own steps are. One that drafts all tokens in a pass has `ahead`.
 
     Args:
         heads: its modules, loaded.
         target: the loaded target, whose dtype, device, context limit and blocks are the head's.
         name: of the draft, for messages.
+        recorded_taps: the target's states at each position, for recording chains; 0 records none.
 
     Attributes:
+        graphs_obstacle: why it records no graphs beside a target that does; None where it does, or where the target has
+            none.
+        last_guess: the tokens that `guess` gave last, for its caller to look at once they are read.
         modules: each with its cache.
         device: where it runs.
         block_size: slots in a block.
@@ -60,29 +91,60 @@ class HeadSequences:
         vocab_size: V, the width of its logits.
     """
 
-    def __init__(self, heads: Sequence[Head], target: LM, name: str) -> None:
+    has_cache = True
+
+    def __init__(self, heads: Sequence[Head], target: LM, name: str, recorded_taps: int = 0) -> None:
         where = target.dtype, target.device, target.block_size
-        self.modules = [HeadModule(one, HeadCache(one.key_shape, one.value_shape, *where)) for one in heads]
+        self._graphs: HeadGraphs | None = None
+        self.last_guess: PendingTokens | None = None
+        self.graphs_obstacle: str | None = None
+        self.modules = [HeadModule(head, HeadCache(head.key_shape, head.value_shape, *where)) for head in heads]
         self.cache = self.modules[0].cache
-        self.device, self.block_size, self.vocab_size = target.device, target.block_size, target.vocab_size
+        self.device, self.block_size, self.vocab_size = target.device, target.block_size, heads[0].vocab_size
         self._name, self._max_context = name, target.max_context
         self.hold(target.num_blocks)
         count_in(self)
+        if recorded_taps and target.recording != "none":
+            self._record(target, recorded_taps)
+
+    @on_its_device
+    def _record(self, target: LM, num_taps: int) -> None:
+        """Record a chain on trial.
+
+        Raises:
+            RunError: graphs were asked for, and this head cannot be recorded.
+        """
+        like = target.embed([0])
+        graphs = HeadGraphs(self.modules, self._name, (num_taps, like.shape[-1]), like)
+        try:
+            graphs.try_out()
+        except RunError as error:
+            if target.recording == "required":
+                raise
+            self.graphs_obstacle = error.message
+            return
+        graphs.drop()
+        self._graphs = graphs
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether `guess` drafts chains."""
+        return self._graphs is not None
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens that it drafts one after another: as many as are wanted."""
-        return None
+        """Tokens that it drafts one after another; None drafts as many as are wanted."""
+        return self.modules[0].head.most_tokens
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Parameters of the head, and bytes of these and of the keys and values."""
-        return sum(one.numel() for one in self._weights), self.weight_bytes + self._cache_bytes
+        return sum(weight.numel() for weight in self._weights), self.weight_bytes + self._cache_bytes
 
     @property
     def weight_bytes(self) -> int:
         """Memory of its own weights."""
-        return sum(one.nbytes for one in self._weights)
+        return sum(weight.nbytes for weight in self._weights)
 
     @property
     def promised_bytes(self) -> int:
@@ -92,7 +154,7 @@ class HeadSequences:
     @property
     def _weights(self) -> list[Tensor]:
         """Its tensors, those that modules share once."""
-        return list({id(one): one for module in self.modules for one in module.head.weights.values()}.values())
+        return list({id(weight): weight for module in self.modules for weight in module.head.weights.values()}.values())
 
     @property
     def _block_bytes(self) -> int:
@@ -104,7 +166,8 @@ class HeadSequences:
 
     def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
         """Caches for so many sequences, each with room for a whole context and drafted nodes, as the target's."""
-        sizes = num_seqs, self._max_context, target_context, num_drafted, self.block_size
+        rows = max(num_drafted, self.modules[0].head.num_rows)
+        sizes = num_seqs, self._max_context, target_context, rows, self.block_size
         return CacheNeed(self._name, self._block_bytes, draft_blocks_wanted(*sizes))
 
     def hold(
@@ -114,23 +177,30 @@ class HeadSequences:
         extra_tokens: int | None = None,
         num_prefix_states: int | None = None,
     ) -> None:
-        """Recreate the caches with so many blocks, which any number of sequences share."""
+        """Recreate the caches with so many blocks, which any number of sequences share; graphs hold the old ones."""
+        if self._graphs is not None:
+            self._graphs.drop()
         self.num_blocks = num_blocks
         for module in self.modules:
             module.cache.hold(num_blocks)
 
     def num_kept(self, handle: int) -> int:
         """Positions of a sequence whose states it was fed, or adopted."""
-        held = self.cache.find(handle)
-        return held.num_kept if held else 0
+        sequence = self.cache.find(handle)
+        return sequence.num_kept if sequence else 0
 
     def can_draft(self, handle: int) -> bool:
         """Whether the output is there that a first guess follows from."""
-        held = self.cache.find(handle)
-        return held is not None and () in held.outputs
+        sequence = self.cache.find(handle)
+        return sequence is not None and () in sequence.outputs
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """Begin a sequence with the longest prefix of its context that all modules have; how many positions that is."""
+        """Begin a sequence with the longest prefix of its context that all modules have; how many positions that is.
+
+        A head that reads the states before a token has none: its next row would need those of a position not fed.
+        """
+        if self.modules[0].head.reads_before:
+            return 0
         caches = [module.cache for module in self.modules]
         num = min(cache.adopt(handle, context, salt, m) for m, cache in enumerate(caches))
         for cache in caches:
@@ -143,26 +213,28 @@ class HeadSequences:
             module.cache.release(handle)
 
     @torch.inference_mode()
-    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], masks: Sequence[int] | None = None) -> None:
+    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], depths: Sequence[int]) -> None:
         """Take the target's states of positions that were kept; what was drafted in their place is forgotten.
 
         Args:
             new: of each sequence its handle, its context, and the states [n, taps, target hidden] of the last n
                 positions that a token follows.
-            masks: for each, how many masks to run in the same pass; None runs none.
+            depths: for each, how many tokens are wanted behind it: masks for these run in the same pass.
 
         Raises:
             RunError: too few blocks are free.
         """
-        for (handle, context, features), num_masks in zip(new, masks or [0] * len(new), strict=True):
+        has_masks = self.modules[0].head.mask_token is not None
+        for (handle, context, features), depth in zip(new, depths, strict=True):
+            num_masks = depth - 1 if has_masks else 0
             first = len(context) - 1 - len(features)
             if self.num_kept(handle) == len(context) - 1:
                 continue  # it is asked again in the same step, after another row had no distribution
             assert first == self.num_kept(handle), "each kept position's features come once"
             for m, module in enumerate(self.modules):
-                held = module.cache.of(handle)
-                held.forget_nodes()
-                module.cache.reserve(held, len(context) - 1 - m + num_masks)
+                sequence = module.cache.of(handle)
+                sequence.forget_nodes()
+                module.cache.reserve(sequence, len(context) - 1 - m + num_masks)
             for begin in range(0, len(features), _CHUNK):
                 end = min(begin + _CHUNK, len(features))
                 self.cache.of(handle).num_masks = num_masks if end == len(features) else 0
@@ -193,18 +265,69 @@ class HeadSequences:
         return self._logits_of([(row.handle, row.drafted.tokens_to(end)) for row in rows for end in row.ends])
 
     @torch.inference_mode()
-    def depth_logits(self, handles: Sequence[int], depths: Sequence[int]) -> Tensor:
-        """Logits [sum of depths, V] float32 of each sequence's next tokens, of a head that drafts from masks.
+    def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        """All next tokens' logits from one pass, of a head that drafts so; see `Head.ahead`."""
+        return self.modules[0].head.ahead(self, ends)
+
+    def masked_logits(self, ends: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Logits [depth, V] float32 of each sequence's last kept position and of the masks behind it.
 
         Args:
-            handles: the sequences.
-            depths: of each, how many tokens.
+            ends: of each sequence its handle, and how many tokens are wanted.
+        """
+        masks, depths = self.modules[0].masks, [depth for _, depth in ends]
+        return list(torch.split(self._logits_of([(one, masks(i)) for one, num in ends for i in range(num)]), depths))
+
+    def new_rows(self, handle: int, num: int) -> LayerFeed:
+        """So many new slots of a sequence, behind its kept ones.
 
         Raises:
             RunError: too few blocks are free.
         """
-        masks = self.modules[0].masks
-        return self._logits_of([(one, masks(i)) for one, num in zip(handles, depths, strict=True) for i in range(num)])
+        sequence = self.cache.of(handle)
+        first, end = sequence.num_kept, sequence.num_kept + num
+        self.cache.reserve(sequence, end)
+        return LayerFeed(self.cache.keys, self.cache.values, sequence.slots, range(first, end), end)
+
+    @on_its_device
+    @torch.inference_mode()
+    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> Continuations:
+        """Take the target's states of some sequences and draft a chain behind each, in one graph.
+
+        More states than a graph is made for are taken before it.
+
+        Args:
+            rows: the sequences; of each there are new states, or the output that a first guess follows from.
+            num_tokens: V, the real vocabulary; no token is beyond it.
+
+        Raises:
+            RunError: too few blocks are free, or the head cannot be recorded.
+        """
+        assert self._graphs is not None, "a head drafts in graphs once it was recorded"
+        news = [self._only_new(row) for row in rows]
+        for row in news:
+            for m, module in enumerate(self.modules):
+                sequence = module.cache.of(row.handle)
+                sequence.forget_nodes()
+                module.cache.publish(sequence)
+                module.cache.reserve(sequence, len(row.context) - 2 - m + row.num_tokens)
+        continuations, ends = self._graphs.guess(news, num_tokens)
+        for i, row in enumerate(news):
+            for m, (module, its) in enumerate(zip(self.modules, ends, strict=True)):
+                module.cache.of(row.handle).extend(row.context[m:], its[i])
+        self.last_guess = continuations.unread
+        return continuations
+
+    def _only_new(self, row: HeadChainRow) -> HeadChainRow:
+        """A row with the states that its sequence lacks; those of a long text are taken at once."""
+        if row.features is None or self.num_kept(row.handle) == len(row.context) - 1:
+            return replace(row, features=None)
+        first = len(row.context) - 1 - len(row.features)
+        assert first == self.num_kept(row.handle), "each kept position's features come once"
+        if len(row.features) <= MOST_TOKENS:
+            return row
+        self.feed([(row.handle, row.context, row.features)], [row.num_tokens])
+        return replace(row, features=None)
 
     def _logits_of(self, wanted: Sequence[tuple[int, Path]]) -> Tensor:
         outputs: dict[int, list[Tensor]] = {}
@@ -246,11 +369,11 @@ class HeadSequences:
 
         A node up to depth m reads the module before it, at a slot that the text may be too short to have.
         """
-        found: dict[int, list[Path]] = {}
+        missing: dict[int, list[Path]] = {}
         for handle, path in wanted:
             known, begin = self.modules[m].cache.of(handle).outputs, self.num_kept(handle) - m
             depths = range(1, min(len(path), m) + 1) if source < m else range(m + 1, len(path) + 1)
             ways = [path[:depth] for depth in depths if begin + depth > 0]
-            news = found.setdefault(handle, [])
+            news = missing.setdefault(handle, [])
             news += [way for way in ways if way not in known and way not in news]
-        return {handle: paths for handle, paths in found.items() if paths}
+        return {handle: paths for handle, paths in missing.items() if paths}

@@ -3,61 +3,199 @@
 Head i, counted from 0, reads the state behind the target's final norm at position t and predicts the token at
 t + 2 + i, as the target itself predicts t + 1. It adds SiLU(W h + b) to the state h, once for every residual block, and
 has an output layer of its own. Heads keep no keys and values and know no positions: a sequence is its last state.
+
+Sources: FasterDecoding/Medusa (`medusa_model.py`) and vLLM 0.32 (`models/medusa.py`), whose converted names are the
+common ones here. The authors' configuration has no sizes, which follow from the tensors; it may also count fewer heads
+than its file has, and their code runs all of them. A converted folder runs as many as its `num_heads` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
-from specdec_cli.lm.heads.head_shapes import check_shapes
-from specdec_cli.lm.heads.head_tensors import read_head_tensors
-from specdec_cli.lm.heads.medusa_files import MedusaConfig
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.draft_formats import DraftFolder
+from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.head import checked_tensors, spread
+from specdec_cli.lm.heads.head_sequences import Ahead
+from specdec_cli.lm.heads.head_tensors import stored_shapes
+from specdec_cli.lm.heads.published import AGAIN, PublishedDraft
 from specdec_cli.lm.heads.stacks import product_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
+
+_OWN_NAME = re.compile(r"(?P<head>\d+)\.(?P<layer>\d+)\.(?P<linear>linear\.)?(?P<part>weight|bias)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaDraft(PublishedDraft):
+    """Medusa heads by their folder. Sizes are None where neither it nor the tensors say them yet.
+
+    Args:
+        file_format: who writes such folders: `Medusa` or `vLLM`.
+        num_heads: drafted tokens.
+        num_layers: residual blocks of each head.
+        num_rows: of an output layer's weight, which may hold more tokens than are drafted.
+        has_bias: whether residual blocks add one; None takes those that are there.
+        shares_output: all heads have one output layer.
+    """
+
+    ids_tensor: ClassVar[str] = "token_map"
+
+    file_format: str
+    num_heads: int
+    num_layers: int
+    num_rows: int | None
+    has_bias: bool | None
+    shares_output: bool
+
+    def __str__(self) -> str:
+        """For people: how many tokens they draft, and which."""
+        kind = "Medusa heads" + (", vLLM format" if self.file_format == "vLLM" else "")
+        known = self.draft_vocab_size is not None and self.vocab_size is not None
+        tokens = f"; {self.draft_vocab_size} of {self.vocab_size} tokens" if known else ""
+        return f"{kind}: read the final hidden states; draft up to {self.num_heads} tokens in one pass{tokens}"
+
+    @property
+    def kv_numbers(self) -> int:
+        """None are kept: heads read one hidden state alone."""
+        return 0
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the residual blocks and the output layers."""
+        size, rows, drafted = self.target_hidden_size or 0, self.num_rows or 0, self.draft_vocab_size or 0
+        bias = "bias?" if self.has_bias is None else "bias"
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i in range(self.num_heads):
+            for j in range(self.num_layers):
+                shapes[f"blocks.{i}.layers.{j}.weight"] = (size, size)
+                if self.has_bias is not False:
+                    shapes[f"blocks.{i}.layers.{j}.{bias}"] = (size,)
+            shapes[f"lm_heads.{i}.weight{'?' if self.shares_output else ''}"] = (rows, size)
+        if self.shares_output:
+            shapes["lm_head.weight?"] = (rows, size)
+        shapes["token_map" if self.is_reduced else "token_map?"] = (drafted,)
+        return shapes
+
+    def reads(self, name: str) -> bool:
+        """All tensors but those of heads that are left out, and biases that the configuration denies."""
+        head = re.match(r"(?:blocks|lm_heads)\.(\d+)\.", name)
+        is_left_out = head is not None and int(head[1]) >= self.num_heads
+        return not is_left_out and not (self.has_bias is False and name.endswith(".bias"))
+
+    def drafted_ids(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """By `token_map`, where they draft fewer tokens than the target has."""
+        return tensors.get("token_map") if self.is_reduced else None
+
+    @staticmethod
+    def common_name(name: str) -> str:
+        """As in folders that were converted for vLLM."""
+        name = re.sub(r"^medusa_heads?\.", "", name)
+        own = _OWN_NAME.fullmatch(name)
+        if own is None:
+            return name
+        if own["linear"]:
+            return f"blocks.{own['head']}.layers.{own['layer']}.{own['part']}"
+        return f"lm_heads.{own['head']}.{own['part']}"
+
+
+def read(name: str, source: DraftFolder) -> MedusaDraft:
+    """The Medusa heads in a folder.
+
+    Args:
+        name: of the draft, for messages.
+        source: the folder.
+
+    Raises:
+        UsageError: it has no heads.
+        RunError: its configuration or its tensors cannot be read.
+    """
+    content = source.content
+    stored = stored_shapes(MedusaDraft, name, source)
+    num_stored, num_layers = _most(stored, r"lm_heads\.(\d+)\."), _most(stored, r"blocks\.\d+\.layers\.(\d+)\.")
+    rows, width = next((one for key, one in stored.items() if key.startswith("lm_head")), (None, None))
+    is_converted = "num_heads" in content
+    try:
+        vocab_size = _number(content, "vocab_size") or rows
+        drafted = _number(content, "truncated_vocab_size") or vocab_size
+        num_heads = _number(content, "num_heads") or max(_number(content, "medusa_num_heads") or 0, num_stored)
+        num_layers = max(
+            _number(content, "num_hidden_layers" if is_converted else "medusa_num_layers") or 1, num_layers
+        )
+        hidden_size = _number(content, "hidden_size") or width
+    except (TypeError, ValueError, OverflowError) as error:
+        message = f"`{source.path / 'config.json'}` is not a valid configuration: {first_line(error)}"
+        raise RunError(message, AGAIN) from error
+    if num_heads < 1:
+        raise UsageError(f"the folder of the Medusa draft `{name}` has no heads", AGAIN)
+    has_bias = content.get("medusa_fc_bias", None if is_converted else True)
+    return MedusaDraft(
+        name=name,
+        source=source,
+        taps=("final",),
+        target_hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        draft_vocab_size=drafted,
+        file_format="vLLM" if is_converted else "Medusa",
+        num_heads=num_heads,
+        num_layers=num_layers,
+        num_rows=rows if rows in (vocab_size, drafted) else drafted,
+        has_bias=None if has_bias is None else bool(has_bias),
+        shares_output=bool(content.get("original_lm_head", False)),
+    )
+
+
+def _number(content: Mapping[str, Any], key: str) -> int | None:
+    """A number of the configuration; None where it does not say it."""
+    return None if content.get(key) is None else int(content[key])
+
+
+def _most(stored: Mapping[str, Any], pattern: str) -> int:
+    """One more than the largest number in tensors' names."""
+    matches = [re.match(pattern, name) for name in stored]
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
 class MedusaHeads:
     """A set of Medusa heads.
 
     Args:
-        config: of the heads.
+        draft: what their folder says.
         target: the loaded target, in whose dtype they compute.
 
     Attributes:
-        config: of the heads.
+        draft: what their folder says.
 
     Raises:
         RunError: weights that cannot be read.
         UsageError: weights that are missing or of other shapes, or heads for another target.
     """
 
-    def __init__(self, config: MedusaConfig, target: LM) -> None:
-        config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
-        self.weights = read_head_tensors(config, target.dtype, target.device)
-        check_shapes(config, {name: tuple(value.shape) for name, value in self.weights.items()})
-        self.config, self._target = config, target
-        blocks = [f"blocks.{i}.layers.{j}" for i in range(config.num_heads) for j in range(config.num_layers)]
-        outputs = {self._output_name(i) for i in range(config.num_heads)}
+    def __init__(self, draft: MedusaDraft, target: LM) -> None:
+        self.weights = checked_tensors(draft, target)
+        self.draft, self._target = draft, target
+        blocks = [f"blocks.{i}.layers.{j}" for i in range(draft.num_heads) for j in range(draft.num_layers)]
+        outputs = {self._output_name(i) for i in range(draft.num_heads)}
         self._products = {name: product_of(self.weights, name) for name in (*blocks, *outputs) if name is not None}
-        self._ids = target_ids(config, self.weights, target.name, target.vocab_size)
+        self._ids = draft.target_ids(self.weights, target.name, target.vocab_size)
 
     @property
     def num_parameters(self) -> int:
         """Numbers in all heads."""
-        return sum(one.numel() for one in self.weights.values())
+        return sum(weight.numel() for weight in self.weights.values())
 
     @property
     def num_bytes(self) -> int:
         """Memory of all heads."""
-        return sum(one.nbytes for one in self.weights.values())
+        return sum(weight.nbytes for weight in self.weights.values())
 
     def logits(self, states: Tensor, head: int) -> Tensor:
         """Logits [n, V] float32 of one head's token; -inf where it cannot draft one.
@@ -67,9 +205,9 @@ class MedusaHeads:
             head: its number, counted from 0.
         """
         hidden = states
-        for layer in range(self.config.num_layers):
-            found = self._products[f"blocks.{head}.layers.{layer}"](hidden)
-            hidden = hidden + functional.silu(found.to(hidden.dtype))
+        for layer in range(self.draft.num_layers):
+            product = self._products[f"blocks.{head}.layers.{layer}"](hidden)
+            hidden = hidden + functional.silu(product.to(hidden.dtype))
         return spread(self._output(hidden, head), self._ids, self._target.vocab_size)
 
     def _output(self, hidden: Tensor, head: int) -> Tensor:
@@ -81,7 +219,7 @@ class MedusaHeads:
 
     def _output_name(self, head: int) -> str | None:
         """The output layer of a head, its own or all heads'; None for the target's."""
-        names = ("lm_head", "lm_heads.0") if self.config.shares_output else (f"lm_heads.{head}",)
+        names = ("lm_head", "lm_heads.0") if self.draft.shares_output else (f"lm_heads.{head}",)
         return next((name for name in names if f"{name}.weight" in self.weights), None)
 
 
@@ -92,6 +230,9 @@ class MedusaSequences:
         heads: loaded.
     """
 
+    has_cache = False
+    graphs_obstacle = None
+
     def __init__(self, heads: MedusaHeads) -> None:
         self.heads = heads
         self._states: dict[int, Tensor] = {}
@@ -99,13 +240,13 @@ class MedusaSequences:
     @property
     def most_tokens(self) -> int:
         """As many as there are heads."""
-        return self.heads.config.num_heads
+        return self.heads.draft.num_heads
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Parameters of the heads, and bytes of these and of the states."""
-        held = sum(one.nbytes for one in self._states.values())
-        return self.heads.num_parameters, self.heads.num_bytes + held
+        state_bytes = sum(state.nbytes for state in self._states.values())
+        return self.heads.num_parameters, self.heads.num_bytes + state_bytes
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """All positions but the last kept one, from whose state heads guess."""
@@ -115,26 +256,32 @@ class MedusaSequences:
         """Forget a sequence; unknown ones are fine."""
         self._states.pop(handle, None)
 
-    def feed(self, handle: int, features: Tensor) -> None:
-        """Take the states [n, 1, hidden] of positions that were kept; the last one counts."""
-        self._states[handle] = features[-1, 0].clone()
+    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], depths: Sequence[int]) -> None:
+        """Take the states [n, 1, hidden] of positions that were kept; the last one of each sequence counts."""
+        for handle, _, features in new:
+            self._states[handle] = features[-1, 0].clone()
 
     def can_draft(self, handle: int) -> bool:
         """Whether the state is there that guesses follow from."""
         return handle in self._states
 
     @torch.inference_mode()
-    def logits(self, handles: Sequence[int], depths: Sequence[int]) -> list[Tensor]:
-        """Logits [depth, V] float32 of each sequence's next tokens.
+    def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        """Logits of the next tokens, each head's of one.
 
         Args:
-            handles: the sequences, whose features were fed.
-            depths: of each, how many tokens, at most as many as there are heads.
+            ends: of each sequence its handle, whose features were fed, its last token, and how many tokens are wanted,
+                at most as many as there are heads.
         """
-        found: list[list[Tensor]] = [[] for _ in handles]
-        for head in range(max(depths, default=0)):
-            places = [place for place, depth in enumerate(depths) if depth > head]
-            states = torch.stack([self._states[handles[place]] for place in places])
-            for place, logits in zip(places, self.heads.logits(states, head), strict=True):
-                found[place].append(logits)
-        return [torch.stack(its) for its in found]
+        rows: list[list[Tensor]] = [[] for _ in ends]
+        for head in range(max((depth for _, _, depth in ends), default=0)):
+            places = [place for place, (_, _, depth) in enumerate(ends) if depth > head]
+            states = torch.stack([self._states[ends[place][0]] for place in places])
+            for place, row in zip(places, self.heads.logits(states, head), strict=True):
+                rows[place].append(row)
+        return Ahead([torch.stack(logits) for logits in rows])
+
+
+def sequences(draft: MedusaDraft, target: LM, _num_tokens: int) -> MedusaSequences:
+    """The heads' sequences, their weights loaded."""
+    return MedusaSequences(MedusaHeads(draft, target))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.files.paper import on_paper
+from specdec_cli.lm.files.fake_tensors import fake_tensors
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.stacks import layer_of, product_of
 from specdec_cli.lm.heads.transformers_layer import TransformersLayer, decoder_of_one_layer
@@ -51,9 +51,11 @@ class MtpHead(Head):
         hidden = target.embed([0]).shape[-1]
         for name, wanted in (("enorm", (hidden,)), ("hnorm", (hidden,)), ("eh_proj", (hidden, 2 * hidden))):
             if own[name].shape != wanted:
-                said = f"the tensor `{modules.published(module, name + '.weight')}` of `{modules.name}` has the shape "
-                said += f"{list(own[name].shape)}, where {list(wanted)} is expected"
-                raise UsageError(said, "copy or download the model again")
+                message = (
+                    f"the tensor `{modules.published(module, name + '.weight')}` of `{modules.name}` has the shape "
+                )
+                message += f"{list(own[name].shape)}, where {list(wanted)} is expected"
+                raise UsageError(message, "copy or download the model again")
         self._norms = [_alike(self._norm, own[name]) for name in ("enorm", "hnorm")]
         self._hidden_first, self._recycles_normed = modules.naming.hidden_first, recycles_normed
         weights["eh_proj.weight"] = own["eh_proj"].to(target.device, target.dtype)
@@ -85,7 +87,7 @@ class MtpHead(Head):
 
 
 def kv_bytes_per_token(modules: MtpModules, dtype: torch.dtype) -> int:
-    """Memory of one token's keys and values in all modules, by running their layers on paper.
+    """Memory of one token's keys and values in all modules, by running their layers with fake tensors.
 
     Args:
         modules: of a target's checkpoint, which `check` passed.
@@ -96,12 +98,10 @@ def kv_bytes_per_token(modules: MtpModules, dtype: torch.dtype) -> int:
         RunError: files that cannot be read.
     """
     numbers = 0
-    with on_paper():
+    with fake_tensors():
         for tensors in modules.headers(dtype):
             its = {name: one for name, one in tensors.items() if name.startswith(("layers.", "norm."))}
-            decoder = decoder_of_one_layer(
-                modules.name, modules.config, its, dtype, modules.trusts_code, is_on_paper=True
-            )
+            decoder = decoder_of_one_layer(modules.name, modules.config, its, dtype, modules.trusts_code, is_fake=True)
             layer = TransformersLayer(modules.name, decoder, "plain")
             numbers += sum(heads * size for heads, size in (layer.key_shape, layer.value_shape))
     return numbers * dtype.itemsize

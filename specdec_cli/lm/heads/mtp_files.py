@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.files.checkpoint import model_folder, read_config
-from specdec_cli.lm.files.contents import tensor_names
+from specdec_cli.lm.files.checkpoint import find_checkpoint
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
+from specdec_cli.lm.files.draft_formats import tensor_names
 from specdec_cli.lm.files.headers import read_headers, read_tensors
 from specdec_cli.lm.files.quantization import is_dequantized, method_of, stays_quantized, take_form
 from specdec_cli.lm.files.reading import quiet
@@ -101,10 +101,10 @@ class MtpModules:
         tensors = self._plain(module, read_tensors(self._files, set(self.tensors[module].values())), dtype)
         for common, tensor in tensors.items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
-                said = (
+                message = (
                     f"the tensor `{self.published(module, common)}` of `{self.name}` holds numbers that are not finite"
                 )
-                raise UsageError(said, _AGAIN)
+                raise UsageError(message, _AGAIN)
         return tensors
 
     def published(self, module: int, common: str) -> str:
@@ -123,14 +123,14 @@ class MtpModules:
         for module in self.tensors:
             for published, common in self.naming.parts.items():
                 if not any(name.startswith(f"{common}.") for name in module):
-                    said = f"the MTP modules of `{self.name}` lack the tensor `{published}.weight`"
-                    raise UsageError(said, _AGAIN)
+                    message = f"the MTP modules of `{self.name}` lack the tensor `{published}.weight`"
+                    raise UsageError(message, _AGAIN)
 
     def num_bytes(self, itemsize: int) -> int:
         """Memory of all modules' weights once they are loaded, in numbers of `itemsize` bytes."""
-        from specdec_cli.lm.files.paper import on_paper  # torch's fake tensors take a second to import
+        from specdec_cli.lm.files.fake_tensors import fake_tensors  # torch's fake tensors take a second to import
 
-        with on_paper():
+        with fake_tensors():
             modules = self.headers(torch.float32)
             numbers = {
                 self.published(i, name): one.numel() for i, its in enumerate(modules) for name, one in its.items()
@@ -138,7 +138,7 @@ class MtpModules:
         return sum(numbers.values()) * itemsize
 
     def headers(self, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-        """The tensors of each module by common names, on paper; asked within `on_paper`.
+        """The tensors of each module by common names, as fake tensors; asked within `fake_tensors`.
 
         Raises:
             RunError: files that cannot be read, or quantized weights whose parts do not fit each other.
@@ -176,10 +176,10 @@ def read_mtp(
         UsageError: it has none, lacks one of their tensors, or they are in a form that is not read.
         RunError: its files cannot be read.
     """
-    folder = model_folder(name, revision, trust_remote_code, has_weights)
+    checkpoint = find_checkpoint(name, revision, trust_remote_code, has_weights)
     with quiet():
-        config = read_config(name, folder, trust_remote_code)
-    found = find_mtp(name, folder, config, trust_remote_code)
+        config = checkpoint.config(trust_remote_code)
+    found = find_mtp(name, checkpoint.folder, config, trust_remote_code)
     if found is None:
         raise UsageError(f"`{name}` has no MTP modules, which `--draft mtp` guesses with", _HINT)
     found.check()

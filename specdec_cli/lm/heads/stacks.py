@@ -14,13 +14,13 @@ from torch import Tensor
 
 from specdec_cli.lm.heads.compiled_stack import DTYPES, CompiledProduct, CompiledStack
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, TorchStack
-from specdec_cli.lm.heads.transformers_layer import TransformersLayer
 from specdec_cli.lm.kernels.kinds import kind_for, pack
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.families import FAMILIES, Family, config_obstacle, family_of_layer, unknown_module
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.heads.transformers_layer import TransformersLayer
 
 _LONG_ROPE = "longrope"  # whose frequencies follow the longest position of a call
 
@@ -55,6 +55,8 @@ def layer_of(name: str, decoder: Any, target: LM) -> CompiledStack | Transformer
     family = compiled_family(decoder)
     if family is not None:
         return CompiledStack.of_decoder(decoder, family, target.block_size)
+    from specdec_cli.lm.heads.transformers_layer import TransformersLayer  # transformers' models take seconds to import
+
     return TransformersLayer(name, decoder, kind_for(target.dtype, target.device))
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import specdec_cli.lm.forward.apart  # noqa: F401  # attention functions register themselves
+import specdec_cli.lm.forward.registration  # noqa: F401  # attention functions are registered
 from specdec_cli.errors import UsageError
 from specdec_cli.libraries import blamed
 from specdec_cli.lm.cache.cache import BlockCache, LayerStore, cache_parameter
-from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
+from specdec_cli.lm.families.latent_attention import keep_latents
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.forward.implementations import NAME, attention_of
-from specdec_cli.lm.from_files import ON_PAPER
+from specdec_cli.lm.from_files import FAKE_EXPERTS
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 from specdec_cli.lm.kernels.kinds import Kind
@@ -133,7 +133,7 @@ class _FeedStore(LayerStore):
     def write(self, key: Tensor, value: Tensor, layout: Layout) -> None:
         """File new keys and values [1, heads, n, dim] with their sequences."""
         begin = 0
-        for feed in {id(one): one for one in self._owners.values()}.values():
+        for feed in {id(owner): owner for owner in self._owners.values()}.values():
             end = begin + len(feed.places)
             feed.write(key[0, :, begin:end], value[0, :, begin:end])
             begin = end
@@ -171,7 +171,7 @@ def decoder_of_one_layer(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     trust_remote_code: bool = False,
-    is_on_paper: bool = False,
+    is_fake: bool = False,
 ) -> Any:
     """A decoder of the target's class with one layer, fed embeddings; its own table has one row.
 
@@ -181,7 +181,7 @@ def decoder_of_one_layer(
         tensors: of the layer, named from `layers.0.` on, and `norm.weight` of the norm behind it.
         dtype: of its weights.
         trust_remote_code: the target's class may be code of its own.
-        is_on_paper: the tensors are on paper, and so is the layer: it has sizes alone.
+        is_fake: the tensors are fake, and so is the layer: it has sizes alone.
 
     Raises:
         UsageError: the tensors are not those of such a layer, or it cannot run on keys and values that are kept here.
@@ -191,7 +191,7 @@ def decoder_of_one_layer(
     whole = copy.deepcopy(config)
     text = whole.get_text_config()
     _keep_one_layer(text, has_experts=any(".mlp.experts." in key or ".mlp.gate." in key for key in tensors))
-    made = type(dummy.on_paper(whole, dtype, trust_remote_code).get_decoder())
+    made = type(dummy.on_meta(whole, dtype, trust_remote_code).get_decoder())
     text._attn_implementation = NAME
     state = dict(tensors) | {"embed_tokens.weight": torch.zeros(1, text.hidden_size, dtype=dtype)}
     with quiet():
@@ -203,14 +203,14 @@ def decoder_of_one_layer(
             attn_implementation=NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **({"experts_implementation": ON_PAPER} if is_on_paper else {}),
+            **({"experts_implementation": FAKE_EXPERTS} if is_fake else {}),
         )
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
     wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
     wrong += [f"`{key}` is not read" for key in sorted(report["unexpected_keys"])]
     if wrong:
-        said = f"an MTP module of `{name}` does not match its `config.json`: of its layer, {wrong[0]}"
-        raise UsageError(said, "copy or download the model again")
+        message = f"an MTP module of `{name}` does not match its `config.json`: of its layer, {wrong[0]}"
+        raise UsageError(message, "copy or download the model again")
     return decoder.eval()
 
 

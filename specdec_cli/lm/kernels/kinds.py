@@ -96,11 +96,6 @@ def can_pack(dtype: torch.dtype) -> bool:
     return kernel is not None and missing(kernel) is None
 
 
-def kind_when(compiled: bool, dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
-    """As `kind_for`; what torch compiles for a CPU takes no packed layers, whose products it cannot look into."""
-    return "plain" if compiled and device.type == "cpu" else kind_for(dtype, device, quantize)
-
-
 @functools.cache
 def has_triton() -> bool:
     """Whether our kernels for a GPU, in Triton, which comes with torch for CUDA, run here and are right."""
@@ -130,7 +125,7 @@ def missing(kernel: Kernel) -> str | None:
         return "this torch has no oneDNN"
     tries = {"float32": _try_float32, "bfloat16": _try_bfloat16, "int8": _try_vnni, "few rows": _try_triton}
     try:
-        with unset_fake_temporarily(), torch.no_grad():  # a model on paper may ask
+        with unset_fake_temporarily(), torch.no_grad():  # a model of fake tensors may ask
             return tries[kernel]()
     except Exception as error:  # Triton compiles with the system's compiler, which fails in many ways
         return f"its operator failed: {first_line(error)}"

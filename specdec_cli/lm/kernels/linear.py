@@ -24,6 +24,7 @@ IntegerProduct = Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]
 ZERO_POINT = 128
 _MIDDLE = torch.tensor(ZERO_POINT + 0.5)
 _LARGEST = 127
+_ROWS = 1024  # of a weight that are float32 together while it is quantized
 _EXACT_INPUTS = 1024  # 1024 products of 127 and 128 are less than 2^24, up to which float32 has every whole number
 _NO_ARGUMENTS: list[Any] = []
 # With fewer rows oneDNN's float32 product waits for its own sums: five take less time than one to three do.
@@ -124,9 +125,13 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     That scale [out] float32 is the channel's 1/127 and the activations' too, whose own is then their largest number.
     """
-    largest = weight.abs().amax(1).float().clamp(min=torch.finfo(torch.float32).tiny)
-    whole = (weight.float() * (_LARGEST / largest)[:, None]).round_().to(torch.int8)
-    return whole, largest / _LARGEST**2
+    whole = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
+    for part, its_whole, its_scales in zip(*(torch.split(one, _ROWS) for one in (weight, whole, scales)), strict=True):
+        largest = part.abs().amax(1).float().clamp(min=torch.finfo(torch.float32).tiny)
+        its_whole.copy_((part.float() * (_LARGEST / largest)[:, None]).round_())
+        its_scales.copy_(largest / _LARGEST**2)
+    return whole, scales
 
 
 def row_scales(rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from specdec_cli.lm.kernels.linear import PackedLinear
 
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_ORDINARY = (nn.Parameter, FakeTensor)  # the second on paper
+_ORDINARY = (nn.Parameter, FakeTensor)  # the second in `fake_tensors`
 # Subclasses of torch's linear layer that write the same product in other words.
 _LIKE_LINEAR = {"FalconLinear"}
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,7 +48,7 @@ class Weight:
 
 
 def weights_of(model: Any, kind: Kind) -> list[Weight]:
-    """The weights that a model has once its layers are of a kind; asked before it is packed, on paper too.
+    """The weights that a model has once its layers are of a kind; asked before it is packed, of fake tensors too.
 
     A tied embedding is one weight in the plain form. Packed it is two: the table that is looked up, and the output
     layer's matrix, whose layout gives no row back.
@@ -101,9 +101,9 @@ def is_untouched(module: nn.Module) -> bool:
 
 def has_plain_weight(module: nn.Module) -> bool:
     """Whether a module's weight is a matrix of floating-point numbers as torch keeps them, and so is its bias."""
-    parameters = [one for one in module._parameters.values() if one is not None]
+    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
     weight = module._parameters.get("weight")
-    is_plain = all(type(one) in _ORDINARY and one.dtype in _PLAIN for one in parameters)
+    is_plain = all(type(parameter) in _ORDINARY and parameter.dtype in _PLAIN for parameter in parameters)
     return is_plain and weight is not None and weight.dim() == 2
 
 

@@ -2,19 +2,45 @@
 //
 // A panel holds as many outputs as a vector has lanes, block after block, so that a product reads it from front to back and
 // nothing is summed across lanes: every instruction set adds the same numbers in the same order. Inputs are whole numbers
-// with a scale for each block. In this file W is WIDTH, the lanes of a vector.
+// with a scale for each block; where blocks are of a K type, for each eight, in which everything is added up as whole
+// numbers. In this file W is WIDTH, the lanes of a vector.
+
+constexpr long BLOCK_INPUTS = 32, SUPER_BLOCKS = 8;
 
 // A block of a row's inputs.
 struct InputBlock {
-    int8_t codes[32];
+    int8_t codes[BLOCK_INPUTS];
     float scale;
-    float sum;           // of the inputs as the codes tell them
-    int16_t sums[2];     // of the first and of the last 16 codes
+    float sum;         // of the inputs as the codes tell them
+    int32_t taken[3];  // less the sum of the codes times each of OFFSETS
+};
+
+constexpr int OFFSETS[3] = {8, 16, 128};  // of types without scales of their own inside of a block
+
+// Eight of them with one scale.
+struct InputSuper {
+    int8_t codes[SUPER_BLOCKS * BLOCK_INPUTS];
+    float scale;
+    int16_t sums[SUPER_BLOCKS];           // of each block's codes
+    int16_t half_sums[2 * SUPER_BLOCKS];  // of each half's
+};
+
+// A row's inputs: its blocks and then, where it is whole ones, its super-blocks.
+struct InputRow {
+    const InputBlock* blocks;
+    const InputSuper* supers;
+
+    InputRow(const int32_t* words, long num_blocks)
+        : blocks((const InputBlock*)words), supers((const InputSuper*)(blocks + num_blocks)) {}
+
+    // Of a row.
+    static long words(long num_blocks) {
+        const long num_supers = num_blocks % SUPER_BLOCKS ? 0 : num_blocks / SUPER_BLOCKS;
+        return long(num_blocks * sizeof(InputBlock) + num_supers * sizeof(InputSuper)) / 4;
+    }
 };
 
 typedef uint8_t Codes __attribute__((vector_size(4 * WIDTH), aligned(1), may_alias));  // 4 inputs of each lane
-
-constexpr long BLOCK_INPUTS = 32, SUPER_BLOCKS = 8;
 
 inline float float_of_half(uint16_t bits) {
     const uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = bits & 0x7fff;
@@ -47,137 +73,94 @@ inline Floats floats_of_halves(const uint8_t* from) {
 #endif
 }
 
-template <bool IS_SIGNED>
-inline Floats floats_of_bytes(const uint8_t* from) {
+inline Ints ints_of_bytes(const uint8_t* from) {  // which have a sign
 #if defined(__AVX512F__)
-    const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
-    return (Floats)_mm512_cvtepi32_ps(IS_SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
-    const __m128i bytes = _mm_loadl_epi64((const __m128i*)from);
-    return (Floats)_mm256_cvtepi32_ps(IS_SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
-    Floats values;
-    for (long i = 0; i < WIDTH; i++) values[i] = IS_SIGNED ? float(int8_t(from[i])) : float(from[i]);
+    Ints values;
+    for (long i = 0; i < WIDTH; i++) values[i] = int8_t(from[i]);
     return values;
 #endif
 }
 
-// How a type of block lies in a panel. Of a block: a scale for each lane and half, a minimum where it has one, and codes
-// of BITS each with OFFSET for 0: 4 low bits of packs 2j and 2j + 1 share a byte, what is above them stands behind. Blocks of
-// a K type have bytes in place of 16-bit scales and minimums, which 16 bits before every eighth block multiply.
-template <int TYPE, int BITS_, int OFFSET_, bool HAS_MINIMUM_, bool IS_SUPER_, int HALVES_ = 1, bool IS_TABLE_ = false>
+// Two whole numbers of each lane as halves of its 32 bits, and the sums of products of such halves.
+inline Ints joined(Ints low, Ints high) { return (low & 0xffff) | high << 16; }
+
+inline Ints products_of_halves(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// What the codes of IQ4 types and of MXFP4 mean, 128 and 16 more.
+constexpr uint8_t IQ4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t FP4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+// How a type of block lies in a panel. Of a block: a scale of 16 bits for each lane, a minimum where it has one, and codes of
+// BITS each: first what is above the LOW bits of all of them, and then these, because the high ones are read with each of the
+// low ones. Some packs of four inputs share a byte's bits. Codes, or the values of a table that they stand for, have OFFSET
+// for 0. Blocks of a K type have scales, and minimums, of a byte for each of HALVES, which stand before all eight of them and
+// behind the 16 bits that multiply them.
+template <int TYPE, int BITS_, int OFFSET_, bool HAS_MINIMUM_, int HALVES_ = 0, const uint8_t* VALUES_ = nullptr>
 struct Layout {
-    static constexpr int BITS = BITS_, OFFSET = OFFSET_, HALVES = HALVES_;
-    static constexpr bool HAS_MINIMUM = HAS_MINIMUM_, IS_SUPER = IS_SUPER_, IS_TABLE = IS_TABLE_;
-    static constexpr int ID = TYPE;
-    static constexpr long CODE_BYTES = WIDTH * BLOCK_INPUTS * BITS / 8;
-    static constexpr long SCALE_BYTES = WIDTH * (IS_SUPER ? 1 : 2);
-    static constexpr long BYTES = SCALE_BYTES * (HALVES + HAS_MINIMUM) + CODE_BYTES;
-    static constexpr long SUPER_BYTES = IS_SUPER ? 2 * WIDTH * (1 + HAS_MINIMUM) : 0;
+    static constexpr int ID = TYPE, BITS = BITS_, OFFSET = OFFSET_, LOW = BITS == 8 ? 8 : BITS >= 4 ? 4 : 2;
+    static constexpr int VALUE_BITS = VALUES_ == IQ4 ? 8 : VALUES_ == FP4 ? 5 : BITS;
+    static constexpr const uint8_t* VALUES = VALUES_;
+    static constexpr bool IS_SUPER = HALVES_ > 0, HAS_MINIMUM = HAS_MINIMUM_;
+    static constexpr bool IS_BFLOAT16 = VALUES == FP4;  // the scale, which has no fraction
+    static constexpr int TAKEN = OFFSET == OFFSETS[0] ? 0 : OFFSET == OFFSETS[1] ? 1 : 2;
+    static constexpr int HALVES = IS_SUPER ? HALVES_ : 1, NUM_FACTORS = SUPER_BLOCKS * HALVES;
+    static constexpr long CODE_BYTES = WIDTH * BLOCK_INPUTS * BITS / 8, HIGH_BYTES = WIDTH * BLOCK_INPUTS * (BITS - LOW) / 8;
+    static constexpr long HEAD_BYTES = WIDTH * (1 + HAS_MINIMUM) * (2 + (IS_SUPER ? NUM_FACTORS : 0));
+    static constexpr long UNIT_BLOCKS = IS_SUPER ? SUPER_BLOCKS : 1;  // behind a head
+    static constexpr long UNIT_BYTES = HEAD_BYTES + UNIT_BLOCKS * CODE_BYTES;
+
+    // Where a head has lane 0's 16 bits of the scale or minimum, and its bytes of those of a block or half.
+    static constexpr long bits_at(bool is_minimum) { return is_minimum ? 2 * WIDTH : 0; }
+    static constexpr long factor_at(long factor, bool is_minimum) {
+        return WIDTH * (2 * (1 + HAS_MINIMUM) + factor + (is_minimum ? NUM_FACTORS : 0));
+    }
+
+    static Floats scales(const uint8_t* head) {
+        return IS_BFLOAT16 ? floats_of((const uint16_t*)head) : floats_of_halves(head);
+    }
+    static Floats minimums(const uint8_t* head) {
+        return HAS_MINIMUM ? floats_of_halves(head + bits_at(true)) : Floats{};
+    }
 };
 
-using Q4_0 = Layout<2, 4, 8, false, false>;
-using Q4_1 = Layout<3, 4, 0, true, false>;
-using Q5_0 = Layout<6, 5, 16, false, false>;
-using Q5_1 = Layout<7, 5, 0, true, false>;
-using Q8_0 = Layout<8, 8, 128, false, false>;
-using Q4_K = Layout<12, 4, 0, true, true>;
-using Q5_K = Layout<13, 5, 0, true, true>;
-using Q6_K = Layout<14, 6, 32, false, true, 2>;
-using IQ4_NL = Layout<20, 4, 128, false, false, 1, true>;
+using Q4_0 = Layout<2, 4, 8, false>;
+using Q4_1 = Layout<3, 4, 0, true>;
+using Q5_0 = Layout<6, 5, 16, false>;
+using Q5_1 = Layout<7, 5, 0, true>;
+using Q8_0 = Layout<8, 8, 128, false>;
+using Q2_K = Layout<10, 2, 0, true, 2>;
+using Q3_K = Layout<11, 3, 4, false, 2>;
+using Q4_K = Layout<12, 4, 0, true, 1>;
+using Q5_K = Layout<13, 5, 0, true, 1>;
+using Q6_K = Layout<14, 6, 32, false, 2>;
+using IQ4_NL = Layout<20, 4, 128, false, 0, IQ4>;
+using IQ4_XS = Layout<23, 4, 128, false, 1, IQ4>;
+using MXFP4 = Layout<39, 4, 16, false, 0, FP4>;
 
 // Calls work with the layout of a type; false where there is none.
 template <class Work>
 inline bool with_layout(int64_t type, Work work) {
-    switch (type) {
-        case Q4_0::ID: work(Q4_0()); return true;
-        case Q4_1::ID: work(Q4_1()); return true;
-        case Q5_0::ID: work(Q5_0()); return true;
-        case Q5_1::ID: work(Q5_1()); return true;
-        case Q8_0::ID: work(Q8_0()); return true;
-        case Q4_K::ID: work(Q4_K()); return true;
-        case Q5_K::ID: work(Q5_K()); return true;
-        case Q6_K::ID: work(Q6_K()); return true;
-        case IQ4_NL::ID: work(IQ4_NL()); return true;
-    }
-    return false;
+    const auto try_each = [&](auto... layouts) { return ((layouts.ID == type && (work(layouts), true)) || ...); };
+    return try_each(Q4_0(), Q4_1(), Q5_0(), Q5_1(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K(), IQ4_NL(), IQ4_XS(),
+                    MXFP4());
 }
-
-// What IQ4_NL's codes mean, 128 more.
-constexpr uint8_t IQ4_VALUES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 template <class L>
 inline long panel_bytes(long num_blocks) {
-    return num_blocks * L::BYTES + num_blocks / SUPER_BLOCKS * L::SUPER_BYTES;
+    return num_blocks / L::UNIT_BLOCKS * L::UNIT_BYTES;
 }
-
-// ---- Sums of products of codes and inputs --------------------------------------------------------------------------
-
-#if defined(__AVX512VNNI__)
-template <class L>
-struct Dots {
-    Ints total;
-
-    void begin(int32_t value) { total = spread_bits(&value); }
-    void add(Codes codes, const int8_t* inputs) {
-        total = (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, (__m512i)spread_bits(inputs));
-    }
-    void flush(int) {}
-    Ints value() const { return total; }
-};
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#if defined(__AVX512BW__)
-inline Ints pairs_of(Codes codes, Ints inputs) { return (Ints)_mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs); }
-inline Ints added(Ints a, Ints b) { return (Ints)_mm512_add_epi16((__m512i)a, (__m512i)b); }
-inline Ints sums_of_pairs(Ints pairs, int by) { return (Ints)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(short(by))); }
-#else
-inline Ints pairs_of(Codes codes, Ints inputs) { return (Ints)_mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs); }
-inline Ints added(Ints a, Ints b) { return (Ints)_mm256_add_epi16((__m256i)a, (__m256i)b); }
-inline Ints sums_of_pairs(Ints pairs, int by) { return (Ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(short(by))); }
-#endif
-// 16 bits hold eight sums of two products with 4 bits (8 · 2 · 15 · 127), four with 5 and two with 6. Codes of 8 bits are
-// multiplied as two of 4.
-template <class L>
-struct Dots {
-    static constexpr bool IS_SPLIT = L::BITS == 8 || L::IS_TABLE;
-    static constexpr int EVERY = L::BITS == 5 ? 2 : L::BITS == 6 ? 1 : 4;  // pairs of packs that 16 bits hold
-    Ints total, low, high;
-
-    void begin(int32_t value) {
-        total = spread_bits(&value);
-        low = high = Ints{};
-    }
-    void add(Codes codes, const int8_t* inputs) {
-        const Ints some = spread_bits(inputs);
-        if constexpr (IS_SPLIT) {
-            low = added(low, pairs_of(codes & 15, some));
-            high = added(high, pairs_of((Codes)((Shorts)codes >> 4) & 15, some));
-        } else {
-            low = added(low, pairs_of(codes, some));
-        }
-    }
-    void flush(int pair) {
-        if ((pair + 1) % EVERY) return;
-        total += sums_of_pairs(low, 1);
-        if constexpr (IS_SPLIT) total += sums_of_pairs(high, 16);
-        low = high = Ints{};
-    }
-    Ints value() const { return total; }
-};
-#else
-template <class L>
-struct Dots {
-    Ints total;
-
-    void begin(int32_t value) { total = spread_bits(&value); }
-    void add(Codes codes, const int8_t* inputs) {
-        for (long i = 0; i < WIDTH; i++)
-            for (long j = 0; j < 4; j++) total[i] += int32_t(codes[4 * i + j]) * inputs[j];
-    }
-    void flush(int) {}
-    Ints value() const { return total; }
-};
-#endif
 
 // ---- Codes of a panel ----------------------------------------------------------------------------------------------
 
@@ -187,153 +170,279 @@ inline Codes codes_at(const uint8_t* from) {
     return codes;
 }
 
-// Each of 4 W bits as a byte: `by` where it is 1.
-inline Codes spread_each_bit(const uint8_t* from, uint8_t by) {
+inline Codes looked_up(Codes codes, const uint8_t* values) {  // 16 of them
 #if defined(__AVX512BW__)
-    uint64_t bits;
-    std::memcpy(&bits, from, 8);
-    return (Codes)_mm512_maskz_set1_epi8(bits, char(by));
+    return (Codes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)values)), (__m512i)codes);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201));
-    const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8((__m256i)spread_bits(from), places), each);
-    return (Codes)_mm256_and_si256(_mm256_cmpeq_epi8(bytes, each), _mm256_set1_epi8(char(by)));
+    return (Codes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)values)), (__m256i)codes);
 #else
-    Codes codes;
-    for (long i = 0; i < 4 * WIDTH; i++) codes[i] = from[i / 8] >> i % 8 & 1 ? by : 0;
+    for (long i = 0; i < 4 * WIDTH; i++) codes[i] = values[codes[i]];
     return codes;
 #endif
 }
 
-inline Codes looked_up(Codes codes) {  // in IQ4_VALUES
-#if defined(__AVX512BW__)
-    return (Codes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)IQ4_VALUES)), (__m512i)codes);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-    return (Codes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)IQ4_VALUES)), (__m256i)codes);
-#else
-    for (long i = 0; i < 4 * WIDTH; i++) codes[i] = IQ4_VALUES[codes[i]];
-    return codes;
-#endif
-}
+// ---- Sums of products of codes and inputs --------------------------------------------------------------------------
 
-// Codes of packs 2 · pair and the next one.
+#if defined(__AVX512VNNI__)
+constexpr bool HAS_LONG_SUMS = true;
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+constexpr bool HAS_LONG_SUMS = false;  // but sums of 16 bits, which are multiplied with a scale as they are made longer
+#if defined(__AVX512BW__)
+inline Ints pairs_of(Codes codes, Ints inputs) { return (Ints)_mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs); }
+#else
+inline Ints pairs_of(Codes codes, Ints inputs) { return (Ints)_mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs); }
+#endif
+#else
+constexpr bool HAS_LONG_SUMS = true;
+#endif
+
+constexpr long BLOCK_ROWS = HAS_LONG_SUMS ? 8 : 16;  // that meet a panel together at most
+
+// The same of another row, so many words from here.
+template <class Some>
+inline const Some* beside(const Some* of, long words) { return (const Some*)((const int32_t*)of + words); }
+
+// Codes of some packs of a block, kept in registers while rows of inputs meet them.
 template <class L>
-inline void unpack(const uint8_t* from, int pair, Codes& first, Codes& second) {
-    constexpr long VECTOR = 4 * WIDTH;
-    if constexpr (L::BITS == 8) {
-        first = codes_at(from + 2 * pair * VECTOR);
-        second = codes_at(from + (2 * pair + 1) * VECTOR);
-        return;
-    }
-    const Codes both = codes_at(from + pair * VECTOR);
-    first = both & 15;
-    second = (Codes)((Shorts)both >> 4) & 15;
-    if constexpr (L::BITS == 5) {
-        const uint8_t* const bits = from + 4 * VECTOR + 2 * pair * VECTOR / 8;
-        first |= spread_each_bit(bits, 16);
-        second |= spread_each_bit(bits + VECTOR / 8, 16);
-    }
-    if constexpr (L::BITS == 6) {  // two bits of four packs share a byte
-        const Codes high = codes_at(from + (4 + pair / 2) * VECTOR);
-        if (pair % 2 == 0) {
-            first |= (Codes)((Shorts)high << 4) & 0x30;
-            second |= (Codes)((Shorts)high << 2) & 0x30;
-        } else {
-            first |= high & 0x30;
-            second |= (Codes)((Shorts)high >> 2) & 0x30;
-        }
-    }
-    if constexpr (L::IS_TABLE) {
-        first = looked_up(first);
-        second = looked_up(second);
-    }
-}
+struct Group {
+    // Without long sums, 8 bits are multiplied as twice 4.
+    static constexpr bool IS_SPLIT = !HAS_LONG_SUMS && L::VALUE_BITS == 8;
+    static constexpr int PACKS = L::HALVES == 2 || IS_SPLIT ? 4 : 8, COUNT = 8 / PACKS;  // the latter of a block
+    Codes codes[PACKS], high[PACKS];
+    Ints by;  // what sums are multiplied with, in K types
 
-// A panel times R rows of inputs, blocks of each: sums [R].
-template <class L, int R>
-__attribute__((noinline)) void multiply_panel(const uint8_t* panel, const InputBlock* x, long num_blocks, Floats* found) {
-    Floats sums[R] = {}, d, least_d;
-    for (long b = 0; b < num_blocks; b++, x++) {
-        if (L::IS_SUPER && b % SUPER_BLOCKS == 0) {
-            d = floats_of_halves(panel);
-            if (L::HAS_MINIMUM) least_d = floats_of_halves(panel + 2 * WIDTH);
-            panel += L::SUPER_BYTES;
-        }
-        Floats scales[L::HALVES], least;
-        for (int h = 0; h < L::HALVES; h++) {
-            const uint8_t* const from = panel + h * L::SCALE_BYTES;
-            scales[h] = L::IS_SUPER ? d * floats_of_bytes<L::HALVES == 2>(from) : floats_of_halves(from);
-        }
-        if (L::HAS_MINIMUM) {
-            const uint8_t* const from = panel + L::HALVES * L::SCALE_BYTES;
-            least = L::IS_SUPER ? Floats{} - least_d * floats_of_bytes<false>(from) : floats_of_halves(from);
-        }
-        const uint8_t* const codes = panel + L::SCALE_BYTES * (L::HALVES + L::HAS_MINIMUM);
-        Dots<L> dots[R][L::HALVES];
-        for (int r = 0; r < R; r++)
-            for (int h = 0; h < L::HALVES; h++) {
-                const InputBlock& row = x[r * num_blocks];
-                dots[r][h].begin(-L::OFFSET * (L::HALVES == 2 ? row.sums[h] : row.sums[0] + row.sums[1]));
+    // Packs first … first + PACKS - 1 of a block's codes.
+    void read(const uint8_t* from, int first) {
+#pragma GCC unroll 8
+        for (int p = 0; p < PACKS; p++) {
+            codes[p] = code_at(from, first + p);
+            if constexpr (IS_SPLIT) {
+                high[p] = (Codes)((Shorts)codes[p] >> 4) & 15;
+                codes[p] &= 15;
             }
-#pragma GCC unroll 4
-        for (int pair = 0; pair < 4; pair++) {
-            Codes first, second;
-            unpack<L>(codes, pair, first, second);
-            if (FETCHES || R > 1) __builtin_prefetch(codes + pair * (L::BYTES / 4) + AHEAD / 2);
+        }
+    }
+
+    static Codes code_at(const uint8_t* from, int pack) {
+        const Codes code = bits_of<L::LOW, 0>(from + L::HIGH_BYTES, pack);
+        if constexpr (L::VALUES != nullptr) return looked_up(code, L::VALUES);
+        if constexpr (L::BITS > L::LOW) return code | bits_of<L::BITS - L::LOW, L::LOW>(from, pack);
+        return code;
+    }
+
+    // NUM bits of each code of a pack, as those from PLACE on.
+    template <int NUM, int PLACE>
+    static Codes bits_of(const uint8_t* from, int pack) {
+        constexpr int SHARED = 8 / NUM;
+        const Codes all = codes_at(from + pack / SHARED * 4 * WIDTH);
+        const int shift = PLACE - pack % SHARED * NUM;
+        const Codes moved = shift < 0 ? (Codes)((Shorts)all >> -shift) : (Codes)((Shorts)all << shift);
+        return NUM == 8 ? all : moved & uint8_t(((1 << NUM) - 1) << PLACE);
+    }
+
+    // Adds sums of products with R rows' inputs of these packs, times `by` in K types.
+    template <int R>
+    void multiply(const int8_t* inputs, long pitch, Ints (&whole)[R]) const {
+#if defined(__AVX512VNNI__)
+        Ints sums[R];
+        for (int r = 0; r < R; r++) sums[r] = L::IS_SUPER ? Ints{} : whole[r];
+#pragma GCC unroll 8
+        for (int p = 0; p < PACKS; p++)
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                Dots<L>& own = dots[r][L::HALVES == 2 ? pair / 2 : 0];
-                own.add(first, x[r * num_blocks].codes + 8 * pair);
-                own.add(second, x[r * num_blocks].codes + 8 * pair + 4);
-                own.flush(pair);
+                const Ints some = spread_bits(beside(inputs, r * pitch) + 4 * p);
+                sums[r] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r], (__m512i)codes[p], (__m512i)some);
             }
-        }
+        for (int r = 0; r < R; r++) whole[r] = L::IS_SUPER ? whole[r] + sums[r] * by : sums[r];
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+        // 16 bits hold eight sums of two products with 4 bits (8 · 2 · 15 · 127), four with 5 and two with 6.
+        constexpr int EVERY = L::VALUE_BITS == 5 ? 4 : L::VALUE_BITS == 6 ? 2 : PACKS;
+        const Ints factor = L::IS_SUPER ? by : Ints{} + 0x10001, factor_above = (Ints)((Shorts)factor << 4);
         for (int r = 0; r < R; r++) {
-            const InputBlock& row = x[r * num_blocks];
-            for (int h = 0; h < L::HALVES; h++) {
-                const Floats whole = __builtin_convertvector(dots[r][h].value(), Floats);
-                sums[r] = multiply_add(whole, scales[h] * spread(row.scale), sums[r]);
+#pragma GCC unroll 4
+            for (int begin = 0; begin < PACKS; begin += EVERY) {
+                Shorts low = {}, above = {};
+#pragma GCC unroll 8
+                for (int p = begin; p < begin + EVERY; p++) {
+                    const Ints some = spread_bits(beside(inputs, r * pitch) + 4 * p);
+                    low += (Shorts)pairs_of(codes[p], some);
+                    if constexpr (IS_SPLIT) above += (Shorts)pairs_of(high[p], some);
+                }
+                whole[r] += products_of_halves((Ints)low, factor);
+                if constexpr (IS_SPLIT) whole[r] += products_of_halves((Ints)above, factor_above);
             }
-            if (L::HAS_MINIMUM) sums[r] = multiply_add(least, spread(row.sum), sums[r]);
         }
-        panel += L::BYTES;
+#else
+        for (int r = 0; r < R; r++) {
+            const int8_t* const row = beside(inputs, r * pitch);
+            Ints sums = {};
+            for (long i = 0; i < WIDTH; i++)
+                for (long j = 0; j < 4 * PACKS; j++) sums[i] += int32_t(codes[j / 4][4 * i + j % 4]) * row[j];
+            whole[r] += L::IS_SUPER ? sums * by : sums;
+        }
+#endif
     }
-    std::memcpy(found, sums, sizeof sums);
+};
+
+// Asks for what the group has that comes later: busy with several rows, a processor reads too little ahead by itself.
+template <class L>
+inline void fetch(const uint8_t* codes, long part, long parts) {
+    const long size = L::UNIT_BYTES / L::UNIT_BLOCKS / parts;
+    for (long line = 0; line < size; line += 64) __builtin_prefetch(codes + part * size + line + AHEAD / 2);
 }
 
-// Inputs [size] as blocks; what fills the last one is 0.
-inline void quantize_inputs(const float* row, long size, InputBlock* to) {
-    for (long begin = 0; begin < size; begin += BLOCK_INPUTS, to++) {
-        const long count = std::min(BLOCK_INPUTS, size - begin);
-        int32_t bits = 0;  // of magnitudes, which are ordered as they are; what is no number is the largest, and is heard of
-        for (long i = 0; i < count; i++) {
-            int32_t some;
-            std::memcpy(&some, row + begin + i, 4);
-            bits = std::max(bits, some & 0x7fffffff);
+// Begins super-blocks with what only the sums of inputs decide: their minimums' part, or what codes' offset is too much.
+template <class L, long N>
+inline void take_sums(const uint8_t* head, const InputSuper* x, long pitch, long n, Ints (&whole)[N], Floats (&sums)[N]) {
+    Ints factors[L::NUM_FACTORS / 2];
+    for (int f = 0; f < L::NUM_FACTORS / 2; f++)
+        factors[f] = joined(ints_of_bytes(head + L::factor_at(2 * f, L::HAS_MINIMUM)),
+                            ints_of_bytes(head + L::factor_at(2 * f + 1, L::HAS_MINIMUM)));
+    const Floats least = Floats{} - L::minimums(head);
+#pragma GCC unroll 8
+    for (long r = 0; r < n; r++) {
+        const InputSuper& row = *beside(x, r * pitch);
+        const int16_t* const each = L::HALVES == 2 ? row.half_sums : row.sums;
+        Ints taken = {};
+        for (int f = 0; f < L::NUM_FACTORS / 2; f++) taken += products_of_halves(factors[f], spread_bits(each + 2 * f));
+        whole[r] = L::OFFSET * (Ints{} - taken);
+        if (L::HAS_MINIMUM) sums[r] = multiply_add(__builtin_convertvector(taken, Floats), least * spread(row.scale), sums[r]);
+    }
+}
+
+// A panel times R rows of inputs, or `num_rows` where R is 0; `pitch` words from each other: sums [R].
+template <class L, int R>
+__attribute__((noinline)) void multiply_panel(const uint8_t* panel, const int32_t* x, long pitch, long num_rows,
+                                              long num_blocks, Floats* to) {
+    using G = Group<L>;
+    const long n = R ? R : num_rows;
+    Ints whole[R ? R : BLOCK_ROWS];   // sums of codes' products that are not complete
+    Floats sums[R ? R : BLOCK_ROWS];
+#pragma GCC unroll 8
+    for (long r = 0; r < n; r++) sums[r] = Floats{};
+    const InputRow first(x, num_blocks);
+    for (long unit = 0; unit < num_blocks / L::UNIT_BLOCKS; unit++, panel += L::UNIT_BYTES) {
+        const Floats scales = L::scales(panel), least = L::minimums(panel);
+        if constexpr (L::IS_SUPER) take_sums<L>(panel, first.supers + unit, pitch, n, whole, sums);
+        const uint8_t* codes = panel + L::HEAD_BYTES;
+        for (long b = 0; b < L::UNIT_BLOCKS; b++, codes += L::CODE_BYTES)
+#pragma GCC unroll 2
+            for (int g = 0; g < G::COUNT; g++) {
+                if (FETCHES || n > 1) fetch<L>(codes, g, G::COUNT);
+                G group;
+                group.read(codes, g * G::PACKS);
+                if constexpr (L::IS_SUPER) {
+                    group.by = ints_of_bytes(panel + L::factor_at(b * L::HALVES + (L::HALVES == 2 ? g : 0), false));
+                    if (!HAS_LONG_SUMS) group.by = joined(group.by, group.by);
+                }
+                const int8_t* const inputs = (L::IS_SUPER ? first.supers[unit].codes + b * BLOCK_INPUTS
+                                                          : first.blocks[unit].codes) + g * 4 * G::PACKS;
+                constexpr int TOGETHER_ROWS = R ? R : 1;
+#pragma GCC unroll 1
+                for (long r = 0; r < n; r += TOGETHER_ROWS) {
+                    Ints some[TOGETHER_ROWS];
+#pragma GCC unroll 8
+                    for (int i = 0; i < TOGETHER_ROWS; i++) {
+                        const InputBlock& block = *beside(first.blocks + unit, (r + i) * pitch);
+                        some[i] = L::IS_SUPER || g ? whole[r + i] : L::OFFSET ? spread_bits(block.taken + L::TAKEN) : Ints{};
+                    }
+                    group.multiply(beside(inputs, r * pitch), pitch, some);
+#pragma GCC unroll 8
+                    for (int i = 0; i < TOGETHER_ROWS; i++) {
+                        if (L::IS_SUPER || g + 1 < G::COUNT) {
+                            whole[r + i] = some[i];
+                            continue;
+                        }
+                        const InputBlock& block = *beside(first.blocks + unit, (r + i) * pitch);
+                        Floats& sum = sums[r + i];
+                        sum = multiply_add(__builtin_convertvector(some[i], Floats), scales * spread(block.scale), sum);
+                        if (L::HAS_MINIMUM) sum = multiply_add(least, spread(block.sum), sum);
+                    }
+                }
+            }
+        if constexpr (L::IS_SUPER)
+#pragma GCC unroll 8
+            for (long r = 0; r < n; r++) {
+                const Floats by = scales * spread(beside(first.supers + unit, r * pitch)->scale);
+                sums[r] = multiply_add(__builtin_convertvector(whole[r], Floats), by, sums[r]);
+            }
+    }
+#pragma GCC unroll 8
+    for (long r = 0; r < n; r++) to[r] = sums[r];
+}
+
+// Likewise some rows, BLOCK_ROWS at most. With long sums, which wait for each other, all rows' are computed side by side.
+template <class L>
+inline void multiply_rows(const uint8_t* panel, const int32_t* x, long pitch, long n, long num_blocks, Floats* to) {
+    if constexpr (!HAS_LONG_SUMS) return multiply_panel<L, 0>(panel, x, pitch, n, num_blocks, to);
+    const auto some = [&](auto count) {
+        constexpr long R = decltype(count)::value;
+        for (; n >= R; n -= R, x += R * pitch, to += R) multiply_panel<L, R>(panel, x, pitch, R, num_blocks, to);
+    };
+    some(std::integral_constant<long, 8>());
+    some(std::integral_constant<long, 6>());
+    some(std::integral_constant<long, 4>());
+    some(std::integral_constant<long, 3>());
+    some(std::integral_constant<long, 2>());
+    some(std::integral_constant<long, 1>());
+}
+
+// Rounds inputs [count] to whole numbers; returns the scale that takes them back.
+inline float round_inputs(const float* row, long count, int8_t* codes) {
+    Ints bits = {};  // of magnitudes, which are ordered as they are; what is no number is the largest, and is heard of
+    for (long i = 0; i < count; i += WIDTH) {
+        const Ints some = *(const Ints*)(row + i) & 0x7fffffff;
+        bits = some > bits ? some : bits;
+    }
+    int32_t most = bits[0];
+    for (long i = 1; i < WIDTH; i++) most = std::max(most, bits[i]);
+    float largest;
+    std::memcpy(&largest, &most, 4);
+    const float by = largest > 0.0f ? 127.0f / largest : 0.0f;
+    for (long i = 0; i < count; i++) codes[i] = int8_t(int32_t(row[i] * by + 128.5f) - 128);
+    return largest / 127.0f;
+}
+
+// Inputs [size] as blocks, and as super-blocks; what fills the last block is 0.
+inline void quantize_inputs(const float* row, long size, int32_t* words) {
+    const long num_blocks = (size + BLOCK_INPUTS - 1) / BLOCK_INPUTS;
+    auto* block = (InputBlock*)words;
+    for (long begin = 0; begin < size; begin += BLOCK_INPUTS, block++) {
+        float last[BLOCK_INPUTS] = {};
+        const bool is_whole = begin + BLOCK_INPUTS <= size;
+        if (!is_whole) std::copy(row + begin, row + size, last);
+        block->scale = round_inputs(is_whole ? row + begin : last, BLOCK_INPUTS, block->codes);
+        int32_t sum = 0;
+        for (const int8_t code : block->codes) sum += code;
+        block->sum = block->scale * float(sum);
+        for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * sum;
+    }
+    if (num_blocks % SUPER_BLOCKS) return;
+    constexpr long SIZE = SUPER_BLOCKS * BLOCK_INPUTS;
+    auto* super = (InputSuper*)block;
+    for (long begin = 0; begin < size; begin += SIZE, super++) {
+        super->scale = round_inputs(row + begin, SIZE, super->codes);
+        for (long h = 0; h < 2 * SUPER_BLOCKS; h++) {
+            int32_t sum = 0;
+            for (long i = 0; i < BLOCK_INPUTS / 2; i++) sum += super->codes[h * BLOCK_INPUTS / 2 + i];
+            super->half_sums[h] = int16_t(sum);
         }
-        float largest;
-        std::memcpy(&largest, &bits, 4);
-        const float by = largest > 0.0f ? 127.0f / largest : 0.0f;
-        int32_t sums[2] = {};
-        for (long i = 0; i < BLOCK_INPUTS; i++) {
-            const int32_t code = i < count ? int32_t(row[begin + i] * by + 128.5f) - 128 : 0;
-            to->codes[i] = int8_t(code);
-            sums[i / 16] += code;
-        }
-        to->scale = largest / 127.0f;
-        to->sum = to->scale * float(sums[0] + sums[1]);
-        to->sums[0] = int16_t(sums[0]);
-        to->sums[1] = int16_t(sums[1]);
+        for (long b = 0; b < SUPER_BLOCKS; b++) super->sums[b] = int16_t(super->half_sums[2 * b] + super->half_sums[2 * b + 1]);
     }
 }
 
 // ---- From a file's rows to panels, and back to numbers --------------------------------------------------------------
 
-// A block of 32 weights as a file holds it: 16 bits or, in K types, bytes of scales and minimums.
+// A block of 32 weights as a file holds it: 16 bits or, in K types, also bytes of scales and minimums.
 struct FileBlock {
-    uint16_t d = 0, least_d = 0;
-    uint8_t scales[2] = {}, least = 0;
+    uint16_t bits[2] = {};      // of the scale, of the minimum
+    int8_t factors[2][2] = {};  // likewise, of each half
     uint8_t codes[BLOCK_INPUTS] = {};
+
+    template <class L>
+    bool is_finite() const {
+        return L::IS_BFLOAT16 || ((bits[0] & 0x7c00) != 0x7c00 && (bits[1] & 0x7c00) != 0x7c00);
+    }
 };
 
 inline uint16_t half_at(const uint8_t* from) {
@@ -343,36 +452,54 @@ inline uint16_t half_at(const uint8_t* from) {
 }
 
 inline void nibbles(const uint8_t* from, FileBlock& block) {
-    for (long i = 0; i < 16; i++) {
-        block.codes[i] = from[i] & 15;
-        block.codes[i + 16] = from[i] >> 4;
-    }
+    uint64_t each[2];
+    std::memcpy(each, from, 16);
+    for (int high = 0; high < 2; high++)
+        for (int i = 0; i < 2; i++) {
+            const uint64_t codes = each[i] >> 4 * high & 0x0f0f0f0f0f0f0f0fu;
+            std::memcpy(block.codes + 16 * high + 8 * i, &codes, 8);
+        }
 }
 
+// Eight at once: byte i of `each` keeps bit i, which the sum carries to the byte's highest.
 inline void fifth_bits(const uint8_t* from, FileBlock& block) {
-    for (long i = 0; i < 32; i++) block.codes[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+    for (long begin = 0; begin < 32; begin += 8) {
+        const uint64_t each = from[begin / 8] * 0x0101010101010101u & 0x8040201008040201u;
+        uint64_t codes;
+        std::memcpy(&codes, block.codes + begin, 8);
+        codes |= (each + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
+        std::memcpy(block.codes + begin, &codes, 8);
+    }
 }
 
 // The scale and minimum, 6 bits each, of one of the eight blocks of a Q4_K or Q5_K.
 inline void six_bits(const uint8_t* packed, long b, FileBlock& block) {
     if (b < 4) {
-        block.scales[0] = packed[b] & 63;
-        block.least = packed[b + 4] & 63;
+        block.factors[0][0] = packed[b] & 63;
+        block.factors[1][0] = packed[b + 4] & 63;
     } else {
-        block.scales[0] = uint8_t((packed[b + 4] & 15) | packed[b - 4] >> 6 << 4);
-        block.least = uint8_t(packed[b + 4] >> 4 | packed[b] >> 6 << 4);
+        block.factors[0][0] = int8_t((packed[b + 4] & 15) | packed[b - 4] >> 6 << 4);
+        block.factors[1][0] = int8_t(packed[b + 4] >> 4 | packed[b] >> 6 << 4);
     }
 }
 
 template <class L>
 constexpr long file_bytes() {  // of a block, or of a K type's eight
-    return L::ID == Q4_K::ID ? 144 : L::ID == Q5_K::ID ? 176 : L::ID == Q6_K::ID ? 210
-         : 2 * (1 + L::HAS_MINIMUM) + BLOCK_INPUTS * L::BITS / 8;
+    switch (L::ID) {
+        case Q2_K::ID: return 84;
+        case Q3_K::ID: return 110;
+        case Q4_K::ID: return 144;
+        case Q5_K::ID: return 176;
+        case Q6_K::ID: return 210;
+        case IQ4_XS::ID: return 136;
+        case MXFP4::ID: return 17;
+    }
+    return 2 * (1 + L::HAS_MINIMUM) + BLOCK_INPUTS * L::BITS / 8;
 }
 
 template <class L>
 constexpr long row_bytes(long num_blocks) {
-    return (L::IS_SUPER ? num_blocks / SUPER_BLOCKS : num_blocks) * file_bytes<L>();
+    return num_blocks / L::UNIT_BLOCKS * file_bytes<L>();
 }
 
 // A row's block of a file, which ggml describes in ggml-common.h.
@@ -380,28 +507,52 @@ template <class L>
 inline FileBlock file_block(const uint8_t* row, long number) {
     FileBlock block;
     const long b = number % SUPER_BLOCKS;
-    const uint8_t* from = row + (L::IS_SUPER ? number / SUPER_BLOCKS : number) * file_bytes<L>();
+    const uint8_t* from = row + number / L::UNIT_BLOCKS * file_bytes<L>();
     if constexpr (L::ID == Q6_K::ID) {
         const long half = b / 4, quarter = b % 4;
         const uint8_t *const low = from + 64 * half + 32 * (quarter % 2), *const high = from + 128 + 32 * half;
         for (long i = 0; i < 32; i++)
             block.codes[i] = uint8_t((quarter < 2 ? low[i] & 15 : low[i] >> 4) | (high[i] >> 2 * quarter & 3) << 4);
-        for (long h = 0; h < 2; h++) block.scales[h] = from[192 + 2 * b + h];
-        block.d = half_at(from + 208);
+        for (long h = 0; h < 2; h++) block.factors[0][h] = int8_t(from[192 + 2 * b + h]);
+        block.bits[0] = half_at(from + 208);
+    } else if constexpr (L::ID == Q2_K::ID || L::ID == Q3_K::ID) {
+        constexpr bool HAS_THIRD = L::ID == Q3_K::ID;
+        const uint8_t* const low = from + (HAS_THIRD ? 32 : 16) + 32 * (b / 4);
+        for (long i = 0; i < 32; i++) {
+            block.codes[i] = low[i] >> 2 * (b % 4) & 3;
+            if (HAS_THIRD) block.codes[i] |= (from[i] >> b & 1) << 2;
+        }
+        for (long h = 0; h < 2; h++) {
+            const long f = 2 * b + h;
+            if (HAS_THIRD) {
+                const uint8_t* const packed = from + 96;
+                const int low4 = f < 8 ? packed[f] & 15 : packed[f - 8] >> 4;
+                block.factors[0][h] = int8_t((low4 | (packed[8 + f % 4] >> 2 * (f / 4) & 3) << 4) - 32);
+            } else {
+                block.factors[0][h] = from[f] & 15;
+                block.factors[1][h] = from[f] >> 4;
+            }
+        }
+        block.bits[0] = half_at(from + (HAS_THIRD ? 108 : 80));
+        if (!HAS_THIRD) block.bits[1] = half_at(from + 82);
+    } else if constexpr (L::ID == IQ4_XS::ID) {
+        block.bits[0] = half_at(from);
+        block.factors[0][0] = int8_t(((from[4 + b / 2] >> 4 * (b % 2) & 15) | (half_at(from + 2) >> 2 * b & 3) << 4) - 32);
+        nibbles(from + 8 + 16 * b, block);
     } else if constexpr (L::IS_SUPER) {
-        block.d = half_at(from);
-        block.least_d = half_at(from + 2);
+        block.bits[0] = half_at(from);
+        block.bits[1] = half_at(from + 2);
         six_bits(from + 4, b, block);
         const uint8_t* const codes = from + (L::BITS == 5 ? 48 : 16) + 32 * (b / 2);
         for (long i = 0; i < 32; i++) {
             block.codes[i] = b % 2 ? codes[i] >> 4 : codes[i] & 15;
             if (L::BITS == 5) block.codes[i] |= (from[16 + i] >> b & 1) << 4;
         }
+    } else if constexpr (L::ID == MXFP4::ID) {  // 2^(exponent - 128), whose last two have no exponent in 16 bits
+        block.bits[0] = uint16_t(from[0] < 2 ? 0x20 << from[0] : (from[0] - 1) << 7);
+        nibbles(from + 1, block);
     } else {
-        block.d = half_at(from);
-        from += 2;
-        if (L::HAS_MINIMUM) block.least_d = half_at(from);
-        from += 2 * L::HAS_MINIMUM;
+        for (int h = 0; h <= L::HAS_MINIMUM; h++, from += 2) block.bits[h] = half_at(from);
         if constexpr (L::BITS == 8) {
             for (long i = 0; i < 32; i++) block.codes[i] = from[i] ^ 0x80;
         } else {
@@ -412,67 +563,71 @@ inline FileBlock file_block(const uint8_t* row, long number) {
     return block;
 }
 
-// Puts a block into a lane of a panel's.
+// Puts NUM bits of each code of a block's packs, those from `place` on, where `Group::bits_of` finds them.
+template <int NUM>
+inline void put_bits(const Codes (&packs)[8], int place, uint8_t* to) {
+    constexpr int SHARED = 8 / NUM;
+    for (int p = 0; p < 8; p += SHARED, to += 4 * WIDTH) {
+        Codes all = {};
+        for (int s = 0; s < SHARED; s++) {
+            const Codes bits = (Codes)((Shorts)packs[p + s] >> place) & uint8_t((1 << NUM) - 1);
+            all |= (Codes)((Shorts)bits << s * NUM);
+        }
+        std::memcpy(to, &all, sizeof all);
+    }
+}
+
+// Fills a panel with outputs, as many as it has lanes or fewer, that are rows of a file; `order` [count] names the row of
+// each. Returns how many blocks have a scale that is no finite number.
 template <class L>
-inline void put_block(const FileBlock& block, long number, long lane, uint8_t* panel) {
-    constexpr long VECTOR = 4 * WIDTH;
-    panel += number * L::BYTES + (L::IS_SUPER ? number / SUPER_BLOCKS + 1 : 0) * L::SUPER_BYTES;
-    if (L::IS_SUPER) {
-        if (number % SUPER_BLOCKS == 0) {
-            std::memcpy(panel - L::SUPER_BYTES + 2 * lane, &block.d, 2);
-            if (L::HAS_MINIMUM) std::memcpy(panel - L::SUPER_BYTES + 2 * (WIDTH + lane), &block.least_d, 2);
+inline int64_t fill_panel(const uint8_t* rows, const int64_t* order, long count, long num_blocks, uint8_t* panel) {
+    int64_t num_broken = 0;
+    if (count < WIDTH) std::memset(panel, 0, panel_bytes<L>(num_blocks));
+    for (long number = 0; number < num_blocks; number++) {
+        const long b = number % L::UNIT_BLOCKS;
+        uint8_t* const head = panel + number / L::UNIT_BLOCKS * L::UNIT_BYTES;
+        uint8_t* const codes = head + L::HEAD_BYTES + b * L::CODE_BYTES;
+        Codes packs[8] = {};
+        for (long lane = 0; lane < count; lane++) {
+            const FileBlock block = file_block<L>(rows + order[lane] * row_bytes<L>(num_blocks), number);
+            num_broken += !block.is_finite<L>();
+            for (int is_minimum = 0; is_minimum <= L::HAS_MINIMUM; is_minimum++) {
+                if (!b) std::memcpy(head + L::bits_at(is_minimum) + 2 * lane, &block.bits[is_minimum], 2);
+                for (int h = 0; L::IS_SUPER && h < L::HALVES; h++)
+                    head[L::factor_at(b * L::HALVES + h, is_minimum) + lane] = uint8_t(block.factors[is_minimum][h]);
+            }
+            for (int p = 0; p < 8; p++) std::memcpy((uint8_t*)&packs[p] + 4 * lane, block.codes + 4 * p, 4);
         }
-        for (int h = 0; h < L::HALVES; h++) panel[h * WIDTH + lane] = block.scales[h];
-        if (L::HAS_MINIMUM) panel[L::HALVES * WIDTH + lane] = block.least;
-    } else {
-        std::memcpy(panel + 2 * lane, &block.d, 2);
-        if (L::HAS_MINIMUM) std::memcpy(panel + 2 * (WIDTH + lane), &block.least_d, 2);
+        put_bits<L::LOW>(packs, 0, codes + L::HIGH_BYTES);
+        if constexpr (L::BITS > L::LOW) put_bits<L::BITS - L::LOW>(packs, L::LOW, codes);
     }
-    panel += L::SCALE_BYTES * (L::HALVES + L::HAS_MINIMUM);
-    for (long i = 0; i < BLOCK_INPUTS; i++) {
-        const long pack = i / 4, place = 4 * lane + i % 4;
-        const uint8_t code = block.codes[i];
-        if (L::BITS == 8) {
-            panel[pack * VECTOR + place] = code;
-            continue;
-        }
-        panel[pack / 2 * VECTOR + place] |= uint8_t((code & 15) << 4 * (pack % 2));
-        uint8_t* const more = panel + 4 * VECTOR;
-        if (L::BITS == 5) more[(pack * VECTOR + place) / 8] |= uint8_t(code >> 4 << place % 8);
-        if (L::BITS == 6) more[pack / 4 * VECTOR + place] |= uint8_t(code >> 4 << 2 * (pack % 4));
-    }
+    return num_broken;
 }
 
 // The numbers of a lane of a panel.
 template <class L>
 inline void plain_row(const uint8_t* panel, long lane, long num_blocks, float by, float* to) {
-    constexpr long VECTOR = 4 * WIDTH;
-    float d = 0, least_d = 0;
-    for (long b = 0; b < num_blocks; b++, panel += L::BYTES, to += BLOCK_INPUTS) {
-        if (L::IS_SUPER && b % SUPER_BLOCKS == 0) {
-            d = float_of_half(half_at(panel + 2 * lane));
-            if (L::HAS_MINIMUM) least_d = float_of_half(half_at(panel + 2 * (WIDTH + lane)));
-            panel += L::SUPER_BYTES;
-        }
-        const uint8_t* const codes = panel + L::SCALE_BYTES * (L::HALVES + L::HAS_MINIMUM);
-        float least = 0;
-        if (L::HAS_MINIMUM)
-            least = L::IS_SUPER ? -(least_d * float(panel[L::HALVES * WIDTH + lane]))
-                                : float_of_half(half_at(panel + 2 * (L::HALVES * WIDTH + lane)));
+    for (long number = 0; number < num_blocks; number++, to += BLOCK_INPUTS) {
+        const long b = number % L::UNIT_BLOCKS;
+        const uint8_t* const head = panel + number / L::UNIT_BLOCKS * L::UNIT_BYTES;
+        const uint8_t* const codes = head + L::HEAD_BYTES + b * L::CODE_BYTES;
+        const auto factor_of = [&](long i, bool is_minimum) {
+            const uint16_t bits = half_at(head + L::bits_at(is_minimum) + 2 * lane);
+            const float whole = L::IS_BFLOAT16 ? float_of(bits) : float_of_half(bits);
+            if (!L::IS_SUPER) return whole;
+            return whole * float(int8_t(head[L::factor_at(b * L::HALVES + i * L::HALVES / BLOCK_INPUTS, is_minimum) + lane]));
+        };
+        const auto bits_of = [&](const uint8_t* from, long i, int num) {
+            const long pack = i / 4, shared = 8 / num;
+            return from[pack / shared * 4 * WIDTH + 4 * lane + i % 4] >> pack % shared * num & ((1 << num) - 1);
+        };
         for (long i = 0; i < BLOCK_INPUTS; i++) {
-            const long pack = i / 4, place = 4 * lane + i % 4, h = L::HALVES == 2 ? i / 16 : 0;
-            int32_t code;
-            if (L::BITS == 8) code = codes[pack * VECTOR + place];
-            else code = codes[pack / 2 * VECTOR + place] >> 4 * (pack % 2) & 15;
-            const uint8_t* const more = codes + 4 * VECTOR;
-            if (L::BITS == 5) code |= (more[(pack * VECTOR + place) / 8] >> place % 8 & 1) << 4;
-            if (L::BITS == 6) code |= (more[pack / 4 * VECTOR + place] >> 2 * (pack % 4) & 3) << 4;
-            if (L::IS_TABLE) code = IQ4_VALUES[code];
-            float scale;
-            if (L::HALVES == 2) scale = d * float(int8_t(panel[h * WIDTH + lane]));
-            else scale = L::IS_SUPER ? d * float(panel[lane]) : float_of_half(half_at(panel + 2 * lane));
-            const float value = scale * float(code - L::OFFSET);
-            to[i] = (L::HAS_MINIMUM ? value + least : value) * by;
+            int32_t code = bits_of(codes + L::HIGH_BYTES, i, L::LOW);
+            if (L::BITS > L::LOW) code |= bits_of(codes, i, L::BITS - L::LOW) << L::LOW;
+            if (L::VALUES) code = L::VALUES[code];
+            const float value = factor_of(i, false) * float(code - L::OFFSET);
+            const float least = L::HAS_MINIMUM ? factor_of(i, true) : 0.0f;
+            to[i] = (L::IS_SUPER ? value - least : value + least) * by;
         }
     }
 }

@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 
+from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.structures import ModelFields, StepFields
-from specdec_cli.lm.machine.threads import CREW
+from specdec_cli.lm.machine.threads import THREADS
 
 
 class Caller:
     """Calls the library for one model. Not for two threads at once.
+
+    Args:
+        kind: of the weights of linear layers.
+        dtype: of the model.
 
     Attributes:
         library: the compiled decoder.
@@ -23,8 +28,10 @@ class Caller:
         model: fields of the model; set before the first call.
     """
 
-    def __init__(self) -> None:
-        self.library = native.library()
+    def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
+        is_half = dtype == torch.bfloat16
+        weights = {"int8": "Int8", "blocks": "Blocks"}.get(kind, "BFloat16" if is_half else "Float32")
+        self.library = native.step(weights, is_half)
         self.model = ModelFields()
         self._waited = ctypes.c_double()
         self.step = StepFields(waited=ctypes.pointer(self._waited))
@@ -41,15 +48,15 @@ class Caller:
         """
         step = self.step
         step.num_rows, step.num_wanted, step.most_keys, step.num_taps = num_rows, num_wanted, most_keys, 0
-        step.num_threads, step.logits = CREW.size(torch.get_num_threads()), logits
+        step.num_threads, step.logits = THREADS.size(torch.get_num_threads()), logits
         step.scratch = self._scratch.at_least(self.library.scratch_floats(ctypes.byref(self.model), ctypes.byref(step)))
 
     def run(self, call: Callable[..., None], *others: Any) -> None:
-        """Call the library for the step that was prepared, and tell the crew what its threads lost."""
+        """Call the library for the step that was prepared, and tell the thread count what was lost to waiting."""
         self._waited.value = 0.0
         begin = perf_counter()
         call(ctypes.byref(self.model), ctypes.byref(self.step), *others)
-        CREW.learn(self.step.num_threads, perf_counter() - begin, self._waited.value)
+        THREADS.learn(self.step.num_threads, perf_counter() - begin, self._waited.value)
 
 
 class Floats:

@@ -17,7 +17,7 @@ from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import has_plain_weight, is_linear, is_untouched
 from specdec_cli.lm.llama import native
-from specdec_cli.lm.llama.builtin_pair import LlamaForCausalLM
+from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
 
 _COMMON = (nn.SiLU.__module__, nn.ModuleList.__module__, nn.Dropout.__module__, "transformers.activations")
 # Rotary types that the tables of `rotations` hold: their frequencies do not follow the length, but for long rope's two.
@@ -96,7 +96,7 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
     """The part of a transformers model that this decoder does not support; None if it can run the model.
 
     Args:
-        model: a causal LM, on paper too.
+        model: a causal LM, of fake tensors too.
         device: where it would run; None is where it is.
     """
     config = model.config

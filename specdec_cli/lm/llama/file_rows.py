@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import WeightsError
+from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.llama import native
 
 
@@ -19,6 +19,7 @@ class FileRows:
 
     Args:
         name: in the file.
+        model: whose file it is, for messages.
         type: ggml's number of its type.
         num_inputs: in.
         data: the tensor's bytes [rows, bytes of a row] uint8, mapped from the file.
@@ -26,6 +27,7 @@ class FileRows:
     """
 
     name: str
+    model: str
     type: int
     num_inputs: int
     data: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -39,25 +41,29 @@ class FileRows:
         """Memory for the outputs, as the file and the decoder hold them."""
         return len(self.order) * self.data.shape[1]
 
+    @property
+    def scale_inputs(self) -> int:
+        """How many of a product's inputs have one scale."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        return int(GGML_QUANT_SIZES[GGMLQuantizationType(self.type)][0])
+
     def __getitem__(self, place: slice | Tensor) -> FileRows:
         """Some of the outputs, in another order."""
         return replace(self, order=self.order[place])
 
     def fill(self, panels: Tensor) -> None:
-        """Write the outputs into panels, [as many bytes or more] uint8 of zeros.
+        """Write the outputs into panels, [as many bytes or more] uint8.
 
         Raises:
-            WeightsError: a scale is no finite number.
+            NotFiniteError: a scale is no finite number.
         """
         order = self.order.contiguous()
-        num_broken = native.library().fill_panels(
+        num_broken = native.layouts().fill_panels(
             self.type, self.data.ctypes.data, order.data_ptr(), len(order), self.num_inputs, panels.data_ptr(),
-            torch.get_num_threads(),
         )  # fmt: skip
-
         if num_broken:
-            said = f"the weight `{self.name}` holds numbers that are not finite"
-            raise WeightsError(said, "copy or download the file again")
+            raise NotFiniteError(self.name, self.model)
 
     def reference(self) -> Tensor:
         """The numbers [out, in] float32 as the gguf package reads them, which shares nothing with our decoder."""
@@ -66,16 +72,7 @@ class FileRows:
         rows = np.ascontiguousarray(self.data[self.order.numpy()])
         return torch.from_numpy(np.ascontiguousarray(quants.dequantize(rows, GGMLQuantizationType(self.type))))
 
-    def plain(self) -> Tensor:
-        """The numbers [out, in] float32 as our decoder reads them."""
-        numbers = torch.empty(len(self.order), self.num_inputs)
-        native.library().read_rows(
-            self.type, self.data.ctypes.data, self.order.contiguous().data_ptr(), len(self.order), self.num_inputs,
-            numbers.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
-        return numbers
-
 
 def has_layout(type_: int) -> bool:
     """Whether the compiled decoder multiplies with blocks of a type."""
-    return int(native.library().block_panel_bytes(ctypes.c_int64(type_), ctypes.c_int64(256))) > 0
+    return int(native.layouts().block_panel_bytes(ctypes.c_int64(type_), ctypes.c_int64(256))) > 0

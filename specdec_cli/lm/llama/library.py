@@ -28,10 +28,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
-_NAME = "llama-step"
 _SECONDS = 300
+_PLACE = "building-"  # of the folders in which a build runs
+_TEMPORARY = f"specdec-{_PLACE}"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|terminated with signal 7")
 _INSTALL = {
@@ -79,8 +80,8 @@ def load_library(
     command: Sequence[str],
     *,
     may_lack_compiler: bool,
-    name: str = _NAME,
-    what: str = "our own decoder for this CPU",
+    name: str,
+    what: str = "a library for this CPU",
 ) -> Library:
     """Load what a source is compiled to; build it where that was not done before.
 
@@ -139,9 +140,11 @@ def processor() -> str:
 def _built_for_this_process(stem: str, source: str, command: Sequence[str], what: str, not_kept: str) -> Library:
     """Build and load in a folder that is gone afterwards."""
     try:
-        with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
-            said = f"{what}, for this run alone: it cannot be kept in {not_kept}, XDG_CACHE_HOME names another folder"
-            return Library(ctypes.CDLL(str(_build(Path(folder), stem, source, command, said))), not_kept)
+        with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder:
+            message = (
+                f"{what}, for this run alone: it cannot be kept in {not_kept}, XDG_CACHE_HOME names another folder"
+            )
+            return Library(ctypes.CDLL(str(_build(Path(folder), stem, source, command, message))), not_kept)
     except OSError as error:
         reason = f"nothing can be built in {not_kept}, nor in a temporary folder: {error.strerror or error}"
         raise BuildError(reason, "make room there, or name another folder with XDG_CACHE_HOME") from error
@@ -156,7 +159,7 @@ def _opened(kept: Path) -> Library:
     with suppress(OSError):
         return Library(ctypes.CDLL(str(kept)), None)
     try:
-        with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
+        with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder:
             return Library(ctypes.CDLL(shutil.copy(kept, folder)), None)
     except OSError as error:
         reason = f"its own does not load: {error}"
@@ -180,7 +183,9 @@ def _build(folder: Path, stem: str, source: str, command: Sequence[str], what: s
         OSError: there is no room, or nothing may be written.
         BuildError: it does not compile.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as place:
+    _remove_abandoned(folder, _PLACE)
+    _remove_abandoned(Path(tempfile.gettempdir()), _TEMPORARY)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_PLACE) as place:
         _log.info("compiling %s", what)
         made = Path(place, "made.so")
         _output_of([*command, "-shared", "-fPIC", "-", "-o", str(made)], source.encode(), place)
@@ -188,6 +193,16 @@ def _build(folder: Path, stem: str, source: str, command: Sequence[str], what: s
             raise BuildError(f"the C++ compiler `{command[0]}` made no library", _OTHER_COMPILER)
         made.chmod(0o700)
         return made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """Remove our folders that a process left behind when a signal ended it; no build takes as long as they are old."""
+    for place in folder.glob(f"{prefix}*"):
+        with suppress(OSError, AttributeError):  # another process may be as quick; Windows knows no users
+            status = place.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if is_own and status.st_mtime < time() - 2 * _SECONDS:
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None = None) -> bytes:
@@ -207,13 +222,13 @@ def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None
         raise _cannot_run(command[0], error) from error
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.decode(errors="replace")
-    if _NO_SPACE.search(said):
+    message = done.stderr.decode(errors="replace")
+    if _NO_SPACE.search(message):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode < 0:
         reason = f"the C++ compiler `{command[0]}` was killed by signal {-done.returncode}"
         raise BuildError(reason, "it may have run out of memory: end other processes, or raise the container's limit")
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
     reason = next((line for line in lines if "error" in line), lines[0])
     raise BuildError(f"its own does not compile: {reason}", _OTHER_COMPILER)
 
@@ -268,7 +283,7 @@ def _alone() -> Iterator[None]:
     with suppress(OSError, ImportError):
         import fcntl
 
-        lock = (_made(cache_folder()) / f"{_NAME}.lock").open("w")
+        lock = (_made(cache_folder()) / "building.lock").open("w")
         end = monotonic() + _SECONDS
         while monotonic() < end:
             try:

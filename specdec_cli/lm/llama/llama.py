@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
@@ -28,8 +30,8 @@ from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats
 from specdec_cli.lm.llama.families import family_of, windows_of
-from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, linear, norm_weight
-from specdec_cli.lm.llama.model_fields import INT8_WEIGHTS, layers_fields, model_fields, shape_of
+from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, epsilon_of, linear, norm_weight
+from specdec_cli.lm.llama.model_fields import layers_fields, model_fields, shape_of
 from specdec_cli.lm.llama.rotations import Rotations
 from specdec_cli.lm.llama.structures import (
     ChanceFields,
@@ -58,7 +60,7 @@ class LlamaDecoder:
         config, inner, family = model.config, model.model, family_of(model)
         self._shape = shape_of(config, family)
         self._dtype: torch.dtype = model.dtype
-        self._caller = Caller()
+        self._kind, self._caller = kind, Caller(kind, self._dtype)
         self._library, self._step = self._caller.library, self._caller.step
         self._rotations = Rotations(inner.rotary_emb, self._shape.num_turned, long_rope_threshold(config))
         arena = Arena()
@@ -66,17 +68,25 @@ class LlamaDecoder:
         self._guess_logits = Floats()
         with torch.inference_mode():
             self._embedding_scale = _embedding_scale(inner.embed_tokens)
-            self._embedding = Matrix.of(linear(inner.embed_tokens)[0], None, "plain", arena)
+            (table, _), (head, _) = linear(inner.embed_tokens), linear(model.lm_head)
+            is_one = head is table
+            self._embedding = Matrix.of(table, None, "plain", arena)
+            del table  # before the next matrix is copied
+            if not is_one:
+                empty(inner.embed_tokens)
+            by, is_tied = 1.0 / config.logits_scaling if family.has_multipliers else 1.0, is_one and kind != "int8"
+            self._head = replace(self._embedding, by=by) if is_tied else Matrix.of(head, None, kind, arena, by=by)
+            del head
+            empty(model.lm_head, inner.embed_tokens)
             by = config.residual_multiplier if family.has_multipliers else 1.0
             taking = Taking(self._shape, family, kind, arena, by)
             types = getattr(config, "layer_types", None) or [None] * len(inner.layers)
             parts = zip(inner.layers, windows_of(config, family), types, strict=False)
             self._layers = [taking.layer(layer, window, self._rotations.of_layer(one)) for layer, window, one in parts]
             self._norm = norm_weight(inner.norm, family)
-            (head, _), by = linear(model.lm_head), 1.0 / config.logits_scaling if family.has_multipliers else 1.0
-            is_tied = head is linear(inner.embed_tokens)[0] and kind != "int8"
-            self._head = replace(self._embedding, by=by) if is_tied else Matrix.of(head, None, kind, arena, by=by)
-        empty(model.lm_head, inner.embed_tokens)
+        # Each by one thread: those that share a matrix wait for each other at its end, beside busy processes long.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            deque(pool.map(Matrix.fill, self._matrices()), maxlen=0)
         self.vocab_size = self._head.num_outputs
         self._caller.model = self._model = self._model_fields(model, taking)
         self.allocate(0, 1)
@@ -84,15 +94,21 @@ class LlamaDecoder:
     @property
     def kv_bytes_per_token(self) -> int:
         """Memory of one token's keys and values."""
-        shape = self._shape
-        return 2 * len(self._layers) * shape.num_key_heads * shape.head_size * self._dtype.itemsize
+        return self._shape.kv_bytes(len(self._layers), self._dtype)
 
     def has_rows_of_file(self) -> bool:
         """Whether some rows of each matrix in blocks are, bit for bit, what the gguf package reads in the file."""
-        matrices = [self._embedding, self._head]
+        return all(map(self._has_rows_of_file, self._matrices()))
+
+    def _matrices(self) -> Iterator[Matrix]:
+        """All of them, the output layer once if it is the embedding."""
+        if self._head.weight is not self._embedding.weight:
+            yield self._embedding
+        yield self._head
         for layer in self._layers:
-            matrices += [layer.qkv, layer.out, *(m for mlp in layer.mlps for m in (mlp.gate, mlp.up, mlp.down))]
-        return all(self._has_rows_of_file(matrix) for matrix in matrices)
+            yield from (layer.qkv, layer.out)
+            for mlp in layer.mlps:
+                yield from (mlp.gate, mlp.up, mlp.down)
 
     def _has_rows_of_file(self, matrix: Matrix) -> bool:
         fields, begin = matrix_fields(matrix), 0
@@ -115,13 +131,14 @@ class LlamaDecoder:
         """
         made = copy.copy(self)
         made._layers, made._taps = self._layers[:num_layers], []
-        made._caller, made._guess_logits = Caller(), Floats()
-        made._step = made._caller.step
+        made._kind, made._guess_logits = "int8" if is_int8 else self._kind, Floats()
+        made._caller = Caller(made._kind, self._dtype)
+        made._library, made._step = made._caller.library, made._caller.step
         made._caller.model = made._model = ModelFields.from_buffer_copy(self._model)
         if is_int8:
             arena = Arena()
             made._layers = [layer.in_int8(arena) for layer in made._layers]
-            made._head, made._model.kind = self._head.in_int8(arena), INT8_WEIGHTS
+            made._head = self._head.in_int8(arena)
         made._model.head = matrix_fields(made._head)
         made._model.layers, made._model.num_layers = layers_fields(made._layers), len(made._layers)
         made.allocate(0, 1)
@@ -129,8 +146,8 @@ class LlamaDecoder:
 
     def _model_fields(self, model: Any, taking: Taking) -> ModelFields:
         config, norm = model.config, model.model.norm
-        epsilon = getattr(norm, "variance_epsilon", None) or norm.eps
-        made = model_fields(config, taking, self._layers, model.model.layers, self._dtype, epsilon)
+        epsilon = epsilon_of(norm)
+        made = model_fields(config, taking, self._layers, model.model.layers, epsilon)
         made.embedding, made.norm = matrix_fields(self._embedding), self._norm.data_ptr()
         made.head = matrix_fields(self._head)
         by = config.embedding_multiplier if taking.family.has_multipliers else 1.0

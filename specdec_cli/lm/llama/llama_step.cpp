@@ -2,6 +2,8 @@
 //
 // What differs between families is data of a layer: which norms there are, its window, its rotations, its experts.
 // A row's numbers are computed in one order, whatever rows are beside it, so that it has the same bits in any company.
+// It is compiled for one kind of weights, WEIGHTS (Float32, BFloat16, Int8 or Blocks), and for one NUMBER, which keys, values
+// and an embedding that is not in blocks are of: float, or uint16_t for bfloat16.
 // Letters: n rows, H query heads, K key heads, G = H/K, D head size, R rotated numbers of it, I MLP width, E experts,
 // V vocabulary.
 
@@ -93,14 +95,12 @@ struct Model {
     const Layer* layers;
     Matrix embedding;  // [V, hidden], of its own numbers or in blocks
     const float* norm;
-    Matrix head;
+    Matrix head;       // of its own numbers, too, where only the layers are in blocks
     int64_t num_layers, hidden, num_heads, num_key_heads, head_size;
     int64_t num_turned;         // R: the first of a head's numbers, pairs side by side
     int64_t mlp;                // the widest
     int64_t num_experts;        // of a layer, 0 without any
     int64_t num_taken;          // experts of a row, 1 without any
-    int64_t kind;               // of weights: 0 float32, 1 bfloat16, 2 int8, 3 in blocks
-    int64_t is_half;            // the cache is bfloat16, and so is an embedding that is not in blocks
     int64_t activation;         // 0 SiLU, 1 GELU by tanh, 2 a SiLU of limited numbers
     int64_t norms_whole_width;  // head norms are of all queries and of all keys
     int64_t norms_outputs;      // some layers have norms of what they add
@@ -258,7 +258,7 @@ struct Int8 {
 
 // Whole numbers with a scale for each block of inputs, times weights in blocks.
 struct Blocks {
-    using Input = InputBlock;
+    using Input = int32_t;  // words of an `InputRow`
     static constexpr long PACK = BLOCK_INPUTS;
     static constexpr long TILES_FROM = NEVER;
     static float prepare(const float* row, long size, Input* out) {
@@ -586,37 +586,24 @@ struct Product {
 template <>
 struct Product<Blocks> {
     const Matrix& m;
-    const InputBlock* x;
+    const int32_t* x;
     const float* ones;
-    long n, num_blocks;
-
-    template <class L, int R, bool ADDS>
-    void rows(long row, long o, const uint8_t* panel, float* to, long pitch) const {
-        Floats sums[R];
-        multiply_panel<L, R>(panel, x + row * num_blocks, num_blocks, sums);
-        for (int r = 0; r < R; r++) write<ADDS>(m, sums[r], o, m.by, to + (row + r) * pitch + o);
-    }
-
-    template <class L, bool ADDS>
-    void panel(long o, const uint8_t* panel, float* to, long pitch) const {
-        long row = 0;
-        for (; row + ROWS <= n; row += ROWS) rows<L, ROWS, ADDS>(row, o, panel, to, pitch);
-        switch (n - row) {
-            case 5: return rows<L, 5, ADDS>(row, o, panel, to, pitch);
-            case 4: return rows<L, 4, ADDS>(row, o, panel, to, pitch);
-            case 3: return rows<L, 3, ADDS>(row, o, panel, to, pitch);
-            case 2: return rows<L, 2, ADDS>(row, o, panel, to, pitch);
-            case 1: return rows<L, 1, ADDS>(row, o, panel, to, pitch);
-        }
-    }
+    long n, words;  // of a row
 
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
+        const long num_blocks = m.in / BLOCK_INPUTS;
+        Floats sums[BLOCK_ROWS];
         for (long o = part.begin; o < part.end; o += WIDTH) {
             const int64_t* const place = m.panels + 2 * (o / WIDTH);
-            with_layout(place[1], [&](auto layout) {
-                panel<decltype(layout), ADDS>(o, (const uint8_t*)m.weight + place[0], to, pitch);
-            });
+            const auto* const panel = (const uint8_t*)m.weight + place[0];
+            for (long row = 0, count; row < n; row += count) {
+                count = std::min(n - row, BLOCK_ROWS);
+                with_layout(place[1], [&](auto layout) {
+                    multiply_rows<decltype(layout)>(panel, x + row * words, words, count, num_blocks, sums);
+                });
+                for (long r = 0; r < count; r++) write<ADDS>(m, sums[r], o, m.by, to + (row + r) * pitch + o);
+            }
         }
     }
 
@@ -657,7 +644,7 @@ struct Inputs {
 
     static long length(long size) {  // of a row, in `Input`s
         const long packs = (size + Kind::PACK - 1) / Kind::PACK;
-        return std::is_same_v<Kind, Blocks> ? packs : packs * Kind::PACK;
+        return std::is_same_v<Kind, Blocks> ? InputRow::words(packs) : packs * Kind::PACK;
     }
 
     Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, length(m.in)}; }
@@ -924,10 +911,8 @@ void plain_row(const Model& m, const Matrix& of, long row, float scale, float* t
         with_layout(place[1], [&](auto layout) {
             plain_row<decltype(layout)>((const uint8_t*)of.weight + place[0], row % WIDTH, of.in / BLOCK_INPUTS, scale, to);
         });
-    } else if (m.is_half) {
-        plain_row<uint16_t>(of, row, scale, to);
     } else {
-        plain_row<float>(of, row, scale, to);
+        plain_row<NUMBER>(of, row, scale, to);
     }
 }
 
@@ -1107,10 +1092,14 @@ private:
     }
 };
 
+// Weights that are kept as a model's own numbers.
+template <class Number>
+using PlainOf = std::conditional_t<sizeof(Number) == sizeof(float), Float32, BFloat16>;
+
 // A thread's part of a forward; the others may still be busy with their logits.
 template <class Kind, class Number>
 class Pass {
-    using Plain = std::conditional_t<sizeof(Number) == sizeof(float), Float32, BFloat16>;  // what experts are kept as
+    using Plain = PlainOf<Number>;  // what experts are kept as
     const Model& m;
     const Step& s;
     Member& member;
@@ -1157,14 +1146,21 @@ public:
         }
         tap(m, s, m.num_layers, x, member,
             [this](const float* from, float* to) { inputs.norm(from, m.norm, hidden, m.epsilon, to); });
-        for (long i = 0; i < s.num_wanted; i++) {
-            inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
-            inputs.prepare(i, inputs.row, hidden);
-        }
-        head(m, s, inputs, tiles, member);
+        if constexpr (std::is_same_v<Kind, Blocks>)
+            if (!m.head.panels) return logits(plain);
+        logits(inputs);
     }
 
 private:
+    template <class Some>
+    void logits(Inputs<Some>& of) {
+        for (long i = 0; i < s.num_wanted; i++) {
+            of.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, of.row);
+            of.prepare(i, of.row, hidden);
+        }
+        head(m, s, of, tiles, member);
+    }
+
     template <class Some>
     Inputs<Some> inputs_at(long place) const {
         return {(typename Some::Input*)(mine + place), mine + place + room.row - n, mine + room.row};
@@ -1334,12 +1330,7 @@ void move(const Model& m, const Step& s, const int64_t* slots, long count) {
 }
 
 void run(const Model& m, const Step& s, Member& member) {
-    if (m.kind == 0) Pass<Float32, float>(m, s, member).run();
-    else if (m.kind == 1) Pass<BFloat16, uint16_t>(m, s, member).run();
-    else if (m.kind == 2 && m.is_half) Pass<Int8, uint16_t>(m, s, member).run();
-    else if (m.kind == 2) Pass<Int8, float>(m, s, member).run();
-    else if (m.is_half) Pass<Blocks, uint16_t>(m, s, member).run();
-    else Pass<Blocks, float>(m, s, member).run();
+    Pass<WEIGHTS, NUMBER>(m, s, member).run();
 }
 
 // The first of the largest of scores [count]; -1 where that is no finite number.
@@ -1427,64 +1418,13 @@ int64_t drawn(const float* scores, long count, const Chance& chance, double unif
 
 extern "C" {
 
-int64_t panel_outputs() { return PANEL; }
-int64_t block_outputs() { return WIDTH; }
-
-// Bytes of a panel of weights in blocks; -1 where a type has no layout.
-int64_t block_panel_bytes(int64_t type, int64_t in) {
-    int64_t bytes = -1;
-    with_layout(type, [&](auto layout) { bytes = panel_bytes<decltype(layout)>(in / BLOCK_INPUTS); });
-    return bytes;
-}
-
-// Panels, zeros so far, of outputs that are rows of a file; `order` [count] names the row of each. Returns how many blocks
-// have a scale that is no finite number.
-int64_t fill_panels(int64_t type, const uint8_t* rows, const int64_t* order, int64_t count, int64_t in, uint8_t* to,
-                 int64_t num_threads) {
-    int64_t num_broken = 0;
-    with_layout(type, [&](auto layout) {
-        using L = decltype(layout);
-        const long num_blocks = in / BLOCK_INPUTS, bytes = panel_bytes<L>(num_blocks);
-#pragma omp parallel for num_threads(int(num_threads)) schedule(static) reduction(+ : num_broken)
-        for (long begin = 0; begin < count; begin += WIDTH)
-            for (long o = begin; o < std::min(begin + WIDTH, long(count)); o++)
-                for (long b = 0; b < num_blocks; b++) {
-                    const FileBlock block = file_block<L>(rows + order[o] * row_bytes<L>(num_blocks), b);
-                    num_broken += (block.d & 0x7c00) == 0x7c00 || (block.least_d & 0x7c00) == 0x7c00;
-                    put_block<L>(block, b, o - begin, to + o / WIDTH * bytes);
-                }
-    });
-    return num_broken;
-}
-
-// The numbers [count, in] of rows of a file.
-void read_rows(int64_t type, const uint8_t* rows, const int64_t* order, int64_t count, int64_t in, float* to,
-               int64_t num_threads) {
-    with_layout(type, [&](auto layout) {
-        using L = decltype(layout);
-        const long num_blocks = in / BLOCK_INPUTS;
-#pragma omp parallel num_threads(int(num_threads))
-        {
-            std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
-#pragma omp for schedule(static)
-            for (long o = 0; o < count; o++) {
-                std::fill(panel.begin(), panel.end(), 0);
-                for (long b = 0; b < num_blocks; b++)
-                    put_block<L>(file_block<L>(rows + order[o] * row_bytes<L>(num_blocks), b), b, 0, panel.data());
-                plain_row<L>(panel.data(), 0, num_blocks, 1.0f, to + o * in);
-            }
-        }
-    });
-}
-
 int64_t scratch_floats(const Model* m, const Step* s) {
     const Room room(*m, *s);
     return room.shared + s->num_threads * room.own;
 }
 
 void move(const Model* m, const Step* s, const int64_t* slots, int64_t count) {
-    if (m->is_half) move<uint16_t>(*m, *s, slots, count);
-    else move<float>(*m, *s, slots, count);
+    move<NUMBER>(*m, *s, slots, count);
 }
 
 // Rows [count, in] of a matrix in blocks or in the numbers of the embedding.
@@ -1495,10 +1435,9 @@ void plain_rows(const Model* m, const Matrix* of, const int64_t* rows, int64_t c
 // Logits of final hidden states [num_wanted, hidden].
 void head(const Model* m, const Step* s, const float* hidden) {
     together(*s, [=](const Member& member) {
-        if (m->kind == 0) head<Float32>(*m, *s, hidden, member);
-        else if (m->kind == 1) head<BFloat16>(*m, *s, hidden, member);
-        else if (m->kind == 2) head<Int8>(*m, *s, hidden, member);
-        else head<Blocks>(*m, *s, hidden, member);
+        if constexpr (std::is_same_v<WEIGHTS, Blocks>)
+            if (!m->head.panels) return head<PlainOf<NUMBER>>(*m, *s, hidden, member);
+        head<WEIGHTS>(*m, *s, hidden, member);
     });
 }
 

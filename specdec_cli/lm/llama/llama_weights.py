@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_cli.lm.cache.memory import Arena
+from specdec_cli.lm.cache.memory import Arena, return_freed_memory
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.linear import quantized
 from specdec_cli.lm.llama import native
@@ -27,6 +27,7 @@ from specdec_cli.lm.llama.file_rows import FileRows
 _PANELS = 64, 32, 16  # outputs in a panel: those of the compiled decoder, as many as its processor likes and fewer
 _PACK_BYTES = 4  # inputs that meet their weights at once
 _LEAST = _PANELS[-1]
+_SUMMED = 1024  # outputs whose int8 weights are int32 together while they are summed
 _Linear = tuple[Tensor | FileRows, Tensor | None]  # a weight and its bias
 
 
@@ -39,6 +40,10 @@ class Shape:
     head_size: int
     num_turned: int
     hidden_size: int
+
+    def kv_bytes(self, num_layers: int, dtype: torch.dtype) -> int:
+        """Memory of one token's keys and values in so many layers."""
+        return 2 * num_layers * self.num_key_heads * self.head_size * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +85,43 @@ class Matrix:
         half = half_of(num_outputs, unit)
         bias = None if bias is None else _of_panels(bias.detach().float())
         if kind != "int8":
-            return cls(num_outputs, num_inputs, half, arena.keep(panels(weight.detach(), half)), bias, by=by)
+            return cls(num_outputs, num_inputs, half, panels(weight.detach(), half, arena), bias, by=by)
         return cls(num_outputs, num_inputs, half, weight, bias, by=by)._quantized(weight.detach(), arena)
 
     @classmethod
     def of_rows(
         cls, parts: Sequence[FileRows], bias: Tensor | None, arena: Arena, unit: int = 1, by: float = 1.0
     ) -> Matrix:
-        """A weight whose outputs are rows of a file, in blocks as they lie there; parts one after another."""
-        library, num_inputs = native.library(), parts[0].num_inputs
+        """A weight whose outputs are rows of a file, in blocks as they lie there; parts one after another.
+
+        Its memory is laid out and not written: that is `fill`.
+        """
+        library, num_inputs = native.layouts(), parts[0].num_inputs
         lanes = int(library.block_outputs())
         num_bytes = [int(library.block_panel_bytes(part.type, num_inputs)) for part in parts]
         counts = [-(-len(part.order) // lanes) for part in parts]
         whole = arena.zeros(sum(size * count for size, count in zip(num_bytes, counts, strict=True)))
         places, begin = [], 0
         for part, size, count in zip(parts, num_bytes, counts, strict=True):
-            part.fill(whole[begin:])
-            places += [(begin + place * size, part.type) for place in range(count)]
-            begin += size * count
+            end = begin + size * count
+            places.append(torch.stack((torch.arange(begin, end, size), torch.full((count,), part.type)), 1))
+            begin = end
         num_outputs = sum(len(part.order) for part in parts)
         bias = None if bias is None else _of_panels(bias.detach().float())
-        panels = torch.tensor(places, dtype=torch.int64)
         half = half_of(num_outputs, unit)
-        return cls(num_outputs, num_inputs, half, whole, bias, panels, by=by, rows=tuple(parts))
+        return cls(num_outputs, num_inputs, half, whole, bias, torch.cat(places), by=by, rows=tuple(parts))
+
+    def fill(self) -> None:
+        """Write the rows of a file, if that is what it consists of.
+
+        Raises:
+            NotFiniteError: a scale is no finite number.
+        """
+        begin, lanes = 0, int(native.layouts().block_outputs())
+        for part in self.rows:
+            assert self.panels is not None, "it is in blocks"
+            part.fill(self.weight[int(self.panels[begin, 0]) :])
+            begin += -(-len(part) // lanes)
 
     def in_int8(self, arena: Arena) -> Matrix:
         """The same matrix in int8, made of the weight as it lies here."""
@@ -113,8 +132,8 @@ class Matrix:
     def _quantized(self, weight: Tensor, arena: Arena) -> Matrix:
         """This matrix with a weight [out, in] in int8."""
         whole, scales = quantized(weight)
-        sums = _of_panels(whole.sum(1, dtype=torch.int32))
-        return replace(self, weight=arena.keep(panels(whole, self.half)), scales=_of_panels(scales), sums=sums)
+        sums = _of_panels(torch.cat([some.sum(1, dtype=torch.int32) for some in torch.split(whole, _SUMMED)]))
+        return replace(self, weight=panels(whole, self.half, arena), scales=_of_panels(scales), sums=sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +203,16 @@ def half_of(num_outputs: int, unit: int = 1) -> int:
     return num_outputs // 2 // grain * grain
 
 
-def panels(weight: Tensor, half: int) -> Tensor:
-    """A matrix [out, in] as the compiled decoder reads it, in one piece: see its `Matrix`."""
+def panels(weight: Tensor, half: int, arena: Arena) -> Tensor:
+    """A matrix [out, in] as the compiled decoder reads it (see its `Matrix`), in one piece of an arena."""
     pack = _PACK_BYTES // weight.element_size()
-    filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _LEAST))
-    found = torch.empty(filled.numel(), dtype=weight.dtype)
+    missing = -weight.shape[0] % _LEAST, -weight.shape[1] % pack
+    filled = nn.functional.pad(weight, (0, missing[1], 0, missing[0])) if any(missing) else weight  # pad always copies
+    whole = arena.zeros(filled.numel() * weight.element_size()).view(weight.dtype)
     for start, stop, outputs in _stretches(half, len(filled)):
         panel = filled[start:stop].view(-1, outputs, filled.shape[1] // pack, pack).transpose(1, 2)
-        found[start * filled.shape[1] : stop * filled.shape[1]].view(panel.shape).copy_(panel)
-    return found
+        whole[start * filled.shape[1] : stop * filled.shape[1]].view(panel.shape).copy_(panel)
+    return whole
 
 
 def from_panels(found: Tensor, half: int, shape: tuple[int, int]) -> Tensor:
@@ -208,7 +228,7 @@ def from_panels(found: Tensor, half: int, shape: tuple[int, int]) -> Tensor:
 
 def _stretches(half: int, num_outputs: int) -> Iterator[tuple[int, int, int]]:
     """Outputs start…stop-1 that lie in panels of so many outputs, one stretch after the other."""
-    start, most = 0, native.library().panel_outputs()
+    start, most = 0, native.layouts().panel_outputs()
     for end, outputs in itertools.product((half, num_outputs), (size for size in _PANELS if size <= most)):
         stop = start + (end - start) // outputs * outputs
         yield start, stop, outputs
@@ -224,6 +244,11 @@ def norm_weight(module: Any, family: Family) -> Tensor:
     """The factors of an RMS norm, float32, in memory of their own."""
     found: Tensor = module.weight.detach().float()
     return found + 1.0 if family.adds_one else found.clone()
+
+
+def epsilon_of(norm: Any) -> float:
+    """The number that an RMS norm adds to the mean square; its families have two names for it."""
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +387,4 @@ def empty(*modules: Any) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             shape = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
             setattr(module, name, emptied.setdefault(id(parameter), shape))
+    return_freed_memory()

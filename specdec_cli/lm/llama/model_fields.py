@@ -6,15 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from specdec_cli.lm.llama.families import ACTIVATIONS, LIMITED_SILU, Family, activation_of, turned_share
 from specdec_cli.lm.llama.llama_weights import Layer, Shape, Taking
 from specdec_cli.lm.llama.structures import LayerFields, ModelFields, layer_fields
-
-INT8_WEIGHTS = 2
-"""The kind of weights that `Model` says for int8."""
-_FLOAT32, _BFLOAT16, _, _BLOCKS = range(4)
 
 
 def layers_fields(layers: Sequence[Layer]) -> Any:
@@ -23,7 +17,7 @@ def layers_fields(layers: Sequence[Layer]) -> Any:
 
 
 def model_fields(
-    config: Any, taking: Taking, layers: Sequence[Layer], modules: Sequence[Any], dtype: torch.dtype, epsilon: float
+    config: Any, taking: Taking, layers: Sequence[Layer], modules: Sequence[Any], epsilon: float
 ) -> ModelFields:
     """A model of layers alone, without an embedding, a final norm and an output layer.
 
@@ -32,10 +26,9 @@ def model_fields(
         taking: that took the layers' weights.
         layers: these weights.
         modules: transformers' modules that they were taken from.
-        dtype: of the model.
         epsilon: of its norms.
     """
-    family, shape, is_half = taking.family, taking.shape, dtype == torch.bfloat16
+    family, shape = taking.family, taking.shape
     routers = [module.mlp for module, its in zip(modules, layers, strict=True) if its.router]
     router = getattr(routers[0], family.router) if routers else None
     limited = routers[0].experts if family.has_limited_experts else None
@@ -51,8 +44,6 @@ def model_fields(
         mlp=max(mlp.gate.num_outputs for layer in layers for mlp in layer.mlps),
         num_experts=0 if router is None else router.num_experts,
         num_taken=1 if router is None else router.top_k,
-        kind={"int8": INT8_WEIGHTS, "blocks": _BLOCKS}.get(taking.kind, _BFLOAT16 if is_half else _FLOAT32),
-        is_half=is_half,
         activation=activation,
         norms_whole_width=family.norms_whole_width,
         norms_outputs=bool(family.norms[1] or family.norms[3]),

@@ -2,7 +2,8 @@
 
 It is compiled where it runs and not when the package is made, because a processor's own instructions (AVX-512's
 bfloat16 and whole-number products) are what it is for. That takes some seconds; the user's cache keeps the result
-(`library`).
+(`library`). Each kind of weights has a library of its own, and so has what lays weights out: a run waits for what it
+needs.
 """
 
 from __future__ import annotations
@@ -17,13 +18,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from specdec_cli.errors import RunError
 from specdec_cli.lm.llama.library import BuildError, Library, load_library, processor
 
-SOURCE = Path(__file__).with_name("llama_step.cpp")
+STEP, LAYOUTS = "llama_step.cpp", "layouts.cpp"
+"""The sources: of a forward, and of how weights lie in memory."""
+_FOLDER = Path(__file__).parent
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 # Older processors by the names that torch gives them, and how to compile without the instructions that they lack.
 _OLDER = {"avx2": ("-mno-avx512f",), "default": ("-mno-avx512f", "-mno-avx2", "-mno-fma")}
+_WORDS = {
+    "": "its layouts of weights",
+    "Float32": "float32 weights",
+    "BFloat16": "bfloat16 weights",
+    "Int8": "int8 weights",
+    "Blocks": "weights in blocks",
+}
 # Looks at what is waited for, a fraction of a millisecond: AMD's processors take less for one than Intel's.
 _SPINS, _SPINS_OF_ZEN = "5000", "20000"
 # Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
@@ -36,9 +47,14 @@ def compiler() -> list[str]:
     return (_named() or usual).split()
 
 
+def command() -> list[str]:
+    """The compiler with the options that the decoder is built with; it reads the source from its input."""
+    return [*compiler(), *_FLAGS, *_without_tiles(), *_for_older_processor(), "-x", "c++"]
+
+
 def missing() -> str | None:
-    """Why there is no compiled decoder on this machine; None where it was built and loaded."""
-    found = _built()
+    """Why there is no compiled decoder on this machine; None where its smallest library was built and loaded."""
+    found = _built(LAYOUTS)
     return found.reason if isinstance(found, BuildError) else None
 
 
@@ -46,69 +62,81 @@ def remedy(obstacle: str | None) -> str | None:
     """The hint if this keeps our own decoder from running; None if it is missing for another reason."""
     if obstacle is None or not _built.cache_info().currsize:  # not requested yet, and a request would build it
         return None
-    found = _built()
+    found = _built(LAYOUTS)
     return found.remedy if isinstance(found, BuildError) and found.reason == obstacle else None
 
 
 def not_kept() -> str | None:
     """Why the decoder that was built has to be built again by the next process; None where it is kept."""
-    found = _built()
+    found = _built(LAYOUTS)
     return found.not_kept if isinstance(found, Library) else None
 
 
-def library() -> ctypes.CDLL:
-    """The compiled decoder.
+def layouts() -> ctypes.CDLL:
+    """The library that says how weights lie in memory, and puts those of a file there.
 
     Raises:
-        BuildError: it cannot be built or loaded; `missing` says why.
+        RunError: it cannot be built or loaded; `missing` says why.
     """
-    found = _built()
-    if isinstance(found, BuildError):
-        raise found
-    return found.calls
-
-
-def source() -> str:
-    """The whole source, with its headers in the places where they are included."""
-    return with_headers(SOURCE.read_text(encoding="utf-8"))
-
-
-def with_headers(source: str) -> str:
-    """A source with each header of this folder in the place where it is included."""
-    return re.sub(r'#include "(.+)"', lambda line: SOURCE.with_name(line[1]).read_text(encoding="utf-8"), source)
-
-
-@functools.cache
-def _built() -> Library | BuildError:
-    try:
-        return _load(source())
-    except BuildError as error:
-        return error
-
-
-def load(source: str) -> ctypes.CDLL:
-    """Build a source if that was not done before, and load it; errors as in `library`."""
-    return _load(source).calls
-
-
-def _load(source: str) -> Library:
-    command = [*compiler(), *_FLAGS, *_without_tiles(), *_for_older_processor(), "-x", "c++"]
-    with _short_spins(_SPINS_OF_ZEN if "AuthenticAMD" in processor() else _SPINS):
-        found = load_library(source, command, may_lack_compiler=not _named())
-    calls, pointer, number = found.calls, ctypes.c_void_p, ctypes.c_int64
+    calls, pointer, number = _loaded(_built(LAYOUTS)), ctypes.c_void_p, ctypes.c_int64
     calls.block_panel_bytes.argtypes, calls.block_panel_bytes.restype = (number, number), number
-    calls.fill_panels.argtypes = calls.read_rows.argtypes = (number, pointer, pointer, number, number, pointer, number)
-    calls.fill_panels.restype, calls.read_rows.restype = number, None
-    calls.scratch_floats.argtypes, calls.scratch_floats.restype = (pointer, pointer), number
+    calls.fill_panels.argtypes = (number, pointer, pointer, number, number, pointer)
+    calls.fill_panels.restype = number
     calls.panel_outputs.argtypes, calls.panel_outputs.restype = (), number
     calls.block_outputs.argtypes, calls.block_outputs.restype = (), number
+    return calls
+
+
+def step(weights: str, is_half: bool) -> ctypes.CDLL:
+    """The compiled forward.
+
+    Args:
+        weights: kind of those of linear layers: Float32, BFloat16, Int8 or Blocks.
+        is_half: whether keys, values and an embedding that is not in blocks are bfloat16; they are float32 else.
+
+    Raises:
+        RunError: it cannot be built or loaded.
+    """
+    found = _built(STEP, weights, "uint16_t" if is_half else "float")
+    calls, pointer, number = _loaded(found), ctypes.c_void_p, ctypes.c_int64
+    calls.scratch_floats.argtypes, calls.scratch_floats.restype = (pointer, pointer), number
     calls.forward.argtypes, calls.forward.restype = (pointer, pointer), None
     calls.move.argtypes, calls.move.restype = (pointer, pointer, pointer, number), None
     calls.plain_rows.argtypes, calls.plain_rows.restype = (pointer, pointer, pointer, number, pointer), None
     calls.head.argtypes, calls.head.restype = (pointer, pointer, pointer), None
     calls.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
     calls.guess.restype = None
-    return found
+    return calls
+
+
+def source(name: str) -> str:
+    """A whole source, with its headers in the places where they are included."""
+    return with_headers((_FOLDER / name).read_text(encoding="utf-8"))
+
+
+def with_headers(source: str) -> str:
+    """A source with each header of this folder in the place where it is included."""
+    return re.sub(r'#include "(.+)"', lambda line: (_FOLDER / line[1]).read_text(encoding="utf-8"), source)
+
+
+@functools.cache
+def _built(name: str, weights: str = "", numbers: str = "") -> Library | BuildError:
+    """The library of a source; of a forward, for one kind of weights and of cached numbers."""
+    options = [f"-DWEIGHTS={weights}", f"-DNUMBER={numbers}"] if weights else []
+    what = f"our own decoder for this CPU, {_WORDS[weights]}"
+    try:
+        with _short_spins(_SPINS_OF_ZEN if "AuthenticAMD" in processor() else _SPINS):
+            return load_library(
+                source(name), [*command(), *options], may_lack_compiler=not _named(), name=Path(name).stem, what=what
+            )
+    except BuildError as error:
+        return error
+
+
+def _loaded(found: Library | BuildError) -> ctypes.CDLL:
+    if isinstance(found, BuildError):
+        raise RunError(f"our own decoder cannot run: {found.reason}", found.remedy) from found
+    return found.calls
 
 
 def _named() -> str:

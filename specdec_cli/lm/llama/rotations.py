@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_cli.lm.llama.structures import address
+
 
 class Rotations:
     """One table [positions, R/2] complex64 for each type of layer that turns otherwise; they grow by doubling.
@@ -43,11 +45,12 @@ class Rotations:
         if self._threshold is not None:  # the longest position says which frequencies are taken
             num = max(num, self._threshold + 1) if is_long else min(num, self._threshold)
         tables = [self._table(num, layer_type) for layer_type in self.types]
-        addresses = (ctypes.c_void_p * len(tables))(*(table.data_ptr() for table in tables))
+        addresses = (ctypes.c_void_p * len(tables))(*map(address, tables))
         self._tables[is_long] = num, tables, addresses
         return addresses
 
     def _table(self, num: int, layer_type: str | None) -> Tensor:
         which = () if layer_type is None else (layer_type,)
         cosines, sines = self._rotary(torch.empty(0), torch.arange(num)[None], *which)
-        return torch.complex(cosines[0, :, : self._half], sines[0, :, : self._half])
+        turns = torch.complex(cosines[0, :, : self._half], sines[0, :, : self._half])
+        return turns.contiguous()  # the cosines of some versions of transformers are views by frequency

@@ -73,8 +73,6 @@ class ModelFields(ctypes.Structure):
         ("mlp", ctypes.c_int64),
         ("num_experts", ctypes.c_int64),
         ("num_taken", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("is_half", ctypes.c_int64),
         ("activation", ctypes.c_int64),
         ("norms_whole_width", ctypes.c_int64),
         ("norms_outputs", ctypes.c_int64),
@@ -180,5 +178,6 @@ def chance_fields(draw: Draw | None) -> ChanceFields:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers are; None for none."""
+    """Where a contiguous tensor's numbers are; None for none."""
+    assert tensor is None or tensor.is_contiguous(), "compiled code reads numbers in order"
     return None if tensor is None else tensor.data_ptr()

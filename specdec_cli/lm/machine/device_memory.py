@@ -51,12 +51,12 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return DeviceMemory(machine.total if tightest is None else tightest.limit_bytes, free, tightest)
 
 
-def check_room(name: str, weight_bytes: int, what: str, device: torch.device, hint: str) -> None:
-    """Refuse weights that do not fit before one of them is read: a container's limit kills without a word.
+def check_room(name: str, load_bytes: int, what: str, device: torch.device, hint: str) -> None:
+    """Refuse a model that cannot be loaded before a weight is read: a container's limit kills without a word.
 
     Args:
         name: of the model.
-        weight_bytes: what its weights take at least.
+        load_bytes: what loading takes at least.
         what: their dtype or form, for the message.
         device: where they are to lie.
         hint: what to do.
@@ -65,10 +65,10 @@ def check_room(name: str, weight_bytes: int, what: str, device: torch.device, hi
         RunError: there is less memory.
     """
     memory = device_memory(device)
-    if weight_bytes > memory.free_bytes:
+    if load_bytes > memory.free_bytes:
         limited = f" within the limit of {memory.limit.name}" if memory.limit is not None else ""
         raise RunError(
-            f"`{name}` in {what} needs {weight_bytes / 1e9:.1f} GB for its weights, and "
+            f"`{name}` in {what} needs {load_bytes / 1e9:.1f} GB to load, and "
             f"`{memory.free_bytes / 1e9:.1f}` GB of {device.type} memory are free{limited}",
             hint,
         )

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdec_cli.errors import GateError
 from specdec_cli.measure.audit import toy
-from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
+from specdec_cli.measure.audit.divergence import DivergenceJudge
 from specdec_cli.measure.audit.draws import (
     NUM_JOINT_TOKENS,
-    DistributionCheck,
     Draws,
     ask_pair,
     check,
     full_power_draws,
 )
-from specdec_cli.measure.audit.equality import Compared, EqualityCheck, variant
+from specdec_cli.measure.audit.equality import EqualityCheck, variant
+from specdec_cli.measure.documents.audit import Compared, DistributionCheck, Mismatch
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import RULES
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
 
 MODES = ("greedy", "sampled", "gumbel")
-DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
-TREE_MODES = ("rejection", "traversal", "exact-match", "gumbel")
+_SAMPLED = {name: rule for name, rule in RULES.items() if rule.is_lossless and rule.samples}
+DRAWN_MODES = tuple({rule.judge: name for name, rule in reversed(_SAMPLED.items())}.values())[::-1]
+"""Modes whose distribution is tested on chains; of two that judge alike there, the first."""
+TREE_MODES = tuple(name for name, rule in _SAMPLED.items() if rule.judges_trees)
 _PAIR_BATCH = 32
 _TABLE_BATCH = 256
 _MAX_TABLE_DRAWS = 40_000  # of the short form; more would take the time that the pair can use
@@ -96,7 +99,7 @@ class DrawnCase:
     tree: str | None = None
 
     def __str__(self) -> str:
-        """Its words in tables and documents."""
+        """Name of the configuration in tables and documents."""
         if self.tree is None:
             return f"{self.mode}, k={self.k}"
         depth = f"k={self.k}, " if TreeShape.parse(self.tree).is_dynamic else ""
@@ -174,41 +177,8 @@ class AuditResult:
             else "please report it with the JSON document (--json)",
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form (INTERFACE, `specdec.audit/1`)."""
-        found = list(self.compared.values())
-        everything: list[Compared | DistributionCheck] = [*found, *self.distribution]
-        first = self.mismatches[0] if self.mismatches else None
-        num_tokens = sum(one.num_tokens for one in found)
-        checked = {
-            "prompts": max((one.num_prompts for one in found), default=0),
-            "tokens": num_tokens,
-            "configurations": sum(one.num_configurations for one in found) + len(self.distribution),
-            "runs": sum(one.num_runs_done for one in found) + len(self.distribution),
-            "planned_runs": sum(one.num_runs for one in found) + self.num_planned_tests,
-            "draws": sum(one.num_draws for one in self.distribution),
-            "num_draft_tokens": sum(one.num_draft_tokens for one in everything),
-            "num_accepted_tokens": sum(one.num_accepted_tokens for one in everything),
-        }
-        return {
-            "mode": ",".join(self.plan.modes),
-            "checked": checked,
-            "equality": [{"mode": mode, **one.as_dict()} for mode, one in self.compared.items()],
-            "mismatches": [mismatch.as_dict() for mismatch in self.mismatches],
-            "distribution": [one.as_dict() for one in self.distribution],
-            "lossless": {
-                "promised": True,
-                "verify": ",".join(self._verify_modes()),
-                "checked_tokens": num_tokens or None,
-                "mismatches": len(self.mismatches) if num_tokens else None,
-                "first_divergence": {"index": first.prompt, "position": first.position} if first else None,
-            },
-            "notices": self.notices,
-            "seconds": self.seconds,
-            "verdict": "pass" if self.passed else "fail",
-        }
-
-    def _verify_modes(self) -> list[str]:
+    def verify_modes(self) -> list[str]:
+        """The verification modes that were audited."""
         of_trees = self.plan.tree_modes if self.plan.tree is not None else ()
         drawn = list(dict.fromkeys((*self.plan.drawn_modes, *of_trees))) if "sampled" in self.plan.modes else []
         gumbel = ["gumbel"] if "gumbel" in self.plan.modes and "gumbel" not in drawn else []
@@ -273,13 +243,14 @@ class _Audit:
 
     def _greedy(self, deadline: _Deadline) -> None:
         assert self.pair is not None, "equality is checked on a pair"
-        requests = [replace(one, params=replace(one.params, temperature=0.0)) for one in self.requests]
+        requests = [replace(request, params=replace(request.params, temperature=0.0)) for request in self.requests]
         self._compare("greedy", "auto", {self.pair.draft: self.pair.engine.drafter}, requests, deadline)
 
     def _gumbel(self, deadline: _Deadline) -> None:
         assert self.pair is not None, "equality is checked on a pair"
         requests = [
-            replace(one, params=replace(one.params, temperature=one.params.temperature or 1.0)) for one in self.requests
+            replace(request, params=replace(request.params, temperature=request.params.temperature or 1.0))
+            for request in self.requests
         ]
         self._compare("gumbel", "gumbel", _drafters(self.pair), requests, deadline)
 
@@ -299,8 +270,8 @@ class _Audit:
             requests, lambda done, total: self.watch(AuditProgress(mode, done, total)), deadline.is_over
         )
         self.result.compared[mode] = found
-        if found.num_runs_done < found.num_runs:
-            left = f"{found.num_runs - found.num_runs_done} of {found.num_runs}"
+        if found.runs < found.planned_runs:
+            left = f"{found.planned_runs - found.runs} of {found.planned_runs}"
             self._say(f"{mode}: the time limit left {left} runs out (one configuration over a few prompts each)")
         if not found.num_draft_tokens:
             self._say(f"{mode}: nothing was drafted, so equality says little")

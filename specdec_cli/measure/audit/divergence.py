@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,7 @@ from specdec_cli.drafted import NOTHING
 from specdec_cli.engine.outputs import first_difference
 from specdec_cli.errors import SpecdecError
 from specdec_cli.lm.door import LM, Row
+from specdec_cli.measure.documents.audit import Kind, Mismatch, Recheck
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from specdec_cli.engine.engine import Engine
     from specdec_cli.sampling.params import SamplingParams
-
-Kind = Literal["near-tie", "bug"]
 
 _HANDLE = -1  # engines count from 0, and none is running while a divergence is judged
 # A logit is a sum that two kernels round differently: in 16 bits by what storing the hidden state rounds, in 32 bits by
@@ -38,59 +37,6 @@ def tolerance_of(dtype: str, logits: Tensor) -> float:
     """
     largest = float(logits[logits.isfinite()].abs().amax())
     return _ROUNDINGS[dtype] * torch.finfo(getattr(torch, dtype)).eps * largest
-
-
-@dataclass(frozen=True, slots=True)
-class Recheck:
-    """The float32 target's logits at the same context."""
-
-    prefers: int
-    top2_gap: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"prefers": self.prefers, "top2_gap": self.top2_gap}
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The first difference of one output from plain decoding.
-
-    Args:
-        prompt: the row.
-        position: place in the output, from 0.
-        configuration: what was run.
-        expected: plain decoding's token, or None where its output had ended.
-        got: the token in its place, or None where the output had ended.
-        top2_gap: the two likeliest tokens' difference at that context, in logits; None without a context to score.
-        tolerance: the largest gap that rounding explains.
-        kind: near-tie when both tokens are the top two and the gap is within the tolerance, else bug.
-        recheck: float32's word, where the target runs in fewer bits and a float32 copy could be loaded.
-    """
-
-    prompt: int
-    position: int
-    configuration: str
-    expected: int | None
-    got: int | None
-    top2_gap: float | None
-    tolerance: float | None
-    kind: Kind
-    recheck: Recheck | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form (INTERFACE, `mismatches[]`)."""
-        return {
-            "prompt": self.prompt,
-            "position": self.position,
-            "configuration": self.configuration,
-            "expected": self.expected,
-            "got": self.got,
-            "top2_gap": self.top2_gap,
-            "tolerance": self.tolerance,
-            "class": self.kind,
-            "float32": self.recheck.as_dict() if self.recheck else None,
-        }
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,13 @@ from specdec_cli.engine.driver import Driver
 from specdec_cli.events import Event, Finished, SpeculativeCounts, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.measure.audit.chisquare import chi_square, detectable_shift, enumerate_joint
+from specdec_cli.measure.documents.audit import FALSE_ALARM, DistributionCheck
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
 
-FALSE_ALARM = 1e-6
-"""A p-value below this is a difference."""
 FULL_POWER_SHIFT = 0.01
 NUM_JOINT_TOKENS = 3
 MIN_DRAWS = 500
@@ -33,55 +32,6 @@ _LIFT = 100.0
 _HANDLE = -1  # engines count from 0, and none is running while contexts are scored
 
 Joint = dict[tuple[int, ...], float]
-
-
-@dataclass(frozen=True, slots=True)
-class DistributionCheck:
-    """One verification mode's draws against the exact joint distribution.
-
-    Args:
-        configuration: model, mode and k.
-        vocab: tokens that can occur at a position.
-        num_cells: sequences that can occur.
-        num_draws: sequences drawn.
-        statistic: Pearson's chi-square; None where a sequence was drawn that cannot occur.
-        dof: its degrees of freedom.
-        p_value: chance of a statistic this large if all is well.
-        detectable_shift: total-variation shift that so many draws find with 99 % power at FALSE_ALARM.
-        num_draft_tokens: drafted and verified.
-        num_accepted_tokens: accepted drafts.
-    """
-
-    configuration: str
-    vocab: int
-    num_cells: int
-    num_draws: int
-    statistic: float | None
-    dof: int
-    p_value: float
-    detectable_shift: float
-    num_draft_tokens: int
-    num_accepted_tokens: int
-
-    @property
-    def is_fine(self) -> bool:
-        """Whether the draws could well come from the exact distribution."""
-        return self.p_value >= FALSE_ALARM
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form (INTERFACE, `distribution[]`)."""
-        return {
-            "configuration": self.configuration,
-            "vocab": self.vocab,
-            "draws": self.num_draws,
-            "statistic": self.statistic,
-            "p_value": self.p_value,
-            "degrees_of_freedom": self.dof,
-            "cells": self.num_cells,
-            "detectable_shift": self.detectable_shift,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-        }
 
 
 def full_power_draws(num_cells: int, shift: float = FULL_POWER_SHIFT) -> int:
@@ -173,11 +123,11 @@ def check(configuration: str, draws: Draws, joint: Mapping[tuple[int, ...], floa
     return DistributionCheck(
         configuration=configuration,
         vocab=vocab,
-        num_cells=len(joint),
-        num_draws=draws.num,
+        draws=draws.num,
         statistic=result.statistic if np.isfinite(result.statistic) else None,
-        dof=result.dof,
         p_value=result.p_value,
+        degrees_of_freedom=result.dof,
+        cells=len(joint),
         detectable_shift=detectable_shift(draws.num, max(result.dof, 1), FALSE_ALARM),
         num_draft_tokens=draws.speculative.num_draft_tokens,
         num_accepted_tokens=draws.speculative.num_accepted_tokens,

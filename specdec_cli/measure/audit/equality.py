@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.depth.draft_limit import depths_within
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.verify import rule_of
-from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
+from specdec_cli.measure.audit.divergence import DivergenceJudge
+from specdec_cli.measure.documents.audit import Compared
+from specdec_cli.verification import rule_of
 
 if TYPE_CHECKING:
     from specdec_cli.events import SpeculativeCounts
@@ -27,53 +28,8 @@ class Configuration:
     batch_size: int
 
     def __str__(self) -> str:
-        """Its words in tables and documents."""
+        """Name of the configuration in tables and documents."""
         return f"draft {self.draft}, k={self.k}, batch {self.batch_size}"
-
-
-@dataclass(slots=True)
-class Compared:
-    """The comparisons, and the differences found.
-
-    Args:
-        num_prompts: rows that were decoded.
-        num_tokens: tokens compared, over all configurations.
-        num_configurations: ways of decoding that were compared with plain decoding.
-        num_runs: configurations × groups of prompts, all of them.
-        num_runs_done: those that the time allowed.
-        num_draft_tokens: drafted and verified; 0 would prove nothing.
-        num_accepted_tokens: accepted drafts.
-        mismatches: each output's first difference.
-    """
-
-    num_prompts: int = 0
-    num_tokens: int = 0
-    num_configurations: int = 0
-    num_runs: int = 0
-    num_runs_done: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    mismatches: list[Mismatch] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form (`equality[]`), without its mode."""
-        return {
-            "prompts": self.num_prompts,
-            "tokens": self.num_tokens,
-            "configurations": self.num_configurations,
-            "runs": self.num_runs_done,
-            "planned_runs": self.num_runs,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "mismatches": len(self.mismatches),
-        }
-
-    def add_run(self, number: int, counts: SpeculativeCounts) -> None:
-        """Add one run of configuration `number`, counted from 1."""
-        self.num_configurations = max(self.num_configurations, number)
-        self.num_runs_done += 1
-        self.num_draft_tokens += counts.num_draft_tokens
-        self.num_accepted_tokens += counts.num_accepted_tokens
 
 
 Watch = Callable[[int, int], None]
@@ -128,19 +84,20 @@ class EqualityCheck:
         """
         configurations = self.configurations()
         groups = list(_groups(requests, max(self.batch_sizes)))
-        compared = Compared(num_runs=len(groups) * len(configurations))
+        mode: Literal["greedy", "gumbel"] = "gumbel" if self.verify == "gumbel" else "greedy"
+        compared = Compared(mode=mode, planned_runs=len(groups) * len(configurations))
         for group in groups:
-            if compared.num_runs_done and is_late():
+            if compared.runs and is_late():
                 break
             expected, _ = self._decode(Configuration("none", 0, 1), group)
-            compared.num_prompts += len(group)
+            compared.prompts += len(group)
             for number, configuration in enumerate(configurations, start=1):
-                if compared.num_runs_done and is_late():
+                if compared.runs and is_late():
                     break
                 got, counts = self._decode(configuration, group)
                 compared.add_run(number, counts)
                 self._compare(compared, configuration, group, expected, got)
-                watch(compared.num_runs_done, compared.num_runs)
+                watch(compared.runs, compared.planned_runs)
         return compared
 
     def _decode(self, how: Configuration, group: Sequence[Request]) -> tuple[list[list[int]], SpeculativeCounts]:
@@ -167,7 +124,7 @@ class EqualityCheck:
         for request, want, have in zip(group, expected, got, strict=True):
             rule = rule_of(self.verify, request.params.temperature)
             assert rule.keeps_tokens, "tokens are compared where a draft has to keep them"
-            compared.num_tokens += len(want)
+            compared.tokens += len(want)
             mismatch = self.judge.judge(
                 request.row.index,
                 str(configuration),

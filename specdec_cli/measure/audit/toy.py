@@ -11,8 +11,8 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit.chisquare import enumerate_joint
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_TOKENS = 4

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.arms import ArmRun
-from specdec_cli.engine.outputs import timing_of
 from specdec_cli.errors import UsageError
+from specdec_cli.timing import timing_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request

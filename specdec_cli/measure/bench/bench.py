@@ -23,10 +23,10 @@ from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.workload.workload import Workload, task_of
 
 if TYPE_CHECKING:
+    from specdec_cli.document import Interval
     from specdec_cli.engine.arms import Arm
     from specdec_cli.engine.decoding import Request
     from specdec_cli.measure.bench.journal import Journal
-    from specdec_cli.measure.stats import Interval
 
 _NUM_WARM_UP_TOKENS = 16
 _MOST_ATTEMPTS = 3  # of one pass
@@ -124,7 +124,7 @@ class Bench:
         if self.plan.in_turn:
             return [together]
         with_draft, plain, *others = together
-        return [[plain], [with_draft], *([one] for one in others)]
+        return [[plain], [with_draft], *([other] for other in others)]
 
     def _measure(
         self, sitting: Sequence[tuple[Arm, Track]], groups: Sequence[Group], done: int, stopped: Callable[[], bool]
@@ -177,7 +177,7 @@ class Bench:
 
     @property
     def passes(self) -> list[Pass]:
-        """Those that count, of all arms."""
+        """Counted passes of all arms."""
         return [one for track in self.tracks for one in track.passes]
 
     @property
@@ -186,15 +186,8 @@ class Bench:
         return sum(one.num_discarded for one in self.passes)
 
     def groups(self) -> list[Group]:
-        """The workload in groups of the batch's size, the tasks taking turns; what is left over is the last."""
-        by_task: dict[str, list[Request]] = {}
-        for request in self.workload.requests:
-            by_task.setdefault(task_of(request.row), []).append(request)
-        ordered = [one for turn in zip_longest(*by_task.values()) for one in turn if one is not None]
-        size = self.plan.batch_size
-        cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
-        is_mixed = size > 1 and len(by_task) > 1
-        return [Group(place, "" if is_mixed else task_of(one[0].row), one) for place, one in enumerate(cut)]
+        """The workload in groups of the batch's size."""
+        return groups_of(self.workload, self.plan.batch_size)
 
     def group_sizes(self) -> dict[int, int]:
         """How many groups there are of each size, the batch's own first."""
@@ -252,6 +245,17 @@ class Bench:
         if last < size:
             num = len(self.workload.requests)
             self.notices.append(f"{num} prompts do not fill batches of {size}: the last is of {last}")
+
+
+def groups_of(workload: Workload, size: int) -> list[Group]:
+    """A workload in groups of a size, the tasks taking turns; what is left over is the last."""
+    by_task: dict[str, list[Request]] = {}
+    for request in workload.requests:
+        by_task.setdefault(task_of(request.row), []).append(request)
+    ordered = [one for turn in zip_longest(*by_task.values()) for one in turn if one is not None]
+    cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+    is_mixed = size > 1 and len(by_task) > 1
+    return [Group(place, "" if is_mixed else task_of(one[0].row), one) for place, one in enumerate(cut)]
 
 
 def _short(requests: Sequence[Request]) -> list[Request]:

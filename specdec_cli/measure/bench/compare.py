@@ -1,6 +1,8 @@
 """Drafts against each other: one target and one text, each draft at its own best k, and every pair compared.
 
-Every draft is measured against the same plain arm. Pairs are groups of prompts that both decoded.
+Every draft is measured against the same plain arm. Pairs are groups of prompts that both decoded. Of drafts that are
+loaded here a trace predicts every k first, and each is measured at the k predicted best, or at every k; drafts of
+another engine are measured at the k that their recipe names.
 """
 
 from __future__ import annotations
@@ -8,33 +10,47 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec_cli.document import Interval
+from specdec_cli.engine.depth.draft_limit import cut_drafts, depths_within
+from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.passes import Differences, Kind, Track, against, speeds
+from specdec_cli.measure.bench.sweep import profile_workload
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Predicted, Prediction
-from specdec_cli.measure.stats import Interval, Paired
+from specdec_cli.measure.predict.traced import Traced, target_trace
+from specdec_cli.measure.predict.tracing import Tell, Watch, in_phase, trace_draft
+from specdec_cli.measure.stats import Paired
 from specdec_cli.measure.workload.workload import Workload
 
 if TYPE_CHECKING:
     from specdec_cli.engine.arms import Arm
+    from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.bench.journal import Journal
+    from specdec_cli.measure.predict.trace import Trace
     from specdec_cli.text.shared_vocabulary import SharedVocabulary
+    from specdec_cli.tree_shape import TreeShape
 
 NO_DRAFT = "none"
+_PROFILE_SECONDS = 15.0  # of all drafts together, at least the next for each
+_MIN_PROFILE_SECONDS = 4.0
 
 
 @dataclass(slots=True, eq=False)
 class Contender:
-    """One draft, whatever engine it runs on.
+    """One draft.
 
     Args:
         draft: its name in reports.
         method: how it drafts.
+        engine: the shared target with this draft; None where another engine decodes.
+        k: at which it is measured; None where that is predicted.
         costs: of its steps; None before they are measured, and where it never drafts.
         prediction: None where the trace does not tell.
         tracks: what was measured, by k.
@@ -42,6 +58,8 @@ class Contender:
 
     draft: str
     method: str
+    engine: Engine | None = None
+    k: int | None = None
     costs: Costs | None = None
     prediction: Prediction | None = None
     tracks: dict[int, Track] = field(default_factory=dict)
@@ -54,7 +72,7 @@ class Contender:
     def predicted_best(self) -> Predicted | None:
         """The k of the largest predicted speed-up, the smaller of equals, be it worth while or not."""
         rows = [] if self.prediction is None else self.prediction.rows
-        return max(rows, key=lambda row: (np.nan_to_num(row.median_speedup.median), -row.k), default=None)
+        return max(rows, key=lambda row: (np.nan_to_num(row.speedup.median), -row.k), default=None)
 
     @property
     def cost_ratio(self) -> float | None:
@@ -70,26 +88,35 @@ class Contender:
 
     def sizes(self) -> tuple[int | None, int | None]:
         """Parameters and bytes (weights and KV cache) of what drafts; 0 without any, None where they are not known."""
+        if self.engine is not None:
+            return self.engine.drafter.sizes
         return (None, None) if self.drafts else (0, 0)
 
     @property
     def most_depth(self) -> int | None:
         """The largest k that it can reach; None without a limit, and where that is not known."""
-        return None
+        return None if self.engine is None else self.engine.drafter.most_depth
 
     @property
     def shared_vocabulary(self) -> SharedVocabulary | None:
         """Vocabulary that a draft with another tokenizer shares with the target; None of others."""
-        return None
+        return None if self.engine is None else self.engine.drafter.shared_vocabulary
 
+    @property
+    def tree(self) -> TreeShape | None:
+        """Shape of the trees that it drafts; None for chains, and where that is not known."""
+        return None if self.engine is None else self.engine.options.shape_of(self.engine.options.tree)
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two drafts at their own best k, a before b in the ranking."""
+    def deepest(self, k_max: int) -> int:
+        """The largest k up to k_max that the draft can reach."""
+        return k_max if self.engine is None else depths_within(self.engine.drafter, k_max)[0]
 
-    a: Contender
-    b: Contender
-    found: Paired
+    def limits(self, k_max: int) -> list[str]:
+        """Sentences that the draft goes less deep than k_max, or than the tree."""
+        if self.engine is None:
+            return []
+        drafter, shape = self.engine.drafter, self.tree
+        return depths_within(drafter, k_max)[1] if shape is None else cut_drafts(drafter, k_max, shape)
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +133,7 @@ class DraftComparison:
         notices: for the reader of the report.
         journal: of the run, or None.
         load: of the machine, before.
+        verify: the rule of verification.
     """
 
     contenders: Sequence[Contender]
@@ -117,7 +145,71 @@ class DraftComparison:
     notices: list[str] = field(default_factory=list)
     journal: Journal | None = None
     load: Load = field(default_factory=look_at_load)
+    verify: str = "auto"
     _bench: Bench | None = None
+
+    def study(self, is_predictable: bool, path: Path | None, tell: Tell) -> None:
+        """Trace the target once, every draft along it, and price their steps.
+
+        Args:
+            is_predictable: whether a trace knows this verification at all.
+            path: of the target's trace, read where it exists, else written; drafts are traced again, because they may
+                have changed. None for neither.
+            tell: told what is being done, and how far it is.
+
+        Raises:
+            UsageError: a draft whose acceptance no trace tells, unless every k is measured.
+        """
+        rivals = [one for one in self.contenders if one.drafts]
+        engine = rivals[0].engine
+        assert engine is not None, "a draft that is traced is loaded"
+        for contender in rivals:
+            self.notices += [f"{contender.draft}: {message}" for message in contender.limits(self.k_max)]
+        trace, is_new = None, False
+        if is_predictable:
+            trace, is_new = target_trace(engine, self.workload.requests, path, tell)
+            self.notices += trace.notices
+        seconds = max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS)
+        for contender in rivals:
+            assert contender.engine is not None, "a draft that is priced is loaded"
+            contender.costs = profile_workload(
+                contender.engine,
+                self.workload,
+                contender.deepest(self.k_max),
+                self.batch_size,
+                seconds,
+                in_phase(tell, f"measuring the cost of a step with {contender.draft} costs"),
+                journal=self.journal,
+                name=contender.draft,
+            )
+            if trace is not None:
+                self._predict(contender, contender.costs, trace, in_phase(tell, f"tracing {contender.draft}"))
+        if trace is not None and is_new and path is not None:
+            trace.save(path)
+
+    def _predict(self, contender: Contender, costs: Costs, trace: Trace, watch: Watch) -> None:
+        k_max, engine = contender.deepest(self.k_max), contender.engine
+        assert engine is not None, "a draft that is traced is loaded"
+        try:
+            trace.drafts[contender.draft] = trace_draft(trace, engine.drafter, k_max, watch, engine.target)
+        except UsageError as error:
+            if not self.is_exhaustive:
+                raise
+            self.notices.append(f"{error.message}: it is measured, not predicted")
+            return
+        contender.prediction = Traced(trace, contender.draft, self.verify).predict(k_max, costs)
+
+    def depths(self, contender: Contender) -> list[int]:
+        """The ks at which a draft is measured."""
+        shape = contender.tree
+        if contender.k is not None:
+            return [contender.k]
+        if shape is not None and not self.is_exhaustive:  # a trace predicts chains alone
+            return [min(contender.deepest(self.k_max), shape.depth)]
+        best = contender.predicted_best()
+        if self.is_exhaustive or best is None:
+            return list(range(1, contender.deepest(self.k_max) + 1))
+        return [best.k]
 
     def measure(
         self,
@@ -160,13 +252,8 @@ class DraftComparison:
     @property
     def is_measured(self) -> bool:
         """Whether a draft and the plain arm decoded, be it no more than a first token each."""
-        tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
+        tracks = [track for contender in self.contenders if contender.drafts for track in contender.tracks.values()]
         return bool(self.plain.passes) and any(track.passes for track in tracks)
-
-    @property
-    def num_passes(self) -> int:
-        """Whole passes of all arms."""
-        return len(self.bench.passes)
 
     def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
         """How much faster a draft is at its best k than no draft."""
@@ -174,7 +261,7 @@ class DraftComparison:
         return None if found is None else found.ratio
 
     def speedup_at(self, contender: Contender, k: int) -> Interval | None:
-        """The same at any measured k."""
+        """How much faster a draft is at any measured k than no draft."""
         found = against(contender.tracks[k], self.plain)
         return None if found is None else found.ratio
 
@@ -189,13 +276,13 @@ class DraftComparison:
 
     def ranking(self) -> list[Contender]:
         """The fastest first; what was not measured comes last."""
-        found = {id(one): self.speedup(one) for one in self.contenders}
+        found = {id(contender): self.speedup(contender) for contender in self.contenders}
         return sorted(self.contenders, key=lambda one: -(s.median if (s := found[id(one)]) is not None else 0.0))
 
-    def pairs(self) -> list[Pair]:
-        """Every two drafts that were measured."""
-        found = [(a, b, against(self.track(a), self.track(b))) for a, b in combinations(self.ranking(), 2)]
-        return [Pair(a, b, one) for a, b, one in found if one is not None]
+    def pairs(self) -> list[tuple[Contender, Contender, Paired]]:
+        """Every two drafts that were measured, each at its best k, the first of the ranking before the other."""
+        compared = ((a, b, against(self.track(a), self.track(b))) for a, b in combinations(self.ranking(), 2))
+        return [(a, b, paired) for a, b, paired in compared if paired is not None]
 
     def outputs(self) -> list[Sequence[int]]:
         """Every output without a draft."""
@@ -203,5 +290,5 @@ class DraftComparison:
 
     def differences(self) -> Differences:
         """Every output of every draft against the same request's output without one."""
-        tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
+        tracks = [track for contender in self.contenders if contender.drafts for track in contender.tracks.values()]
         return Differences.between(tracks, self.plain)

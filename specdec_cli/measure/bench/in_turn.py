@@ -40,7 +40,7 @@ class InTurn:
     @property
     def num_rounds(self) -> int:
         """Rounds taken so far."""
-        return sum(one.num_repeats for one in self.profiles)
+        return sum(profile.num_repeats for profile in self.profiles)
 
     def before(self, turn: int, num_turns: int) -> None:
         """Profile before a turn (every arm's pass over one group), if it is one of the evenly spread places."""

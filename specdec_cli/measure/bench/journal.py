@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.arms import ArmRun
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Emitted, Event, Noticed, Stepped
 from specdec_cli.measure.bench.passes import Group, Pass
+from specdec_cli.timing import Timing
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
@@ -127,8 +127,8 @@ class Journal:
 
 def workload_digest(requests: Sequence[Request]) -> str:
     """Fingerprint of a workload: tokens and sampling parameters."""
-    said = [[request.token_ids, asdict(request.params)] for request in requests]
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    message = [[request.token_ids, asdict(request.params)] for request in requests]
+    return hashlib.sha256(json.dumps(message, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def open_journal(output: Path, head: Mapping[str, Any], resume: bool) -> Journal:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from specdec_cli.document import DifferencesResult, PositionResult
 from specdec_cli.engine.arms import ArmRun
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.meter import Meter
-from specdec_cli.engine.outputs import Timing, first_difference, joined_timing
+from specdec_cli.engine.outputs import first_difference
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.measure.endpoint.server_counts import ServerCounts
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
 from specdec_cli.measure.stats import FloatArray, Paired, paired
 from specdec_cli.measure.workload.workload import task_of
+from specdec_cli.timing import Timing, joined_timing
 
 Kind = Literal["decode", "latency"]
 """After the first token, or from a request's arrival to its end."""
@@ -54,6 +56,11 @@ class Pass:
     def turn(self) -> tuple[int, int]:
         """Group and repeat, by which passes of two arms make a pair."""
         return self.group.place, self.repeat
+
+    @property
+    def seconds(self) -> float:
+        """Time that it took."""
+        return self.run.timing.total_s or 0.0
 
     @property
     def is_interrupted(self) -> bool:
@@ -187,15 +194,15 @@ class Differences:
             self.num_outputs += 1
             self.first = self.first or (row, position)
 
-    def as_dict(self) -> Mapping[str, Any]:
-        """The JSON form, without what was promised."""
-        first = None if self.first is None else {"index": self.first[0], "position": self.first[1]}
-        is_empty = self.num_tokens == 0
-        return {
-            "checked_tokens": None if is_empty else self.num_tokens,
-            "mismatches": None if is_empty else self.num_outputs,
-            "first_divergence": first,
-        }
+    def result(self) -> DifferencesResult:
+        """The comparison as documents have it, without what was promised; null where nothing was compared."""
+        known = self.num_tokens > 0
+        first = None if self.first is None else PositionResult(index=self.first[0], position=self.first[1])
+        return DifferencesResult(
+            checked_tokens=self.num_tokens if known else None,
+            mismatches=self.num_outputs if known else None,
+            first_divergence=first,
+        )
 
 
 def speeds(fast: Track, slow: Track, kind: Kind, task: str | None = None) -> tuple[FloatArray, FloatArray] | None:

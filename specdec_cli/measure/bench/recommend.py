@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from specdec_cli.measure.bench.verdict import StepSplit
+from specdec_cli.document import Interval
+from specdec_cli.measure.bench.step_split import StepSplit
 from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, times
 from specdec_cli.measure.predict.predict import PUBLISHED_K, Prediction
-from specdec_cli.measure.stats import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,22 @@ class Case:
         best = self._best(self.by_shape)
         if self.busy is not None:
             return self._open(best)
-        if all(one.pays is False for one in self.by_shape.values()):
-            return Recommendation(0, None, self._why_not(best), "do-not-speculate")
-        all_paying = [shape for shape, one in self.by_shape.items() if one.pays]
+        if all(evidence.pays is False for evidence in self.by_shape.values()):
+            return Recommendation(0, None, None, self._why_not(best), "do-not-speculate")
+        all_paying = [shape for shape, evidence in self.by_shape.items() if evidence.pays]
         paying = self._best(all_paying) if all_paying else None
         in_the_way = self._open_beside(paying)
         if paying is None or in_the_way:
             return self._open(self._best(in_the_way))
-        return Recommendation(paying.k, self._measured(paying), self._why(paying), "speculate", tree=paying.tree)
+        return Recommendation(paying.k, paying.tree, self._measured(paying), self._why(paying), "speculate")
 
     def _open_beside(self, paying: DraftShape | None) -> list[DraftShape]:
         """The open shapes, of which beside one that pays only contradictory ones matter that may be faster."""
-        found = {shape: one for shape, one in self.by_shape.items() if one.pays is None}
+        still_open = {shape: evidence for shape, evidence in self.by_shape.items() if evidence.pays is None}
         if paying is None:
-            return list(found)
+            return list(still_open)
         least = self._measured(paying).median
-        return [shape for shape, one in found.items() if one.is_contradictory and one.most > least]
+        return [shape for shape, it in still_open.items() if it.is_contradictory and it.most > least]
 
     def _best(self, shapes: Iterable[DraftShape]) -> DraftShape:
         """The one that was measured fastest, the smaller of equals."""
@@ -68,53 +68,53 @@ class Case:
     def _by_prediction(self) -> Recommendation:
         """Nothing was measured: the prediction alone settles nothing, for steps were not timed in decoding."""
         assert self.prediction is not None, "without a prediction something was measured"
-        found = self.prediction.recommended
-        if found.needs:
-            return replace(found, k=self.in_use.k, tree=self.in_use.tree, verdict="inconclusive")
-        why, wanted = f"nothing was measured; predicted: {found.why}", ("a run to its end, which measures",)
-        return Recommendation(self.in_use.k, found.speedup, why, "inconclusive", wanted, self.in_use.tree)
+        predicted = self.prediction.recommended
+        if predicted.needs:
+            return replace(predicted, k=self.in_use.k, tree=self.in_use.tree, verdict="inconclusive")
+        why, wanted = f"nothing was measured; predicted: {predicted.why}", ("a run to its end, which measures",)
+        return Recommendation(self.in_use.k, self.in_use.tree, predicted.speedup, why, "inconclusive", wanted)
 
     def _open(self, shape: DraftShape) -> Recommendation:
         evidence, why = self.by_shape[shape], self._why_open(shape)
         wanted = needs(evidence, self.busy, self.batch_size)
-        return Recommendation(self.in_use.k, evidence.range, why, "inconclusive", wanted, self.in_use.tree)
+        return Recommendation(self.in_use.k, self.in_use.tree, evidence.range, why, "inconclusive", wanted)
 
     def _why_open(self, shape: DraftShape) -> str:
         evidence, measured = self.by_shape[shape], self._measured(shape)
         pairs = "a single pair" if measured.pairs == 1 else f"{measured.pairs} pairs"
         predicted = "" if evidence.predicted is None else f"predicted {times(evidence.predicted)} and "
-        found = f"{shape} was {predicted}measured {times(measured)} as fast as no draft, from {pairs}"
+        figures = f"{shape} was {predicted}measured {times(measured)} as fast as no draft, from {pairs}"
         also = f"; {self.busy}" if self.busy else ""
         if evidence.is_contradictory:
-            return f"prediction and measurement exclude each other: {found}{also}"
+            return f"prediction and measurement exclude each other: {figures}{also}"
         if evidence.pays is not None:
-            return f"{self.busy}; {found}"
+            return f"{self.busy}; {figures}"
         if evidence.is_of_few:
-            return f"too few pairs to be certain: {found}{also}"
-        return f"the interval contains both answers: {found}{also}"
+            return f"too few pairs to be certain: {figures}{also}"
+        return f"the interval contains both answers: {figures}{also}"
 
     def _why(self, best: DraftShape) -> str:
         num = len(self.by_shape)
         which = "the only k measured" if num == 1 else f"the largest of the {num} measured"
         measured = self._measured(best)
-        near = [one for one in sorted(self.by_shape) if one != best and self._measured(one).overlaps(measured)]
+        near = [shape for shape in sorted(self.by_shape) if shape != best and self._measured(shape).overlaps(measured)]
         also = f"; its interval overlaps that of {shape_words(near)}" if near else ""
-        found = f"{best} decodes {times(measured)} as fast{self._beside(best)}"
+        figures = f"{best} decodes {times(measured)} as fast{self._beside(best)}"
         known = "" if best.tree is not None else f"; {guidance(best.k)}"
-        return f"{found}, {which}{also}{self._other_kind(best)}{known}"
+        return f"{figures}, {which}{also}{self._other_kind(best)}{known}"
 
     def _other_kind(self, best: DraftShape) -> str:
         """How fast the best tree is beside a chain, or the best chain beside a tree."""
-        others = [one for one in self.by_shape if (one.tree is None) != (best.tree is None)]
+        others = [shape for shape in self.by_shape if (shape.tree is None) != (best.tree is None)]
         if not others:
             return ""
         other = self._best(others)
         kind, name = ("chain", str(other)) if other.tree is None else ("tree", str(other.tree))
-        found = f"({name}) decodes {times(self._measured(other))} as fast"
+        figures = f"({name}) decodes {times(self._measured(other))} as fast"
         return (
-            f"; no {kind} pays: the best {found}"
+            f"; no {kind} pays: the best {figures}"
             if self.by_shape[other].pays is False
-            else f"; the best {kind} {found}"
+            else f"; the best {kind} {figures}"
         )
 
     def _why_not(self, best: DraftShape) -> str:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdec_cli.engine.arms import Arm, EngineArm
+from specdec_cli.engine.arms import EngineArm
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.bench.in_turn import InTurn
-from specdec_cli.measure.bench.passes import Differences, Track, against
-from specdec_cli.measure.bench.recommend import Case
-from specdec_cli.measure.bench.verdict import StepSplit, costs_of
-from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
+from specdec_cli.measure.bench.passes import Differences, Pass, Track, against
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
+from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
-from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation, largest_words
-from specdec_cli.measure.predict.predict import Predicted, Prediction
+from specdec_cli.measure.predict.evidence import INDIFFERENT
 from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile
-from specdec_cli.measure.stats import FloatArray, Interval
+from specdec_cli.measure.stats import FloatArray
 from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
@@ -35,18 +34,10 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.traced import Traced
     from specdec_cli.measure.workload.workload import Workload
 
-ArmOf = Callable[[str, DraftShape], Arm]
-"""An arm of a name and the shape of its drafts."""
-
 MAX_TREES = 3  # that are chosen
 PROFILE_SECONDS = 15.0
 _BEFOREHAND = MIN_REPEATS, 8  # rounds of the profile that chooses; as many again stand between the passes
 _MIN_GROUPS = 8
-
-
-def arms_of(engine: Engine) -> ArmOf:
-    """Our engine with every shape."""
-    return lambda name, shape: EngineArm(name, engine, shape.k, shape.asked_tree)
 
 
 def profile_workload(
@@ -62,12 +53,18 @@ def profile_workload(
     is_warm: bool = False,
     overhead_seconds: FloatArray | None = None,
     trees: Sequence[TreeShape] = (),
+    journal: Journal | None = None,
+    name: str = "",
 ) -> Costs:
-    """Costs at the workload's own context lengths, texts and sampling parameters; the rest as for `profile`."""
+    """Costs at the workload's own context lengths, texts and sampling parameters; the rest as for `profile`.
+
+    Those that the journal of an earlier run holds under the name are not measured again.
+    """
     sizes = [len(request.token_ids) for request in workload.requests]
     ends = [len(request.token_ids) + request.params.max_new_tokens for request in workload.requests]
     low, high = min(sizes), int(np.median(ends))
-    return profile(
+    measure = partial(
+        profile,
         engine,
         k_max,
         (low, (low + high) // 2, max(low, high)),
@@ -82,49 +79,7 @@ def profile_workload(
         overhead_seconds=overhead_seconds,
         trees=trees,
     )
-
-
-def profile_in_turn(
-    engine: Engine,
-    workload: Workload,
-    traced: Traced,
-    k_max: int,
-    batch_size: int,
-    journal: Journal | None = None,
-    *,
-    profiled: Sequence[TreeShape] = (),
-    trees: Sequence[TreeShape] = (),
-) -> InTurn:
-    """Profiles between a sweep's passes; those that the journal of an earlier run holds are not taken again.
-
-    Args:
-        engine: idle.
-        workload: what is decoded.
-        traced: the evidence for predictions.
-        k_max: largest k.
-        batch_size: requests decoded together.
-        journal: of the run, or None.
-        profiled: trees that are profiled.
-        trees: those that are predicted.
-    """
-
-    def measure(name: str, first: int, num_rounds: int, overhead_seconds: FloatArray | None) -> Costs:
-        def take() -> Costs:
-            return profile_workload(
-                engine,
-                workload,
-                k_max,
-                batch_size,
-                repeats=(1, num_rounds),
-                first=first,
-                is_warm=True,
-                overhead_seconds=overhead_seconds,
-                trees=profiled,
-            )
-
-        return take() if journal is None else journal.costs(f"draft, {batch_size} together, {name}", take)
-
-    return InTurn(measure, lambda costs: traced.predict(k_max, costs, trees))
+    return measure() if journal is None else journal.costs(name, measure)
 
 
 def _is_looked_at(num_groups: int) -> bool:
@@ -133,92 +88,74 @@ def _is_looked_at(num_groups: int) -> bool:
     return not rest and times > 0 and times.bit_count() == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One k or tree, measured.
+@dataclass(slots=True, kw_only=True)
+class Sweep(SizeStudy):
+    """A sweep of our engine at one batch size, before, while and after its candidates are measured.
 
     Args:
-        shape: what a step drafts.
-        speedup: of decoding, over the same engine without a draft.
-        track: its passes and counts.
-    """
-
-    shape: DraftShape
-    speedup: Interval
-    track: Track
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens per second of decoding, of all its passes together."""
-        return self.track.timing().decode_tokens_per_second
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        counts = self.track.counts()
-        return {
-            "speedup": self.speedup.median,
-            "tokens_per_second": self.tokens_per_second,
-            "ci95": None if self.speedup.ci95 is None else list(self.speedup.ci95),
-            "pairs": self.speedup.pairs,
-            "acceptance_length": counts.acceptance_length,
-            "acceptance_rate": counts.acceptance_rate,
-            "per_position_acceptance_rates": counts.per_position_acceptance_rates,
-        }
-
-
-@dataclass(slots=True)
-class Sweep:
-    """A sweep, before, while and after its candidates are measured.
-
-    Args:
-        arm_of: our engine with a shape, under a name; arms take turns on one engine.
+        engine: ours, idle; arms take turns on it.
         workload: what is decoded.
-        costs: of the pair.
-        prediction: of every k and tree, as `Traced.predict` makes it; None where no trace can know.
-        k_max: largest k.
         is_exhaustive: whether every k and predicted tree is measured.
-        batch_size: requests decoded together.
         repeats: how often every arm decodes every group, at most.
         journal: of the run, or None.
-        load: of the machine, before.
-        in_use: the recipe's own k or tree at this batch size, which stays where the sweep is inconclusive.
+
+    Attributes:
+        shapes: the measured ones.
+        bench: measures them; None where no shape is worth it.
         in_turn: measures step costs between the passes, from which `costs` and `prediction` are updated at the end.
-        most_depth: the largest k that the draft can reach; None without a limit.
-        settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
-    arm_of: ArmOf
+    engine: Engine
     workload: Workload
-    costs: Costs
-    prediction: Prediction | None
-    k_max: int
     is_exhaustive: bool = False
-    batch_size: int = 1
     repeats: int = 1
     journal: Journal | None = None
-    load: Load = field(default_factory=look_at_load)
-    in_use: DraftShape = PLAIN
-    in_turn: InTurn | None = None
-    most_depth: int | None = None
+    in_turn: InTurn | None = field(init=False, default=None)
     shapes: list[DraftShape] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
-    settled_after: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Choose what is measured."""
         assert self.is_exhaustive or self.prediction is not None, "without a prediction every k is measured"
+        self.most_depth = self.engine.drafter.most_depth
+        if self.batch_size > 1:  # predictions for a batch are less certain than their intervals
+            self.trusted = math.inf
         self.shapes = self.every_shape()
         if not self.is_exhaustive and self.prediction is not None:
             self.shapes = candidates(self.prediction.rows)
         if self.shapes:
-            plain, first, *rest = (self.arm_of(self._name(one), one) for one in (PLAIN, *self.shapes))
+            plain, first, *rest = (
+                EngineArm(self._name(shape), self.engine, shape.k, shape.asked_tree) for shape in (PLAIN, *self.shapes)
+            )
             plan = Plan(self.batch_size, self.repeats)
             self.bench = Bench(self.workload, plan, first, plain, rest, journal=self.journal)
 
-    def every_shape(self) -> list[DraftShape]:
-        """Every k, and the predicted trees."""
-        trees = [] if self.prediction is None else self.prediction.trees
-        return [*map(DraftShape, range(1, self.k_max + 1)), *(row.shape for row in trees)]
+    def profile_in_turn(self, traced: Traced, trees: Sequence[TreeShape] = ()) -> None:
+        """Profile between the passes, too.
+
+        Args:
+            traced: the evidence for predictions.
+            trees: those that are predicted.
+        """
+        measured = [shape.tree for shape in self.shapes if shape.tree is not None]
+        profiled = tuple(dict.fromkeys([*self.costs.trees, *measured]))
+
+        def measure(name: str, first: int, num_rounds: int, overhead_seconds: FloatArray | None) -> Costs:
+            return profile_workload(
+                self.engine,
+                self.workload,
+                self.k_max,
+                self.batch_size,
+                repeats=(1, num_rounds),
+                first=first,
+                is_warm=True,
+                overhead_seconds=overhead_seconds,
+                trees=profiled,
+                journal=self.journal,
+                name=f"draft, {self.batch_size} together, {name}",
+            )
+
+        self.in_turn = InTurn(measure, lambda costs: traced.predict(self.k_max, costs, trees))
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Measure, as `Bench.run`; nothing where no shape is worth it.
@@ -227,7 +164,7 @@ class Sweep:
         """
         if self.bench is None:
             return
-        num_arms, names = 1 + len(self.shapes), {self._name(one) for one in (PLAIN, *self.shapes)}
+        num_arms, names = 1 + len(self.shapes), {self._name(shape) for shape in (PLAIN, *self.shapes)}
         for at in self.bench.run(lambda: stopped() or self.settled_after is not None):
             if at.arm in names and at.done % num_arms == 0:
                 if at.done and self.settled_after is None and self._is_settled():
@@ -256,62 +193,65 @@ class Sweep:
         leader = max(measured.values(), key=lambda one: one.speedup.median)
         if not (leader.speedup.is_above(1.0) or leader.speedup.is_below(1.0)):
             return False
-        others = [one.track for one in measured.values() if one is not leader]
-        found = [against(leader.track, track) for track in others]
-        return all(one is not None and one.ratio.is_above(1 - INDIFFERENT) for one in found)
-
-    def predicted(self, shape: DraftShape) -> Predicted | None:
-        """The prediction of a shape; None where there is none."""
-        return None if self.prediction is None else self.prediction.row(shape)
+        others = [shape for shape in measured if shape != leader.shape]
+        pairs = [against(self.track(leader.shape), self.track(shape)) for shape in others]
+        return all(pair is not None and pair.ratio.is_above(1 - INDIFFERENT) for pair in pairs)
 
     def measured(self) -> dict[DraftShape, Measured]:
         """The measurements so far, the smallest shape first."""
         if self.bench is None:
             return {}
-        found = {}
-        for shape in sorted(self.shapes):
-            track = self._track(shape)
-            one = against(track, self.bench.plain)
-            if one is not None:
-                found[shape] = Measured(shape, one.ratio, track)
-        return found
+        tracks = {shape: self.track(shape) for shape in sorted(self.shapes)}
+        return {
+            shape: Measured(shape, pair.ratio, track.timing().decode_tokens_per_second, track.counts())
+            for shape, track in tracks.items()
+            if (pair := against(track, self.bench.plain)) is not None
+        }
+
+    def passes(self) -> Sequence[Pass]:
+        """Counted passes of all arms."""
+        return () if self.bench is None else self.bench.passes
 
     def differences(self) -> Differences:
         """Every output with a draft, of every shape, against the same request's without."""
         if self.bench is None:
             return Differences()
-        return Differences.between([self._track(one) for one in self.shapes], self.bench.plain)
+        return Differences.between([self.track(shape) for shape in self.shapes], self.bench.plain)
 
-    def recommended(self) -> Recommendation:
-        """The k or tree to run with, and how sure that is."""
-        by_shape = {shape: self._evidence(one) for shape, one in self.measured().items()}
-        busy = self.conditions.busy
-        found = Case(by_shape, self.prediction, busy, self.in_use, self.batch_size, self._costs).recommend()
-        is_last = found.verdict == "speculate" and found.tree is None and found.k == self.k_max
-        return replace(found, why=f"{found.why}; {largest_words(self.k_max, self.most_depth)}") if is_last else found
+    def notices(self) -> list[str]:
+        """The notes of the profile and of the passes."""
+        warning = None if self.prediction is None else self.costs.warning
+        return [*([warning] if warning else []), *([] if self.bench is None else self.bench.notices)]
 
-    @property
-    def conditions(self) -> Conditions:
-        """How busy the machine was."""
-        return Conditions.of(self.load, [] if self.bench is None else self.bench.passes)
-
-    def _evidence(self, one: Measured) -> Evidence:
-        """The evidence for a measured shape. Predictions for a batch are less certain than their intervals."""
-        row = self.predicted(one.shape)
-        return Evidence(
-            one.speedup, None if row is None else row.speedup, TRUSTED if self.batch_size == 1 else math.inf
-        )
-
-    def _costs(self, shape: DraftShape) -> StepSplit | None:
+    def step_split(self, shape: DraftShape) -> StepSplit | None:
+        """Where the time of a measured shape's steps goes; None where that is not known."""
         assert self.bench is not None, "only a measured shape has costs"
-        return costs_of(self._track(shape), self.bench.plain)
+        return costs_of(self.track(shape), self.bench.plain)
+
+    def track(self, shape: DraftShape) -> Track:
+        """The passes of a measured shape."""
+        assert self.bench is not None, "only a measured shape has a track"
+        return self.bench.draft if shape == self.shapes[0] else self.bench.against[self._name(shape)]
 
     def _name(self, shape: DraftShape) -> str:
         """An arm's, unlike every other batch size's: one journal holds them all."""
         together = "" if self.batch_size == 1 else f", {self.batch_size} together"
         return f"{shape if shape.k else 'without a draft'}{together}"
 
-    def _track(self, shape: DraftShape) -> Track:
-        """The result of a measured shape."""
-        assert self.bench is not None, "only a measured shape has a track"
-        return self.bench.draft if shape == self.shapes[0] else self.bench.against[self._name(shape)]
+
+@dataclass(slots=True)
+class Sweeps(Study):
+    """Sweeps of our engine at several batch sizes.
+
+    Args:
+        by_size: ascending.
+        traced: what the predictions rest on; None where no trace can tell.
+    """
+
+    by_size: Sequence[Sweep]
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[tuple[Sweep, Progress]]:
+        """Measure one batch size after another, as `Sweep.run`."""
+        for sweep in self.by_size:
+            for at in sweep.run(stopped):
+                yield sweep, at

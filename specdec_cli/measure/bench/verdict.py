@@ -3,84 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from specdec_cli.document import Interval
 from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.passes import Track
-from specdec_cli.measure.machine.roofline import MeasuredStep, measure_speed, roofline
-from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS, Interval
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
+from specdec_cli.measure.machine.roofline import MeasuredStep, Roofline, measure_speed, roofline
+from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
-
-
-@dataclass(frozen=True, slots=True)
-class StepSplit:
-    """Where the time of a step goes, all sequences together; seconds.
-
-    Args:
-        plain_step_seconds: a step without a draft.
-        plain_forward_seconds: of it the target's forward.
-        draft_seconds_per_step: drafting.
-        verify_seconds_per_step: the target's forward over the drafted tokens and one more.
-        overhead_seconds_per_step: the rest.
-        tokens_per_step: that one sequence gets from a step.
-        drafted_per_step: that are verified in it.
-    """
-
-    plain_step_seconds: float
-    plain_forward_seconds: float
-    draft_seconds_per_step: float
-    verify_seconds_per_step: float
-    overhead_seconds_per_step: float
-    tokens_per_step: float
-    drafted_per_step: float
-
-    @property
-    def step_seconds(self) -> float:
-        """A step with the draft."""
-        return self.draft_seconds_per_step + self.verify_seconds_per_step + self.overhead_seconds_per_step
-
-    @property
-    def breakeven_tokens_per_step(self) -> float:
-        """Tokens per step from which on the draft pays: what a step costs, in plain steps."""
-        return self.step_seconds / self.plain_step_seconds
-
-    @property
-    def verify_cost_ratio(self) -> float:
-        """Verification's forward over a plain step's."""
-        return self.verify_seconds_per_step / self.plain_forward_seconds
-
-    @property
-    def speedup_with_free_draft(self) -> float:
-        """Decode speed-up if drafting took no time."""
-        return self.tokens_per_step * self.plain_step_seconds / (self.step_seconds - self.draft_seconds_per_step)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self) | {
-            "draft_share": self.draft_seconds_per_step / self.step_seconds,
-            "verify_cost_ratio": self.verify_cost_ratio,
-            "breakeven_tokens_per_step": self.breakeven_tokens_per_step,
-            "speedup_with_free_draft": self.speedup_with_free_draft,
-        }
-
-
-def costs_of(draft: Track, plain: Track) -> StepSplit | None:
-    """The costs that two arms' steps had, with a draft and without; None where one of them took no step."""
-    with_draft, without = draft.counts(), plain.counts()
-    if not (plain.num_steps and draft.num_steps and without.verify_seconds):
-        return None
-    return StepSplit(
-        plain_step_seconds=plain.meter.decode_seconds / plain.num_steps,
-        plain_forward_seconds=without.verify_seconds / plain.num_steps,
-        draft_seconds_per_step=with_draft.draft_seconds / draft.num_steps,
-        verify_seconds_per_step=with_draft.verify_seconds / draft.num_steps,
-        overhead_seconds_per_step=with_draft.overhead_seconds / draft.num_steps,
-        tokens_per_step=with_draft.num_emitted_tokens / with_draft.num_steps,
-        drafted_per_step=with_draft.num_draft_tokens / with_draft.num_steps,
-    )
 
 
 def load_of(track: Track) -> MeasuredStep | None:
@@ -102,7 +35,7 @@ def load_of(track: Track) -> MeasuredStep | None:
     )
 
 
-def measure_roofline(bench: Bench, target: LM) -> dict[str, Any] | None:
+def measure_roofline(bench: Bench, target: LM) -> Roofline | None:
     """Measure the machine and set both kinds of step against it; None where the target's sizes are not known.
 
     Args:

@@ -6,31 +6,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import ChatMessage, check_text
 from specdec_cli.errors import UsageError
+from specdec_cli.timing import Timing
 
 
 @dataclass(slots=True)
-class ChatReply:
-    """An answer; its fields are updated while it streams.
+class ChatTurn:
+    """A user message and its answer, which grows while it streams.
 
     Args:
-        text: the text so far.
+        prompt: the user message.
+        draft: name of the draft that guesses; None where a server does not say.
+        num_speculative_tokens: tokens drafted per step; likewise.
+        text: the answer so far.
         finish_reason: `stop`, `length`, or `abort` where Ctrl-C stopped it; None while it streams.
-        num_prompt_tokens: tokens of the conversation before it; None where a server does not count them.
-        num_cached_tokens: tokens of the prompt that the prefix cache held.
-        num_tokens: tokens of the answer; likewise.
-        speculative: acceptance statistics under the keys of INTERFACE's `stats`; None where nothing counts them.
+        prompt_tokens: tokens of the conversation before it; None where a server does not count them.
+        cached_tokens: tokens of the prompt that the prefix cache held.
+        completion_tokens: tokens of the answer; likewise.
+        speculative: counts and rates of speculation under the keys of documents; None where nothing counts them.
         timing: seconds and tokens per second.
         notices: sentences about the answer for the user.
     """
 
+    prompt: str
+    draft: str | None = None
+    num_speculative_tokens: int | None = None
     text: str = ""
     finish_reason: str | None = None
-    num_prompt_tokens: int | None = None
-    num_cached_tokens: int | None = None
-    num_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
     speculative: dict[str, Any] | None = None
     timing: Timing = field(default_factory=Timing)
     notices: list[str] = field(default_factory=list)
@@ -41,37 +47,8 @@ class ChatReply:
         return None if value is None else float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """A user message and its answer.
-
-    Args:
-        prompt: the user message.
-        reply: the answer.
-        draft: name of the draft that guessed it; None where a server does not say.
-        k: tokens drafted per step; likewise.
-    """
-
-    prompt: str
-    reply: ChatReply
-    draft: str | None
-    k: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        reply = self.reply
-        return {
-            "prompt": self.prompt,
-            "text": reply.text,
-            "finish_reason": reply.finish_reason,
-            "prompt_tokens": reply.num_prompt_tokens,
-            "cached_tokens": reply.num_cached_tokens,
-            "completion_tokens": reply.num_tokens,
-            "draft": self.draft,
-            "num_speculative_tokens": self.k,
-            "speculative": reply.speculative,
-            "timing": reply.timing.as_dict(),
-        }
+class ContextFullError(UsageError):
+    """A conversation that leaves too little of the context to its answer."""
 
 
 @dataclass(slots=True)
@@ -81,20 +58,24 @@ class ChatHistory:
     Args:
         system: the system message, or None.
         turns: user messages and their answers, oldest first.
+        num_dropped: of the oldest turns, that are no longer sent.
     """
 
     system: str | None = None
     turns: list[ChatTurn] = field(default_factory=list)
+    num_dropped: int = 0
 
-    def messages(self) -> list[ChatMessage]:
-        """Every message so far."""
-        said = [] if self.system is None else [ChatMessage("system", self.system)]
-        for turn in self.turns:
-            said += [ChatMessage("user", turn.prompt), ChatMessage("assistant", turn.reply.text)]
-        return said
+    def messages(self, num_dropped: int = 0) -> list[ChatMessage]:
+        """Every message so far, without the turns that are dropped."""
+        message = [] if self.system is None else [ChatMessage("system", self.system)]
+        for turn in self.turns[num_dropped:]:
+            message += [ChatMessage("user", turn.prompt), ChatMessage("assistant", turn.text)]
+        return message
 
     def ask(self, prompt: str, speaker: Speaker, watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         """Send a user message; the turn stays in the conversation if the answer has text.
+
+        Where the context is full, the oldest turns are dropped, and a notice says how many.
 
         Args:
             prompt: the user message.
@@ -103,23 +84,35 @@ class ChatHistory:
             stopped: whether to stop the answer.
 
         Raises:
-            UsageError: an empty message, or a conversation that no longer fits the context.
+            UsageError: an empty message, or one that does not fit the context by itself.
             SpecdecError: the answer failed.
         """
         check_text(prompt, "the message")
-        draft, k = speaker.draft, speaker.k
-        reply = speaker.answer([*self.messages(), ChatMessage("user", prompt)], watch, stopped)
-        turn = ChatTurn(prompt, reply, draft, k)
-        if reply.text:
+        num_dropped = self.num_dropped
+        while True:
+            try:
+                messages = [*self.messages(num_dropped), ChatMessage("user", prompt)]
+                turn = speaker.answer(messages, watch, stopped)
+                break
+            except ContextFullError:
+                if num_dropped == len(self.turns):
+                    raise
+                num_dropped += 1
+        more, self.num_dropped = num_dropped - self.num_dropped, num_dropped
+        if more:
+            which = "turn is" if more == 1 else f"{more} turns are"
+            turn.notices.append(f"the oldest {which} no longer sent: the conversation fills the context")
+        if turn.text:
             self.turns.append(turn)
         return turn
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
         self.turns.clear()
+        self.num_dropped = 0
 
 
-Watch = Callable[[ChatReply, str], None]
+Watch = Callable[[ChatTurn, str], None]
 
 
 class Speaker(Protocol):
@@ -156,11 +149,11 @@ class Speaker(Protocol):
         """
         ...
 
-    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         """Answer the last message.
 
         Raises:
-            UsageError: the conversation does not fit the context.
+            ContextFullError: the conversation leaves too little of the context to the answer.
             SpecdecError: the answer failed.
         """
         ...

@@ -8,16 +8,16 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
+from specdec_cli.measure.chat.chat import ChatTurn, ContextFullError, Watch, check_k
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference, read_page, read_settled, statistics
 from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.refusal import EndpointError
 from specdec_cli.measure.endpoint.request_fields import request_body
+from specdec_cli.timing import Timing
 
 _LOOK_SECONDS = 0.1
 _OUR_SERVER = "specdec"
@@ -76,7 +76,7 @@ class EndpointSpeaker:
         self._check_is_ours("/draft")
         self.draft = None if name == "own" else name
 
-    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         """Answer the last message."""
         try:
             return self._runner.run(self._answer(tuple(messages), watch, stopped))
@@ -84,7 +84,7 @@ class EndpointSpeaker:
             if error.status != 400 or not any(words in error.message.lower() for words in _TOO_LONG):
                 raise
             hint = "if the conversation no longer fits the context, /clear starts a new one"
-            raise EndpointError(error.message, hint, status=400) from error
+            raise ContextFullError(error.message, hint) from error
 
     def _check_is_ours(self, command: str) -> None:
         assert self._endpoint is not None, "the connection is open"
@@ -99,44 +99,44 @@ class EndpointSpeaker:
         self._endpoint = await self._stack.enter_async_context(Endpoint(plan.address, plan.key, plan.timeout_s))
         self.target = await self._endpoint.choose_model(self.target)
 
-    async def _answer(self, messages: tuple[ChatMessage, ...], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+    async def _answer(self, messages: tuple[ChatMessage, ...], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         assert self._endpoint is not None, "the connection is open"
-        reply, before = ChatReply(), await self._page()
+        turn, before = ChatTurn(messages[-1].content, self.draft, self.k), await self._page()
 
         def fold(answer: Answer) -> None:
-            watch(reply, _fold(reply, answer))
+            watch(turn, _fold(turn, answer))
 
         asked = asyncio.ensure_future(self._endpoint.ask(self._plan.path, self._body(messages), fold))
         try:
             while not asked.done():
                 await asyncio.wait([asked], timeout=_LOOK_SECONDS)
-                watch(reply, "")
+                watch(turn, "")
                 if stopped():
                     asked.cancel()
             answer = asked.result()
         except asyncio.CancelledError:
-            reply.finish_reason = "abort"
-            return reply
+            turn.finish_reason = "abort"
+            return turn
         finally:
             asked.cancel()
-        if reply.finish_reason == "length":
-            reply.notices.append(
+        if turn.finish_reason == "length":
+            turn.notices.append(
                 "the answer was cut by -n/--max-new-tokens, the server's limit or the end of the context"
             )
         if answer.speculation is not None:
             self._reads_metrics = False
         elif before is not None:
-            await self._count(reply, before)
-        return reply
+            await self._count(turn, before)
+        return turn
 
     def _body(self, messages: tuple[ChatMessage, ...]) -> dict[str, Any]:
         row = PromptRow(0, messages[-1].content, messages=messages)
         body = request_body(row, self.target, True, self._fields, self._plan.extra_body, self._plan.max_tokens_field)
-        wish = {"num_speculative_tokens": self.k, "draft": self.draft}
-        wish = {name: value for name, value in wish.items() if value is not None}
+        speculative = {"num_speculative_tokens": self.k, "draft": self.draft}
+        speculative = {name: value for name, value in speculative.items() if value is not None}
         if self.draft == "none":
-            wish.pop("num_speculative_tokens", None)
-        return body | ({"speculative": wish} if wish else {})
+            speculative.pop("num_speculative_tokens", None)
+        return body | ({"speculative": speculative} if speculative else {})
 
     async def _page(self) -> MetricsPage | None:
         """The server's counters, unless its answers hold their own acceptance or it has none."""
@@ -146,29 +146,29 @@ class EndpointSpeaker:
         self._reads_metrics = page is not None
         return page
 
-    async def _count(self, reply: ChatReply, before: MetricsPage) -> None:
+    async def _count(self, turn: ChatTurn, before: MetricsPage) -> None:
         """Acceptance by what the answer added to the server's counters."""
         assert self._endpoint is not None, "the connection is open"
-        counters = difference(before, await read_settled(self._endpoint.text, self.target), reply.num_tokens)
-        reply.speculative = statistics(counters.added)
-        reply.notices += counters.notices
+        counters = difference(before, await read_settled(self._endpoint.text, self.target), turn.completion_tokens)
+        turn.speculative = statistics(counters.added)
+        turn.notices += counters.notices
 
 
-def _fold(reply: ChatReply, answer: Answer) -> str:
-    """Update a reply by what its stream holds; gives its new text."""
-    text = answer.text[len(reply.text) :]
-    reply.text += text
-    reply.finish_reason = answer.finish_reason
-    reply.num_tokens, reply.num_prompt_tokens = answer.num_tokens, answer.prompt_tokens
-    reply.num_cached_tokens = answer.cached_tokens
+def _fold(turn: ChatTurn, answer: Answer) -> str:
+    """Update a turn by what its stream holds; gives its new text."""
+    text = answer.text[len(turn.text) :]
+    turn.text += text
+    turn.finish_reason = answer.finish_reason
+    turn.completion_tokens, turn.prompt_tokens = answer.num_tokens, answer.prompt_tokens
+    turn.cached_tokens = answer.cached_tokens
     if answer.arrivals:
         decode_s = answer.arrivals[-1] - answer.arrivals[0]
         rate = None if not answer.tpot_s else 1 / answer.tpot_s
-        reply.timing = Timing(answer.ttft_s, decode_s, answer.end_s, rate)
+        turn.timing = Timing(answer.ttft_s, decode_s, answer.end_s, rate)
     counts = answer.speculation
     if counts is not None:
         added = {"draft_tokens": counts.num_draft_tokens, "accepted_tokens": counts.num_accepted_tokens}
         added |= {} if counts.num_steps is None else {"drafts": counts.num_steps}
         added |= {} if counts.num_draft_nodes is None else {"draft_nodes": counts.num_draft_nodes}
-        reply.speculative = statistics({f"spec_decode_num_{name}": value for name, value in added.items()})
+        turn.speculative = statistics({f"spec_decode_num_{name}": value for name, value in added.items()})
     return text

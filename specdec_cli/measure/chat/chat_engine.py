@@ -11,13 +11,14 @@ from specdec_cli.engine.depth.draft_limit import check_reach
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped
-from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
+from specdec_cli.measure.chat.chat import ChatTurn, ContextFullError, Watch, check_k
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.sampling.params import SamplingParams
 
 _OWN, _NONE = "own", "none"
+_ANSWER = 4  # of the context, a quarter is left to an answer before earlier turns are
 
 
 class EngineSpeaker:
@@ -79,25 +80,26 @@ class EngineSpeaker:
         else:
             raise UsageError(f"there is no draft `{name}` in this conversation", f"one of {', '.join(self.drafts)}")
 
-    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         """Answer the last message."""
-        tokens = self.engine.encode([one.as_dict() for one in messages])
-        reply, arm = ChatReply(num_prompt_tokens=len(tokens)), Decoding("chat", self.k, draft=self._draft)
-        is_first = not any(one.role == "assistant" for one in messages)
+        tokens = self.engine.encode([message.as_dict() for message in messages])
+        turn = ChatTurn(messages[-1].content, self.draft, self.k, prompt_tokens=len(tokens))
+        arm = Decoding("chat", self.k, draft=self._draft)
+        is_first = not any(message.role == "assistant" for message in messages)
         request = Request(PromptRow(0, messages[-1].content), tokens, self._sampling(len(tokens), is_first))
         self._num_asked += 1
 
         def fold(arm: Decoding, event: Event) -> None:
-            watch(reply, _fold(reply, arm, event))
+            watch(turn, _fold(turn, arm, event))
 
         decode(self.engine, arm, [request], fold, stopped)
         output = arm.outputs()[0]
-        reply.finish_reason, reply.timing = output.finish_reason, output.timing
+        turn.finish_reason, turn.timing = output.finish_reason, output.timing
         if output.finish_reason == "length" and len(tokens) + len(output.token_ids) >= self._capacity:
-            reply.notices.append("the answer fills the context: /clear starts a new conversation")
+            turn.notices.append("the answer fills the context: the next message drops the oldest turns")
         elif output.finish_reason == "length":
-            reply.notices.append(f"the answer was cut at {len(output.token_ids)} tokens, the limit of -n")
-        return reply
+            turn.notices.append(f"the answer was cut at {len(output.token_ids)} tokens, the limit of -n")
+        return turn
 
     @property
     def _capacity(self) -> int:
@@ -109,8 +111,11 @@ class EngineSpeaker:
 
     def _sampling(self, num_tokens: int, is_first: bool) -> SamplingParams:
         room = self._capacity - num_tokens
-        if room < 1:
-            raise UsageError(
+        wanted = self._capacity // _ANSWER
+        if not self._ends_at_context:
+            wanted = min(wanted, self._params.max_new_tokens)
+        if room < (1 if is_first else max(wanted, 1)):
+            raise ContextFullError(
                 f"the conversation has {num_tokens} tokens with this message, and the context holds {self._capacity}",
                 "shorten the message" if is_first else "/clear starts a new conversation",
             )
@@ -119,21 +124,21 @@ class EngineSpeaker:
         return replace(self._params, max_new_tokens=most, min_tokens=fewest, index=self._num_asked)
 
 
-def _fold(reply: ChatReply, arm: Decoding, event: Event) -> str:
+def _fold(turn: ChatTurn, arm: Decoding, event: Event) -> str:
     """Update an answer by one event; gives its new text."""
     text = ""
     if isinstance(event, Noticed):
-        reply.notices.append(event.message)
+        turn.notices.append(event.message)
     elif isinstance(event, Finished):
         text = event.text
     elif isinstance(event, Stepped):
         text = "".join(map(_text, event.emitted))
         cached = [one.num_cached_tokens for one in event.emitted if one.from_prefill]
-        reply.num_cached_tokens = cached[0] if cached else reply.num_cached_tokens
-        reply.num_tokens = arm.meter.num_tokens
-        reply.speculative = arm.counts().as_dict()
-        reply.timing.decode_tokens_per_second = arm.meter.tokens_per_second
-    reply.text += text
+        turn.cached_tokens = cached[0] if cached else turn.cached_tokens
+        turn.completion_tokens = arm.meter.num_tokens
+        turn.speculative = arm.counts().as_dict()
+        turn.timing.decode_tokens_per_second = arm.meter.tokens_per_second
+    turn.text += text
     return text
 
 

@@ -58,7 +58,7 @@ def last_lines(log: str, most: int = 8) -> list[str]:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Its lines without colours, process names and levels."""
+    """Lines of a log without colours, process names and levels."""
     for line in _COLOUR.sub("", log).split("\n"):
         yield _LEVEL.sub("", _PROCESS.sub("", line.rstrip("\r").rpartition("\r")[2])).rstrip()
 

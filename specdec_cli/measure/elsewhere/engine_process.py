@@ -160,8 +160,8 @@ class EngineProcess:
             self._group = ProcessGroup(words, self.log, launch.environment)
         except OSError as error:
             self._drop_log()
-            said = (error.strerror or str(error)).lower()
-            raise EngineError(f"`{launch.words[0]}` cannot be run: {said}", "check --engine-command", []) from None
+            message = (error.strerror or str(error)).lower()
+            raise EngineError(f"`{launch.words[0]}` cannot be run: {message}", "check --engine-command", []) from None
 
     def _is_up(self, port: int, is_last: bool) -> bool:
         """Wait until it is ready; False where it ended for want of the port and another one may be tried."""

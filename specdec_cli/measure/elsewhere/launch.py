@@ -53,8 +53,10 @@ def find_program(command: str | None, program: str, name: str) -> tuple[str, ...
     try:
         words = shlex.split(command) if command is not None else [program]
     except ValueError as error:
-        said = str(error).lower()
-        raise UsageError(f"`--engine-command {command}` cannot be read: {said}", "check its quotation marks") from None
+        message = str(error).lower()
+        raise UsageError(
+            f"`--engine-command {command}` cannot be read: {message}", "check its quotation marks"
+        ) from None
     if not words:
         raise UsageError("`--engine-command` is empty", f"name the program, for example {program}")
     if shutil.which(words[0]) is None:
@@ -72,8 +74,8 @@ def split_arguments(text: str | None) -> tuple[str, ...]:
     try:
         words = shlex.split(text or "")
     except ValueError as error:
-        said = str(error).lower()
-        raise UsageError(f"`--engine-args {text}` cannot be read: {said}", "check its quotation marks") from None
+        message = str(error).lower()
+        raise UsageError(f"`--engine-args {text}` cannot be read: {message}", "check its quotation marks") from None
     for word in words:
         if word.partition("=")[0] in ("--host", "--port", "--uds"):
             raise UsageError(f"`--engine-args` must not hold `{word}`: specdec chooses the address", "leave it out")

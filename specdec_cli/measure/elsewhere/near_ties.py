@@ -7,14 +7,15 @@ k + 1 rows rounds otherwise than one over a single row, so two tokens of almost 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from specdec_cli.document import Count, Seconds, computed
 from specdec_cli.engine.outputs import first_difference
-from specdec_cli.measure.bench.passes import Track
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
+    from specdec_cli.measure.bench.passes import Track
     from specdec_cli.measure.elsewhere.server_arm import ServerArm
 
 NEAR_NATS = 0.05
@@ -28,23 +29,21 @@ class LeftText:
     """The first token in which an output with a draft differs from the one without.
 
     Args:
+        arm: the draft's.
         index: of the prompt.
         position: of the token in the output, from 0.
         gap_nats: log-probability of the likeliest token over the other one's; None where the engine does not tell.
     """
 
-    index: int
-    position: int
-    gap_nats: float | None
+    arm: str
+    index: Count
+    position: Count
+    gap_nats: Seconds | None
 
-    @property
-    def is_near_tie(self) -> bool:
+    @computed
+    def near_tie(self) -> bool:
         """Whether both tokens were about as likely."""
         return self.gap_nats is not None and self.gap_nats <= NEAR_NATS
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self) | {"near_tie": self.is_near_tie}
 
 
 def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
@@ -63,7 +62,7 @@ def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
         place = first_difference(got, want)
         if place is not None and place < min(len(got), len(want)) and len(found) < _MOST:
             gap = _gap(arm, request, want[:place], (got[place], want[place]))
-            found.append(LeftText(request.row.index, place, gap))
+            found.append(LeftText(draft.name, request.row.index, place, gap))
     return found
 
 
@@ -75,7 +74,7 @@ def words(found: list[LeftText]) -> list[str]:
 def _why(one: LeftText) -> str:
     if one.gap_nats is None:
         return "the engine does not tell how likely the two tokens are"
-    kind = "a near tie" if one.is_near_tie else "NO near tie"
+    kind = "a near tie" if one.near_tie else "NO near tie"
     return f"{kind}, the two tokens are {one.gap_nats:.4f} nats apart"
 
 

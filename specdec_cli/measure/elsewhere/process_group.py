@@ -119,7 +119,7 @@ class ProcessGroup:
         """Only those that would end this process at once; a server handles them itself."""
         if threading.current_thread() is threading.main_thread():
             ours = [one for one in _SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
-            self._handlers = {one: signal.signal(one, _exit) for one in ours}
+            self._handlers = {number: signal.signal(number, _exit) for number in ours}
 
     def _restore_signals(self) -> None:
         handlers, self._handlers = self._handlers, {}

@@ -129,7 +129,7 @@ class ServerArm:
         before, self._page = self._page, self._asked(self.endpoint.page)
         counters = difference(before, self._page, num_tokens)
         if self.drafts:
-            self.notices += [one for one in counters.notices if one not in self.notices]
+            self.notices += [notice for notice in counters.notices if notice not in self.notices]
         return counters.added
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:

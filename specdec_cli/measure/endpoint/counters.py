@@ -90,7 +90,7 @@ class Counters:
     notices: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any] | None:
-        """The JSON form; `speculative` has INTERFACE's keys, or is null where nothing was counted."""
+        """The JSON form; `speculative` has the acceptance statistics, or is null where nothing was counted."""
         if self.page is None:
             return None
         return {
@@ -241,7 +241,7 @@ def _strangers(added: Mapping[str, float], num_tokens: int | None) -> list[str]:
 
 
 def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
-    """INTERFACE's statistics from counters' differences; None without counters, null where one is missing.
+    """Acceptance statistics from counters' differences; None without counters, null where one is missing.
 
     Rates by position need the number of steps that drafted so far, which engines do not count; they follow only
     where every step drafted as much as there are positions. The histogram needs no such thing.

@@ -133,10 +133,10 @@ class Endpoint:
         """The version from `/version`, as in vLLM and specdec; None for other servers."""
         text = await self.text("/version")
         try:
-            said = json.loads(text or "null")
+            message = json.loads(text or "null")
         except (ValueError, RecursionError):
             return None
-        version = said.get("version") if isinstance(said, dict) else None
+        version = message.get("version") if isinstance(message, dict) else None
         return printable(version)[:80] if isinstance(version, str) else None
 
     async def ask(self, path: str, body: dict[str, Any], watch: Callable[[Answer], None] | None = None) -> Answer:
@@ -266,9 +266,9 @@ class Endpoint:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            said = self._say.clean(text).strip()[:60]
+            message = self._say.clean(text).strip()[:60]
             raise self._say.error(
-                f"`{url}` answers with something that is not JSON: `{said}`", "is it an OpenAI-compatible server?"
+                f"`{url}` answers with something that is not JSON: `{message}`", "is it an OpenAI-compatible server?"
             ) from None
 
     def _refusal(self, response: Response, url: str) -> EndpointError:
@@ -283,18 +283,18 @@ class Endpoint:
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            said = system_words(error) or self._say.clean(str(error)) or "it does not answer"
-            if said == TOO_MANY_FILES:
+            message = system_words(error) or self._say.clean(str(error)) or "it does not answer"
+            if message == TOO_MANY_FILES:
                 hint = "limit the open requests with --concurrency, or raise ulimit -n"
-                raise self._say.error(f"no connection to `{root}`: {said}", hint) from error
+                raise self._say.error(f"no connection to `{root}`: {message}", hint) from error
             hint = "start the server, or check host and port" if self.proxy is None else "check the proxy"
-            raise self._say.error(f"no server at `{root}`: {said}", hint, is_gone=True) from error
+            raise self._say.error(f"no server at `{root}`: {message}", hint, is_gone=True) from error
         except (httpx2.TimeoutException, TimeoutError) as error:
             silence = f"the server was silent for {self._timeout_s:g} s"
             raise self._say.error(silence, "raise --endpoint-timeout, or check its log") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            said = self._say.clean(str(error)) or type(error).__name__
-            raise self._say.error(f"the connection to `{root}` broke: {said}", "check the server's log") from error
+            message = self._say.clean(str(error)) or type(error).__name__
+            raise self._say.error(f"the connection to `{root}` broke: {message}", "check the server's log") from error
 
 
 def _transport(proxy: Proxy | None, num_connections: int | None) -> AsyncHTTPTransport:

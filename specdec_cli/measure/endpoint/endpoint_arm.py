@@ -13,7 +13,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_cli.engine.arms import ArmRun
-from specdec_cli.engine.outputs import timing_of
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
 from specdec_cli.measure.endpoint.answer import Answer
@@ -24,6 +23,7 @@ from specdec_cli.measure.endpoint.request_fields import request_body, sampling_f
 from specdec_cli.measure.endpoint.sending import Sender
 from specdec_cli.proxy import Proxy
 from specdec_cli.recipe.schema import Sampling
+from specdec_cli.timing import timing_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from specdec_cli.document import Count, Ends, Interval, Seconds
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
@@ -20,6 +21,7 @@ from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import Visit
 from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
+from specdec_cli.measure.stats import bootstrap_pooled_median, ratio_of_totals
 from specdec_cli.measure.workload.turns import turn_ends
 from specdec_cli.measure.workload.workload import task_of, tasks_of
 
@@ -42,18 +44,27 @@ class Percentiles:
         values: how many there are.
     """
 
-    median: float | None
-    p95: float | None
-    p99: float | None
-    ci95: tuple[float, float] | None
-    pairs: int
-    values: int
+    median: Seconds | None
+    p95: Seconds | None
+    p99: Seconds | None
+    ci95: Ends
+    pairs: Count
+    values: Count
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        ends = None if self.ci95 is None else list(self.ci95)
-        known = {"median": self.median, "p95": self.p95, "p99": self.p99, "ci95": ends}
-        return known | {"pairs": self.pairs, "values": self.values}
+
+@dataclass(frozen=True, slots=True)
+class AnsweredAcceptance:
+    """Acceptance by the answers' own counts.
+
+    Args:
+        requests: answers that have any.
+        rate: accepted over drafted tokens.
+        length: 1 + accepted tokens per step; unknown without a count of steps.
+    """
+
+    requests: Count
+    rate: Interval
+    length: Interval
 
 
 class EndpointBench:
@@ -97,7 +108,7 @@ class EndpointBench:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Those that this run has."""
+        """Figures that this run has."""
         return (*FIGURES, *ARRIVAL_FIGURES) if self.plan.has_arrivals else FIGURES
 
     def run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
@@ -180,11 +191,11 @@ class EndpointBench:
         """Tasks and how many prompts each has; empty where no row names one."""
         return tasks_of(self.rows)
 
-    def acceptance(self, task: str | None = None, turn: int | None = None) -> dict[str, Any] | None:
+    def acceptance(self, task: str | None = None, turn: int | None = None) -> AnsweredAcceptance | None:
         """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
         import numpy as np
 
-        from specdec_cli.measure.stats import Interval, ratio_of_totals
+        from specdec_cli.document import Interval
 
         counted = [(row.index, answer.speculation) for row, answer in self.answers(task, turn) if answer.speculation]
         if not counted:
@@ -195,17 +206,11 @@ class EndpointBench:
         accepted, drafted, steps = np.stack(list(by_row.values())).T
         has_steps = all(one.num_steps for _, one in counted)
         length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
-        return {
-            "requests": len(counted),
-            "rate": ratio_of_totals(accepted, drafted).as_dict(),
-            "length": length.as_dict(),
-        }
+        return AnsweredAcceptance(len(counted), ratio_of_totals(accepted, drafted), length)
 
     def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Percentiles:
         """A figure over all answers."""
         import numpy as np
-
-        from specdec_cli.measure.stats import bootstrap_pooled_median
 
         by_row: dict[int, list[float]] = {}
         for visit, answer in self.answered(task, turn):

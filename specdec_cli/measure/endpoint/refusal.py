@@ -62,8 +62,8 @@ class Reporter:
 
     def refusal(self, url: str, status: int, text: str, location: str | None) -> EndpointError:
         """The error that an HTTP status and the server's words make."""
-        said, option = self.words(text), self.address.option
-        told = f" ({status}): {said}" if said else f" ({status})"
+        message, option = self.words(text), self.address.option
+        told = f" ({status}): {message}" if message else f" ({status})"
         if status in (401, 403):
             hint = "give the key with --api-key, SPECDEC_API_KEY or OPENAI_API_KEY"
             refused = "the key" if self.key else "to be used without a key"
@@ -73,17 +73,17 @@ class Reporter:
             return self.error(f"`{url}` sends on to `{where}` ({status})", f"give that as {option}", status=status)
         options = [option, *([self.address.model_option] if self.address.model_option else [])]
         hints = {404: f"check {' and '.join(options)}", 429: "send fewer at a time: --concurrency"}
-        if status in (400, 422) and _OTHER_FIELD in said and option == "--endpoint":
+        if status in (400, 422) and _OTHER_FIELD in message and option == "--endpoint":
             hints[status] = f"--max-tokens-field {_OTHER_FIELD} sends the same number under that name"
         return self.error(f"`{url}` refused the request{told}", hints.get(status), status=status)
 
     def words(self, text: str) -> str:
         """The server's message, out of an OpenAI-shaped error or as it stands."""
         try:
-            said = json.loads(text)
+            message = json.loads(text)
         except (ValueError, RecursionError):
             return self.clean(re.sub(r"<[^>]*>", " ", text))
-        error = said.get("error") or said if isinstance(said, dict) else said
+        error = message.get("error") or message if isinstance(message, dict) else message
         if isinstance(error, dict):
             error = error.get("message") or error.get("detail") or error
         return self.clean(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
@@ -103,8 +103,8 @@ def system_words(error: BaseException | None) -> str | None:
             why = getattr(error, "verify_message", None) or reason.replace("_", " ").lower()
             return f"no secure connection: {why}"
         if isinstance(error, OSError) and error.errno:
-            said = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
-            return said[:1].lower() + said[1:]
+            message = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+            return message[:1].lower() + message[1:]
         inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
         error = inner or error.__cause__ or error.__context__
     return None

@@ -63,8 +63,8 @@ def parse_extra_body(text: str | None) -> dict[str, Any]:
         fields = json.loads(text)
         json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        said = error.msg if isinstance(error, json.JSONDecodeError) else "it holds a value that JSON cannot say"
-        raise UsageError(f"`--extra-body` is not JSON: {said}", example) from None
+        message = error.msg if isinstance(error, json.JSONDecodeError) else "it holds a value that JSON cannot say"
+        raise UsageError(f"`--extra-body` is not JSON: {message}", example) from None
     if not isinstance(fields, dict):
         raise UsageError("`--extra-body` must be a JSON object", example)
     for name in fields:

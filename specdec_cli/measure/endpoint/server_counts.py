@@ -56,7 +56,7 @@ class ServerCounts(SpeculativeCounts):
         return self._listed("conditional_acceptance_rates")
 
     @property
-    def histogram(self) -> list[int]:
+    def acceptance_histogram(self) -> list[int]:
         """Steps that accepted exactly 0..k drafted tokens; empty where it is not known."""
         return self._listed("acceptance_histogram")
 

@@ -22,6 +22,12 @@ _ACCEPTANCE = re.compile(
 )
 """A figure of acceptance; settings such as `accept_threshold=1.0` are none."""
 _FIGURE = re.compile(r"[=:(] *\[?\d")
+_UNFILLED = re.compile(
+    r"(?:mean (?:len|acceptance length)|acc per pos|acceptance rate per position|per-position acceptance rate"
+    r"|accept (?:len|rate)) *[=:]",
+    re.IGNORECASE,
+)
+"""A figure that is read wherever it has a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +131,13 @@ def read_log(lines: Mapping[int, str]) -> LogReading:
             found[tool].append(fields)
             if tool == "llama.cpp":
                 apart.begin(line, fields)
-            if (_ACCEPTANCE if tool == "sglang" else _FIGURE).search(rest):
+            if (_ACCEPTANCE if tool == "sglang" else _FIGURE).search(rest) or _UNFILLED.search(rest):
                 unread[number] = rest
-        elif _ACCEPTANCE.search(line) and not _LLAMA_TOTALS.search(line) and not apart.take(number, line):
+        elif (
+            (_ACCEPTANCE.search(line) or _UNFILLED.search(line))
+            and not _LLAMA_TOTALS.search(line)
+            and not apart.take(number, line)
+        ):
             unread[number] = line
     runs = [_READERS[tool](parts) for tool, parts in found.items() if parts]
     return LogReading(runs, dict(sorted((unread | apart.without_request()).items())))
@@ -202,7 +212,7 @@ def _of_vllm(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """vLLM's lines `SpecDecoding metrics: …`, one for each interval of ten seconds."""
     run = ImportedRun("vllm", f"log with {_num_lines(lines)} of SpecDecoding metrics")
     parts = _add_lines(run, lines, is_full=True)
-    is_full = all(one.steps == one.full_steps or not one.drafted for one in parts)
+    is_full = all(part.steps == part.full_steps or not part.drafted for part in parts)
     how = "they are its drafted tokens over the number of positions" if is_full else _FROM_LENGTHS
     run.notices.append(f"vLLM's log counts no steps: {how}")
     return run
@@ -221,7 +231,7 @@ def _of_sglang(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """SGLang's decode lines with `accept len` and `accept rate`: averages of intervals without counts."""
     run = ImportedRun("sglang", f"log with {len(lines)} decode lines")
     for name, key in (("accept len", "length"), ("accept rate", "rate")):
-        figures = [amount(one[key]) for one in lines if key in one]
+        figures = [amount(line[key]) for line in lines if key in line]
         run.reported |= {name: sum(figures) / len(figures)} if figures else {}
     run.definitions = {
         "acceptance_length": "completion tokens for each verification, a mean over the log's lines",
@@ -238,17 +248,17 @@ _READERS = {"vllm": _of_vllm, "llama.cpp": _of_llama, "sglang": _of_sglang}
 def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bool) -> list[_AcceptanceLine]:
     """Count lines; one that accepted nothing, whose length tells no steps, drafted as much a step as the others."""
     parts = [_acceptance(fields, is_full) for fields in lines]
-    known = [one for one in parts if one.steps]
+    known = [part for part in parts if part.steps]
     drafted_a_step = sum(one.drafted for one in known) / sum(one.steps or 0 for one in known) if known else 0.0
-    for one in parts:
-        if one.steps is None and one.length is not None and drafted_a_step and not one.accepted:
-            one.steps = one.drafted / drafted_a_step
-            run.notices += [_NOTHING_ACCEPTED] if one.drafted and _NOTHING_ACCEPTED not in run.notices else []
-        run.add({DRAFTS: one.steps, DRAFTED: one.drafted, ACCEPTED: one.accepted})
-        run.add_rates(one.rates, one.steps or 0.0 if one.rates else 0.0)
-        if one.length is not None and one.drafted:
-            run.check_shares(one.rates, one.length - 1, _ROUNDED)
-    num_rated = sum(bool(one.rates) for one in parts)
+    for part in parts:
+        if part.steps is None and part.length is not None and drafted_a_step and not part.accepted:
+            part.steps = part.drafted / drafted_a_step
+            run.notices += [_NOTHING_ACCEPTED] if part.drafted and _NOTHING_ACCEPTED not in run.notices else []
+        run.add({DRAFTS: part.steps, DRAFTED: part.drafted, ACCEPTED: part.accepted})
+        run.add_rates(part.rates, part.steps or 0.0 if part.rates else 0.0)
+        if part.length is not None and part.drafted:
+            run.check_shares(part.rates, part.length - 1, _ROUNDED)
+    num_rated = sum(bool(part.rates) for part in parts)
     if 0 < num_rated < len(parts):
         run.notices.append(f"rates by position are those of {num_rated} of {len(parts)} lines: the others have none")
     return parts

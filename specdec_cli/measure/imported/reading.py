@@ -96,14 +96,14 @@ def _refuse_counting_twice(found: Sequence[_File]) -> None:
     first = found[0]
     for other in found[1:]:
         if other.kind != first.kind:
-            said = f"`{first.path}` is of the form `{first.run.form}`, and `{other.path}` of `{other.run.form}`"
-            raise UsageError(f"{said}: they may count the same tokens", "import files of one form at a time")
+            message = f"`{first.path}` is of the form `{first.run.form}`, and `{other.path}` of `{other.run.form}`"
+            raise UsageError(f"{message}: they may count the same tokens", "import files of one form at a time")
     dumps: dict[tuple[str, float], Path] = {}
     for one in found:
         for series in () if one.page is None else one.page.began.items():
             if series in dumps and dumps[series] != one.path:
-                said = f"`{dumps[series]}` and `{one.path}` are metrics of one server, which would be counted twice"
-                raise UsageError(said, "name the later one, and the earlier one as --before")
+                message = f"`{dumps[series]}` and `{one.path}` are metrics of one server, which would be counted twice"
+                raise UsageError(message, "name the later one, and the earlier one as --before")
             dumps[series] = one.path
 
 
@@ -117,8 +117,8 @@ def _refuse_repeated_requests(found: Sequence[_File]) -> None:
     for one in found:
         twice = next((request for request in sorted(one.run.requests) if request in seen), None)
         if twice is not None:
-            said = f"`{seen[twice]}` and `{one.path}` both hold the request `{twice}`, which would be counted twice"
-            raise UsageError(said, "import one of them, or one file with the lines of both")
+            message = f"`{seen[twice]}` and `{one.path}` both hold the request `{twice}`, which would be counted twice"
+            raise UsageError(message, "import one of them, or one file with the lines of both")
         seen |= dict.fromkeys(one.run.requests, one.path)
 
 
@@ -130,8 +130,10 @@ def _refuse_twice(files: Sequence[Path]) -> None:
             found = given_path(path).stat()
             key = (found.st_dev, found.st_ino)
             if key in seen:
-                said = f"`{path}` is given twice" if seen[key] == path else f"`{seen[key]}` and `{path}` are one file"
-                raise UsageError(said, "name each file once")
+                message = (
+                    f"`{path}` is given twice" if seen[key] == path else f"`{seen[key]}` and `{path}` are one file"
+                )
+                raise UsageError(message, "name each file once")
             seen[key] = path
 
 
@@ -141,9 +143,9 @@ def _checked(run: ImportedRun, what: str) -> ImportedRun:
     Raises:
         UsageError: its counts contradict themselves.
     """
-    said = run.contradiction()
-    if said is not None:
-        raise UsageError(f"{what} cannot be right: it has {said}", "check how the file was made")
+    message = run.contradiction()
+    if message is not None:
+        raise UsageError(f"{what} cannot be right: it has {message}", "check how the file was made")
     return run
 
 
@@ -173,8 +175,8 @@ def _found(path: Path, before: Path | None) -> _File:
     if len(runs) > 1:
         tools, forms = sorted({one.tool for _, one in runs}), " and a ".join(one.form for _, one in runs)
         if len(tools) > 1:
-            said = f"is a log of several tools: {', '.join(tools)}"
-            raise UsageError(f"`{path}` {said}", "import the lines of one tool at a time")
+            message = f"is a log of several tools: {', '.join(tools)}"
+            raise UsageError(f"`{path}` {message}", "import the lines of one tool at a time")
         raise UsageError(f"`{path}` holds {forms}: they may count the same tokens", "import one of them")
     if unread:
         run.notices.append(_unread(unread))
@@ -278,7 +280,7 @@ def _refuse_another_server(before: MetricsPage, after: MetricsPage) -> None:
         raise UsageError(f"`{before.path}` has the counter `{lost}`, and `{after.path}` has none of these labels", hint)
     less = next((name for name, count in before.series.items() if after.series[name] < count), None)
     if less is not None:
-        said = f"{after.series[less]:.0f} of the counter `{less}`, and `{before.path}` had {before.series[less]:.0f}"
-        raise UsageError(f"`{after.path}` has {said}", hint)
+        message = f"{after.series[less]:.0f} of the counter `{less}`, and `{before.path}` had {before.series[less]:.0f}"
+        raise UsageError(f"`{after.path}` has {message}", hint)
     if after.restarted(before):
         raise UsageError(f"the counters of `{before.path}` and `{after.path}` began at different times", hint)

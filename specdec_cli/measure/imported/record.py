@@ -105,9 +105,9 @@ class ImportedRun:
 
     def contradiction(self) -> str | None:
         """A sentence's end about counts that cannot be; None where all can be."""
-        if not all(isfinite(one) for one in self.counts.values()):
+        if not all(isfinite(count) for count in self.counts.values()):
             return "a count that is no number"
-        if any(one < 0 for one in self.counts.values()):
+        if any(count < 0 for count in self.counts.values()):
             return "a negative count"
         kept, drafted = self._total(ACCEPTED), self._total(DRAFTED)
         if kept is not None and drafted is not None and kept > drafted:
@@ -136,8 +136,8 @@ class ImportedRun:
             rounded: how far that may be off.
         """
         if rates and abs(sum(rates) - accepted_a_step) > rounded + len(rates) * _ROUNDED / 2:
-            said = f"the shares {_shown(rates)} of steps by position, which add up to {sum(rates):.4g}"
-            self.contradicted = f"{said}, and {accepted_a_step:.4g} accepted tokens a step"
+            message = f"the shares {_shown(rates)} of steps by position, which add up to {sum(rates):.4g}"
+            self.contradicted = f"{message}, and {accepted_a_step:.4g} accepted tokens a step"
 
     def _total(self, name: str) -> float | None:
         return None if name in self.partial else self.counts.get(name)
@@ -145,15 +145,15 @@ class ImportedRun:
     def missing(self) -> list[str]:
         """A sentence about each count that is left out."""
         names = [_TOTALS[name] for name in _TOTALS if name in self.partial]
-        said = [f"not every request or result tells its {name}: their number is unknown" for name in names]
+        message = [f"not every request or result tells its {name}: their number is unknown" for name in names]
         by_position, kept = sum(reached_positions(self.counts)), self._total(ACCEPTED)
         if by_position and kept is not None and round(by_position) != round(kept):
             sums = f"{by_position:.0f}, not to {kept:.0f} accepted tokens"
-            said.append(f"counts by position add up to {sums}: rates by position are left out")
-        return said
+            message.append(f"counts by position add up to {sums}: rates by position are left out")
+        return message
 
     def stats(self) -> dict[str, Any] | None:
-        """INTERFACE's statistics; None where the tool gives no counts."""
+        """Acceptance statistics under the keys of a document's `speculative`; None where the tool gives no counts."""
         found = statistics({name: count for name, count in self.counts.items() if name not in self.partial})
         if found is None:
             return None
@@ -188,14 +188,14 @@ def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
     num_reporting = sum(bool(one.reported) for one in (first, *others))
     counted = [set(_TOTALS) & set(one.counts) for one in (first, *others) if set(_TOTALS) & set(one.counts)]
     lacking = {name for names in counted for name in set().union(*counted) - names}
-    for one in others:
-        for name, count in one.counts.items():
+    for other in others:
+        for name, count in other.counts.items():
             first.counts[name] = first.counts.get(name, 0.0) + count
-        first.partial |= one.partial
-        first.contradicted = first.contradicted or one.contradicted
-        first.add_rates(one.rates, one.weight)
-        first.reported |= one.reported
-        first.notices += [notice for notice in one.notices if notice not in first.notices]
+        first.partial |= other.partial
+        first.contradicted = first.contradicted or other.contradicted
+        first.add_rates(other.rates, other.weight)
+        first.reported |= other.reported
+        first.notices += [notice for notice in other.notices if notice not in first.notices]
     first.partial |= lacking
     if num_reporting > 1:
         first.notices.append(f"the figures that {first.tool} itself reports are those of the last result")

@@ -76,8 +76,8 @@ def read_trtllm_stats(found: Any) -> ImportedRun | None:
         return None
     run = ImportedRun("tensorrt-llm", f"{len(steps)} iterations of TensorRT-LLM")
     names = {DRAFTS: "numRequestsWithDraftTokens", DRAFTED: "numDraftTokens", ACCEPTED: "numAcceptedTokens"}
-    for one in steps:
-        run.add({ours: _known(one.get(theirs)) for ours, theirs in names.items()})
+    for step in steps:
+        run.add({ours: _known(step.get(theirs)) for ours, theirs in names.items()})
     return run
 
 
@@ -91,8 +91,8 @@ def read_trtllm_requests(found: Any) -> ImportedRun | None:
         "tensorrt-llm", f"{_counted(len(requests.figures), 'request')} of TensorRT-LLM", requests=requests.ids
     )
     run.counts = {
-        DRAFTED: sum(amount(one["total_draft_tokens"]) for one in requests.figures),
-        ACCEPTED: sum(amount(one["total_accepted_draft_tokens"]) for one in requests.figures),
+        DRAFTED: sum(amount(figure["total_draft_tokens"]) for figure in requests.figures),
+        ACCEPTED: sum(amount(figure["total_accepted_draft_tokens"]) for figure in requests.figures),
     }
     run.notices.append("TensorRT-LLM counts no steps of a request: the acceptance length is unknown")
     return run
@@ -121,7 +121,7 @@ def read_llama_responses(found: Any) -> ImportedRun | None:
     num = len(requests.figures)
     run = ImportedRun("llama.cpp", f"{_counted(num, 'response')} of llama-server", requests=requests.ids)
     for ours, theirs in ((DRAFTED, "draft_n"), (ACCEPTED, "draft_n_accepted")):
-        run.counts[ours] = sum(amount(one[theirs]) for one in requests.figures)
+        run.counts[ours] = sum(amount(figure[theirs]) for figure in requests.figures)
     run.notices.append("llama-server's responses count no steps: the acceptance length is unknown")
     return run
 

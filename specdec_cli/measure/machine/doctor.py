@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
+from specdec_cli.document import ResultDocument, computed
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.libraries import untested_here
 from specdec_cli.lm.invariance import InvarianceCheck, row_invariance
@@ -30,34 +31,50 @@ NOT_CLAIMED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The findings of doctor.
+class RowInvariance:
+    """The row-invariance test of the CPU's kernels in bfloat16.
 
     Args:
-        machine: versions, devices, load.
-        invariance: the CPU kernels' row-invariance test in bfloat16; None where it was not run.
-        pair: the preflight; None where no pair was named.
-        warnings: sentences about the machine.
-        linear: what transformers' forward multiplies bfloat16 and int8 weights with.
-        decoder_obstacle: why our own decoder does not run on this machine; None where it does.
-        decoder_remedy: what helps then.
+        holds: whether every kernel that the bit-for-bit promise rests on passed; None where none was tested.
+        checks: the kernels.
     """
 
+    holds: bool | None = None
+    checks: tuple[InvarianceCheck, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderState:
+    """Whether our own decoder was compiled for this machine's CPU, and why not.
+
+    Args:
+        is_compiled: whether it runs here.
+        obstacle: why it does not.
+        remedy: what helps then.
+    """
+
+    is_compiled: bool
+    obstacle: str | None
+    remedy: str | None
+
+
+class Diagnosis(ResultDocument):
+    """The findings of doctor: this machine and, where one was named, a pair."""
+
+    schema_name: ClassVar[str] = "specdec.doctor/1"
+
     machine: Machine
-    invariance: tuple[InvarianceCheck, ...] | None
+    row_invariance: RowInvariance
+    decoder: DecoderState
+    linear: dict[str, str] = Field(
+        default_factory=kernels, description="What transformers' forward multiplies weights of a dtype with."
+    )
+    not_claimed: tuple[str, ...] = NOT_CLAIMED
     pair: Preflight | None
-    warnings: tuple[str, ...]
-    linear: Mapping[str, str] = field(default_factory=kernels)
-    decoder_obstacle: str | None = None
-    decoder_remedy: str | None = None
+    warnings: list[str]
 
-    @property
-    def is_row_invariant(self) -> bool | None:
-        """Whether every kernel that the bit-for-bit promise rests on passed; None where none was tested."""
-        return None if self.invariance is None else all(check.holds for check in self.invariance if check.needed)
-
-    @property
-    def verdict(self) -> str:
+    @computed
+    def verdict(self) -> Literal["ok", "incompatible", "cannot-run"]:
         """`ok`, or what an error makes of the pair: `incompatible` or `cannot-run`."""
         error = self.error()
         if error is None:
@@ -73,26 +90,6 @@ class Diagnosis:
         kind = UsageError if worst.exit_code == ExitCode.USAGE else RunError
         return kind(worst.message, worst.hint)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form of `specdec.doctor/1`."""
-        return {
-            "machine": self.machine.as_dict(),
-            "row_invariance": {
-                "holds": self.is_row_invariant,
-                "checks": [asdict(check) | {"holds": check.holds} for check in self.invariance or ()],
-            },
-            "decoder": {
-                "is_compiled": self.decoder_obstacle is None,
-                "obstacle": self.decoder_obstacle,
-                "remedy": self.decoder_remedy,
-            },
-            "linear": dict(self.linear),
-            "not_claimed": list(NOT_CLAIMED),
-            "pair": self.pair.as_dict() if self.pair is not None else None,
-            "warnings": list(self.warnings),
-            "verdict": self.verdict,
-        }
-
 
 def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False, tests_kernels: bool = True) -> Diagnosis:
     """Look at the machine, and at a recipe's pair without loading its weights.
@@ -103,18 +100,21 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False, te
         tests_kernels: run the row-invariance test, which computes: some seconds, and minutes on a busy machine.
     """
     machine = look()
-    invariance = tuple(row_invariance(torch.bfloat16)) if tests_kernels else None
+    invariance = RowInvariance()
+    if tests_kernels:
+        checks = tuple(row_invariance(torch.bfloat16))
+        invariance = RowInvariance(all(check.holds for check in checks if check.needed), checks)
     pair = preflight(recipe, machine, trust_remote_code=trust_remote_code) if recipe is not None else None
     warnings = [machine.busy] if machine.busy else []
     if (library := untested_here()) is not None:
         warnings.append(f"{library[0]}; `pip install '{library[1]}'` installs one that was")
-    if any(not check.holds for check in invariance or () if check.needed):
+    if invariance.holds is False:
         warnings.append(
             "a row's bits depend on the other rows in this machine's bfloat16 kernels: greedy output with a draft may "
             "differ from plain decoding at near-ties, as it may in float32"
         )
     target = None if pair is None else pair.target
-    if target is not None and target.is_mixture_of_experts and target.decoder != "own":
+    if target is not None and target.is_mixture_of_experts and not target.decoder.startswith("own"):
         warnings.append(
             "the target is a mixture of experts in transformers' forward: bit-for-bit equality is not promised; "
             "run `specdec audit`"
@@ -125,6 +125,5 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False, te
             f"every run compiles our own decoder again, because it cannot be kept in {not_kept()}; name a folder that "
             "can be written with XDG_CACHE_HOME"
         )
-    return Diagnosis(
-        machine, invariance, pair, tuple(warnings), decoder_obstacle=obstacle, decoder_remedy=remedy(obstacle)
-    )
+    decoder = DecoderState(obstacle is None, obstacle, remedy(obstacle))
+    return Diagnosis(machine=machine, row_invariance=invariance, decoder=decoder, pair=pair, warnings=warnings)

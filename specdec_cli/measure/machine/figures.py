@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from specdec_cli.errors import SpecdecError
 
 _Figure = TypeVar("_Figure")
@@ -23,7 +25,9 @@ def figure(what: str, compute: Callable[[], _Figure], missing: list[str]) -> _Fi
     """
     try:
         return compute()
+    except ValidationError as error:  # of a model that reads it
+        message = error.errors()[0]["msg"]
     except Exception as error:  # whatever it fails at, the result was measured and is printed
-        said = error.message if isinstance(error, SpecdecError) else f"{type(error).__name__}: {error}"
-        missing.append(f"{what} is missing, it could not be computed: {said.splitlines()[0].rstrip('.')}")
-        return None
+        message = error.message if isinstance(error, SpecdecError) else f"{type(error).__name__}: {error}"
+    missing.append(f"{what} is missing, it could not be computed: {message.splitlines()[0].rstrip('.')}")
+    return None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import psutil
 
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
-
-if TYPE_CHECKING:
-    from specdec_cli.measure.bench.passes import Pass
 
 _BUSY_SHARE = 0.25
 _OVERLOADED = 1.5  # of the cores: more than the runs of this program that came before leave behind
@@ -58,6 +55,22 @@ class Load:
         }
 
 
+class CountedPass(Protocol):
+    """A pass whose time counts: its seconds, and what other programs cost of them."""
+
+    @property
+    def seconds(self) -> float:
+        """Time that it took."""
+
+    @property
+    def lost_share(self) -> float | None:
+        """Share of its time that other processes cost; None where that is not known."""
+
+    @property
+    def num_discarded(self) -> int:
+        """Interrupted attempts before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """Under which passes were measured.
@@ -77,13 +90,13 @@ class Conditions:
     lost_share: float | None
 
     @classmethod
-    def of(cls, load: Load, passes: Iterable[Pass]) -> Conditions:
-        """Those of some passes."""
+    def of(cls, load: Load, passes: Iterable[CountedPass]) -> Conditions:
+        """Conditions of some passes."""
         counted = list(passes)
-        known = [(one.lost_share, one.run.timing.total_s or 0.0) for one in counted if one.lost_share is not None]
+        known = [(one.lost_share, one.seconds) for one in counted if one.lost_share is not None]
         total = sum(seconds for _, seconds in known)
         lost = sum(share * seconds for share, seconds in known) / total if total else None
-        num_interrupted = sum(one.is_interrupted for one in counted)
+        num_interrupted = sum(share > INTERRUPTED_SHARE for share, _ in known)
         return cls(load, len(counted), num_interrupted, sum(one.num_discarded for one in counted), lost)
 
     @property

@@ -7,15 +7,16 @@ import os
 import platform
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
+from specdec_cli.document import Count, computed
 from specdec_cli.lm.machine.device_memory import device_memory
+from specdec_cli.lm.machine.threads import allot_threads
 from specdec_cli.measure.machine.load import Load, num_cores
 
 PACKAGES = ("specdec-cli", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy")
@@ -67,7 +68,7 @@ class Machine:
         system: operating system.
         cpu_flags: the processor's abilities that matter here.
         num_cores: cores that this process may use.
-        num_threads: torch's threads.
+        num_threads: that a model's forwards run on, no more than a container's share of the processors.
         load_average: runnable processes in the last 1, 5 and 15 minutes.
         devices: the CPU first.
         memory_limit_bytes: of this process's container or shell, where one is set below the machine's memory.
@@ -79,21 +80,21 @@ class Machine:
     versions: dict[str, str | None]
     system: str
     cpu_flags: tuple[str, ...]
-    num_cores: int
-    num_threads: int
+    num_cores: Count
+    num_threads: Count
     load_average: tuple[float, float, float]
     devices: tuple[Device, ...]
-    memory_limit_bytes: int | None
+    memory_limit_bytes: Count | None
     memory_limited_by: str | None
     extras: dict[str, bool]
-    hub: dict[str, str | bool]
+    hub: dict[str, bool | str]
 
     @property
     def load(self) -> Load:
         """Runnable processes when this was written down."""
         return Load(self.load_average[0], self.num_cores)
 
-    @property
+    @computed
     def busy(self) -> str | None:
         """A sentence when something else is running."""
         return self.load.busy
@@ -104,10 +105,6 @@ class Machine:
             return self.devices[1] if len(self.devices) > 1 else self.devices[0]
         wanted = "cuda:0" if name == "cuda" else name
         return next((device for device in self.devices if device.name == wanted), None)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self) | {"busy": self.busy}
 
 
 def look() -> Machine:
@@ -121,7 +118,7 @@ def look() -> Machine:
         system=platform.platform(),
         cpu_flags=flags,
         num_cores=num_cores(),
-        num_threads=torch.get_num_threads(),
+        num_threads=allot_threads(),
         load_average=psutil.getloadavg(),
         devices=(_cpu(flags), *_gpus()),
         memory_limit_bytes=None if limit is None else limit.limit_bytes,

@@ -18,7 +18,7 @@ from specdec_cli.lm.cache.cache_plan import (
     plan_caches,
 )
 from specdec_cli.lm.cache.snapshots import num_snapshots
-from specdec_cli.lm.load import DTYPES
+from specdec_cli.lm.plan import DTYPES
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import Tap
@@ -151,7 +151,7 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, token
         UsageError: a share of the memory that the weights fill.
     """
     parts = {role: one for role, one in memory.items() if one.device == device.name}
-    least, free = sum(one.least for one in parts.values()), device.free_bytes
+    least, free = sum(part.least for part in parts.values()), device.free_bytes
     if least > free:
         raise RunError(
             f"weights and logits take {_gigabytes(least)} of `{device.name}`, and {_gigabytes(free)} are free",
@@ -163,7 +163,7 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, token
     if len(needs) < len(parts):
         return
     whole = free if device.name == "cpu" else device.memory_bytes
-    room = Room(free - least, whole, sum(one.weights for one in parts.values()))
+    room = Room(free - least, whole, sum(part.weights for part in parts.values()))
     planned = plan_caches(list(needs.values()), room, recipe.engine.max_num_seqs, given_cache_bytes(recipe.engine))
     block_size = recipe.engine.kv_block_size
     for (role, need), plan in zip(needs.items(), planned, strict=True):

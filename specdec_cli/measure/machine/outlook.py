@@ -9,9 +9,10 @@ one chance α for every drafted token (E = 1 + α + … + α^k; Leviathan, Kalma
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from specdec_cli.document import Count
 from specdec_cli.engine.synthetic import iid_length, solve_alpha, synthetic_rates
 from specdec_cli.recipe.gate import parse_gate
 
@@ -55,21 +56,16 @@ class Outlook:
         synthetic: the recipe's synthetic acceptance length and the speed-up that it gives; None without one.
     """
 
-    k: int
-    target_bytes: int
-    draft_bytes: int
+    k: Count
+    target_bytes: Count
+    draft_bytes: Count
     cost_ratio: float
-    num_passes: int
+    num_passes: Count
     break_even: Implied
     ceiling: float
     speedup_by_acceptance: dict[float, float]
     claims: tuple[Implied, ...]
     synthetic: Implied | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        by_acceptance = {f"{alpha:g}": speedup for alpha, speedup in self.speedup_by_acceptance.items()}
-        return asdict(self) | {"speedup_by_acceptance": by_acceptance, "claims": [asdict(one) for one in self.claims]}
 
 
 def outlook(target: ModelFacts, draft: ModelFacts, recipe: Recipe, *, one_pass: bool = False) -> Outlook | None:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from specdec_cli import drafters
+from pydantic import Field, PlainSerializer
+
+from specdec_cli.document import Count, VocabularyResult
 from specdec_cli.drafters import universal
-from specdec_cli.engine.draft_check import check_draft_numbers, draft_weights
-from specdec_cli.engine.draft_tokenizer import UNIVERSAL
-from specdec_cli.engine.heads import own_modules, published_draft, published_fields
-from specdec_cli.engine.loading import model_settings
-from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.engine.drafts import UNIVERSAL, DraftPlan, check_draft_numbers, read_draft
+from specdec_cli.engine.loading import LoadSettings, model_settings
+from specdec_cli.errors import ExitCode, SpecdecError, WeightsError
 from specdec_cli.files import given_path
-from specdec_cli.lm.decoders import decoder_when
-from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
-from specdec_cli.lm.files.generation import Generation, read_generation
-from specdec_cli.lm.heads.draft_vocabulary import target_ids
-from specdec_cli.lm.heads.head_shapes import check_shapes
-from specdec_cli.lm.heads.head_tensors import finite_tensors, has_head_weights, head_bytes, read_head_shapes
-from specdec_cli.lm.heads.mtp import kv_bytes_per_token
-from specdec_cli.lm.load import DTYPES, check_target
+from specdec_cli.lm.door import Tap
+from specdec_cli.lm.facts import ModelFacts, model_facts
+from specdec_cli.lm.files.generation import Generation
+from specdec_cli.lm.files.names import NONE
+from specdec_cli.lm.heads.head_tensors import finite_tensors, has_head_weights, head_bytes, stored_tensors
+from specdec_cli.lm.heads.mtp_files import read_mtp
+from specdec_cli.lm.plan import DTYPES, ModelPlan
+from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import HeadFacts, Memory, check_rooms, pair_memory, plan_memory
 from specdec_cli.measure.machine.outlook import Outlook, outlook
@@ -32,16 +32,14 @@ from specdec_cli.text.shared_vocabulary import SharedVocabulary, shared_vocabula
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.door import Tap
     from specdec_cli.lm.heads.published import PublishedDraft
-    from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.recipe.schema import Draft, Recipe, Target
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong, or that one should know.
+    """A problem of a pair.
 
     Args:
         severity: an error keeps the pair from running, a warning does not.
@@ -53,40 +51,44 @@ class Finding:
     severity: Literal["error", "warning"]
     message: str
     hint: str | None = None
-    exit_code: ExitCode = ExitCode.DONE
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"severity": self.severity, "message": self.message, "hint": self.hint}
+    exit_code: Annotated[ExitCode, Field(exclude=True)] = ExitCode.DONE
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
     """A model's tokenizer."""
 
-    num_tokens: int
+    num_tokens: Count
     special_tokens: dict[str, str]
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[Count, ...]
     has_chat_template: bool
+
+
+def _words(draft: SelfDraft | None) -> str | None:
+    return None if draft is None else draft.words
+
+
+def _as_result(shared: SharedVocabulary | None) -> VocabularyResult | None:
+    return None if shared is None else shared.result()
 
 
 @dataclass(slots=True)
 class Preflight:
-    """Facts about a pair.
+    """Facts about a pair, from configurations and headers alone.
 
     Args:
         target: None where it could not be described.
         draft: None where it could not be described, or is no model.
         draft_method: the method's name, `model` for a draft model; behind a plus sign where another is asked first.
-        taps: the target's hidden states that the draft reads.
-        head: what the draft is where it was published as one, in words.
+        taps: layers of the target, from 0, or `final`, whose output the draft reads.
+        head: the draft in words, where it was published as a head or is the target's own modules.
+        head_facts: sizes of the draft where it is a head; None where its files are not here.
         self_draft: what the draft is where it is made of the target.
         one_pass: whether the draft gives all tokens of a step in one pass.
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
-        shared: the tokens with the same text in both, where the tokenizers differ.
+        shared_vocabulary: the tokens with the same text in both, where the tokenizers differ.
         max_context: the longest context that the engine will decode; None without a target.
-        head_facts: sizes of the draft where it is a head; None where its files are not here.
         draft_max_context: past which it decodes on without the draft; None without a limit.
         memory: by role.
         generation: what the target's generation configuration asks for; None without a target.
@@ -94,19 +96,19 @@ class Preflight:
         problems: errors first.
     """
 
-    draft_method: str
-    taps: tuple[Tap, ...] = ()
-    head: str | None = None
-    head_facts: HeadFacts | None = None
-    self_draft: SelfDraft | None = None
-    one_pass: bool = False
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
+    draft_method: str = "model"
+    taps: tuple[Tap, ...] = ()
+    head: str | None = None
+    head_facts: Annotated[HeadFacts | None, Field(exclude=True)] = None
+    self_draft: Annotated[SelfDraft | None, PlainSerializer(_words)] = None
+    one_pass: Annotated[bool, Field(exclude=True)] = False
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
     overlap: Overlap | None = None
-    shared: SharedVocabulary | None = None
-    max_context: int | None = None
-    draft_max_context: int | None = None
+    shared_vocabulary: Annotated[SharedVocabulary | None, PlainSerializer(_as_result)] = None
+    max_context: Count | None = None
+    draft_max_context: Count | None = None
     memory: dict[str, Memory] = field(default_factory=dict)
     generation: Generation | None = None
     outlook: Outlook | None = None
@@ -117,26 +119,6 @@ class Preflight:
         """The problems that keep the pair from running."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "target": self.target.as_dict() if self.target else None,
-            "draft": self.draft.as_dict() if self.draft else None,
-            "draft_method": self.draft_method,
-            "taps": list(self.taps),
-            "head": self.head,
-            "self_draft": self.self_draft.words if self.self_draft else None,
-            "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
-            "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
-            "shared_vocabulary": None if self.shared is None else self.shared.as_dict(),
-            "max_context": self.max_context,
-            "draft_max_context": self.draft_max_context,
-            "memory": {role: asdict(memory) for role, memory in self.memory.items()},
-            "generation": self.generation.as_dict() if self.generation else None,
-            "outlook": self.outlook.as_dict() if self.outlook else None,
-            "problems": [problem.as_dict() for problem in self.problems],
-        }
-
 
 def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = False) -> Preflight:
     """Look at a recipe's pair; whatever is wrong is among the problems, nothing is raised.
@@ -146,195 +128,156 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
         machine: where it would run.
         trust_remote_code: run Python code that comes with a configuration or a tokenizer.
     """
-    found = Preflight(recipe.draft.method or "model")
-    models: dict[str, Target | Draft] = {"target": recipe.target}
-    head = _read_draft(found, recipe)
-    is_read = not found.problems
-    if recipe.draft.model is not None and is_read and (head is None or not head.runs_as_target):
-        models["draft"] = recipe.draft
-    decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
-    found.target = _describe(found, recipe.target, trust_remote_code, decoder)
-    if "draft" in models:
-        found.draft = _describe_draft(found, recipe.draft, trust_remote_code, decoder)
-    if found.self_draft is not None and found.target is not None:
-        found.draft = _describe(found, recipe.target, trust_remote_code, decoder, found.self_draft)
-    if head is not None and head.runs_as_target and found.target is not None:
-        _check_head(found, head, found.target)
-    if found.target is not None and found.target.is_complete:
-        _look_at_own_modules(found, recipe, trust_remote_code)
-    _read_generation(found, recipe, trust_remote_code)
-    _compare_tokenizers(found, recipe.target, models, trust_remote_code)
-    _check_shared(found, recipe)
-    _check_target(found, recipe, trust_remote_code)
+    pair = Preflight(draft_method=recipe.draft.method or "model")
+    decoder = recipe.engine.decoder
+
+    def plan_of(model: Target | Draft, generation_config: str) -> ModelPlan:
+        assert model.model is not None, "only a named model has a plan"
+        its = model_settings(model)
+        return ModelPlan(model.model, its, decoder, generation_config, trust_remote_code, fetches_weights=False)
+
+    plans = {"target": plan_of(recipe.target, recipe.target.generation_config)}
+    draft = _read_draft(pair, recipe, plans["target"])
+    head = None if draft is None else draft.published
+    if recipe.draft.model is not None and not pair.problems and (head is None or not head.runs_as_target):
+        plans["draft"] = plan_of(recipe.draft, NONE)
+    target = plans["target"]
+    pair.target = _describe(pair, target)
+    if "draft" in plans:
+        pair.draft = _describe(pair, plans["draft"], is_draft=True)
+    if pair.self_draft is not None and pair.target is not None:
+        pair.draft = _describe(pair, target, pair.self_draft)
+    if head is not None and head.runs_as_target and pair.target is not None:
+        _check_head(pair, head, pair.target)
+    _look_at_own_modules(pair, recipe, trust_remote_code)
+    if pair.target is not None and not target.is_dummy:
+        pair.generation = target.generation
+        for key, value in target.generation.unused.items():
+            message = f"`{target.generation.source}` asks for `{key}: {value}`, which is not applied"
+            pair.problems.append(Finding("warning", message))
+    _compare_tokenizers(pair, recipe.target, plans)
+    _check_shared(pair, recipe)
+    _check_target(pair, recipe, target)
     missing: list[str] = []
-    figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
-    if found.target is not None and found.draft is not None:
-        target, draft = found.target, found.draft
-        is_whole = found.one_pass
-        found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe, one_pass=is_whole), missing)
+    figure("the memory that it takes", lambda: _estimate_memory(pair, recipe, machine), missing)
+    if pair.target is not None and pair.draft is not None:
+        its, other, is_whole = pair.target, pair.draft, pair.one_pass
+        pair.outlook = figure("the outlook", lambda: outlook(its, other, recipe, one_pass=is_whole), missing)
     if recipe.draft.first is not None:
-        found.draft_method = f"{recipe.draft.first}+{found.draft_method}"
-    found.problems += [Finding("warning", sentence) for sentence in missing]
-    found.problems.sort(key=lambda problem: problem.severity)
-    return found
+        pair.draft_method = f"{recipe.draft.first}+{pair.draft_method}"
+    pair.problems += [Finding("warning", sentence) for sentence in missing]
+    pair.problems.sort(key=lambda problem: problem.severity)
+    return pair
+
+
+@contextmanager
+def _noted(pair: Preflight, is_draft: bool = False) -> Iterator[None]:
+    """Make an error of loading a problem of the pair."""
+    try:
+        yield
+    except SpecdecError as error:
+        pair.problems.append(_as_problem(error, is_draft))
+
+
+def _as_problem(error: SpecdecError, is_draft: bool = False) -> Finding:
+    """An error of loading; weights that are not a draft's are an input error, as a draft head's are."""
+    exit_code = ExitCode.USAGE if is_draft and isinstance(error, WeightsError) else error.exit_code
+    return Finding("error", error.message, error.hint, exit_code)
 
 
 def _describe(
-    found: Preflight,
-    model: Target | Draft,
-    trust_remote_code: bool,
-    decoder: str,
-    self_draft: SelfDraft | None = None,
-    is_draft: bool = False,
+    pair: Preflight, plan: ModelPlan, self_draft: SelfDraft | None = None, *, is_draft: bool = False
 ) -> ModelFacts | None:
-    assert model.model is not None, "only a named model is described"
-    try:
-        with draft_weights() if is_draft else nullcontext():
-            facts = describe(
-                model.model,
-                revision=model.revision,
-                dtype=model.dtype,
-                trust_remote_code=trust_remote_code,
-                load_format=model.load_format,
-                quantize=model.quantize,
-                compute=model.compute,
-                device=model.device,
-                decoder=decoder,
-                self_draft=self_draft,
-            )
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
+    """The facts of a plan, whose obstacles become problems; a draft's weights are read to see that they are numbers."""
+    if self_draft is None:
+        pair.problems += [_as_problem(error, is_draft) for error in plan.obstacles]
+    if plan.faults:
         return None
-    if facts.kv_bytes_per_token is None and self_draft is None:
+    facts = None
+    with _noted(pair, is_draft):
+        facts = model_facts(plan, self_draft)
+    if facts is not None and facts.kv_bytes_per_token is None and self_draft is None:
         message = (
             f"architecture `{facts.architecture}` of `{facts.name}` goes by the numbers that it computes, and could "
             "not be tried without its weights: its KV cache is not known before it is loaded"
         )
-        found.problems.append(Finding("warning", message))
+        pair.problems.append(Finding("warning", message))
+    if facts is not None and self_draft is None:
+        with _noted(pair):
+            plan.check_room()
+        if is_draft:
+            with _noted(pair):
+                check_draft_numbers(plan)
     return facts
 
 
-def _describe_draft(found: Preflight, draft: Draft, trust_remote_code: bool, decoder: str) -> ModelFacts | None:
-    """A draft model, whose weights are read to see that they are numbers."""
-    facts = _describe(found, draft, trust_remote_code, decoder, is_draft=True)
-    if facts is None or not facts.is_complete:
-        return facts
-    try:
-        check_draft_numbers(facts.name, draft.revision, trust_remote_code)
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
-    return facts
+def _read_draft(pair: Preflight, recipe: Recipe, target: ModelPlan) -> DraftPlan | None:
+    """The draft and the hidden states that it reads."""
+    trusted = target.trust_remote_code
+    settings = LoadSettings(target.settings, model_settings(recipe.draft), trust_remote_code=trusted)
+    with _noted(pair):
+        plan = read_draft(recipe.draft_fields(), target, settings, has_weights=False)
+        pair.draft_method = plan.method
+        pair.head = None if plan.published is None else str(plan.published)
+        made = plan.drafter()
+        pair.taps, pair.one_pass = tuple(dict.fromkeys(made.taps)), made.one_pass
+        pair.self_draft = next(iter(made.self_drafts), None)
+        return plan
+    return None
 
 
-def _read_draft(found: Preflight, recipe: Recipe) -> PublishedDraft | None:
-    """The hidden states that the draft reads, and its configuration where it is a head on them."""
-    fields, target = recipe.draft_fields(), recipe.target
-    try:
-        assert target.model is not None, "a recipe has a target"
-        config = published_draft(fields, model_settings(recipe.draft), target.model, model_settings(target), False)
-        if config is not None:
-            fields = published_fields(config, recipe.draft.first)
-            found.head, found.draft_method = str(config), config.method
-        made = drafters.from_fields(fields)
-        found.taps, found.one_pass = tuple(dict.fromkeys(made.taps)), made.one_pass
-        found.self_draft = next(iter(made.self_drafts), None)
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
-        return None
-    return config
-
-
-def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> None:
-    try:
+def _check_head(pair: Preflight, head: PublishedDraft, target: ModelFacts) -> None:
+    with _noted(pair):
         if target.hidden_size is not None:
             head.check_fits(target.name, target.hidden_size, target.embedding_size)
-        if has_head_weights(type(head), head.folder) or given_path(head.name).is_dir():  # else they are not fetched yet
-            shapes = read_head_shapes(head)
-            check_shapes(head, shapes)
-            target_ids(head, finite_tensors(head), target.name, target.embedding_size)
+        if has_head_weights(head.source) or given_path(head.name).is_dir():  # else they are not fetched yet
+            shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(head).items()}
+            head.check_shapes(shapes)
+            head.target_ids(finite_tensors(head), target.name, target.embedding_size)
             if head.kv_numbers is not None:
-                dtype = DTYPES[target.dtype]
-                found.head_facts = HeadFacts(
-                    dtype=target.dtype,
-                    weights_bytes=head_bytes(shapes, dtype),
-                    kv_bytes_per_token=head.kv_numbers * dtype.itemsize,
-                    max_context=target.max_context,
-                    embedding_size=target.embedding_size,
-                )
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
+                bytes_per_token = head.kv_numbers * DTYPES[target.dtype].itemsize
+                pair.head_facts = _head_facts(target, head_bytes(shapes, DTYPES[target.dtype]), bytes_per_token)
 
 
-def _look_at_own_modules(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+def _look_at_own_modules(pair: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
     """Sizes of the target's own modules, where these are the draft."""
-    target = found.target
-    assert target is not None, "a target that was described"
-    try:
-        modules = own_modules(recipe.draft_fields(), target.name, model_settings(recipe.target), trust_remote_code)
-        if modules is None:
-            return
-        found.head = f"{modules} of the target's checkpoint"
-        found.head_facts = HeadFacts(
-            dtype=target.dtype,
-            weights_bytes=target.mtp_bytes or 0,
-            kv_bytes_per_token=kv_bytes_per_token(modules, DTYPES[target.dtype]),
-            max_context=target.max_context,
-            embedding_size=target.embedding_size,
-        )
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
-
-
-def _as_problem(error: SpecdecError) -> Finding:
-    return Finding("error", error.message, error.hint, error.exit_code)
-
-
-def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
-    """The target's generation configuration, its end tokens before those of the model's configuration."""
-    target = found.target
-    if target is None or target.load_format == "dummy":
+    target = pair.target
+    if target is None or not target.is_complete or recipe.draft.method != "mtp":
         return
-    try:
-        folder = small_files(target.name, recipe.target.revision, trust_remote_code)
-        found.generation = read_generation(folder, recipe.target.generation_config)
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
-        return
-    if found.generation.eos_token_ids:
-        found.target = replace(target, eos_token_ids=found.generation.eos_token_ids)
-    for key, value in found.generation.unused.items():
-        message = f"`{found.generation.source}` asks for `{key}: {value}`, which is not applied"
-        found.problems.append(Finding("warning", message))
+    from specdec_cli.lm.heads.mtp import kv_bytes_per_token  # transformers' models behind it take seconds to import
+
+    with _noted(pair):
+        modules = read_mtp(target.name, recipe.target.revision, trust_remote_code)
+        pair.head = f"{modules} of the target's checkpoint"
+        bytes_per_token = kv_bytes_per_token(modules, DTYPES[target.dtype])
+        pair.head_facts = _head_facts(target, target.mtp_bytes or 0, bytes_per_token)
 
 
-def _compare_tokenizers(
-    found: Preflight, target: Target, models: Mapping[str, Target | Draft], trust_remote_code: bool
-) -> None:
+def _head_facts(target: ModelFacts, weights_bytes: int, kv_bytes_per_token: int) -> HeadFacts:
+    """Sizes of a draft that computes as its target does."""
+    return HeadFacts(target.dtype, weights_bytes, kv_bytes_per_token, target.max_context, target.embedding_size)
+
+
+def _compare_tokenizers(pair: Preflight, target: Target, plans: Mapping[str, ModelPlan]) -> None:
     """Load both tokenizers as the engine does, where a draft's conversations are the target's."""
     loaded: dict[str, Tokenizer] = {}
-    for role, model in models.items():
-        facts = found.target if role == "target" else found.draft
+    for role, plan in plans.items():
+        facts = pair.target if role == "target" else pair.draft
         if facts is None:
             continue
         try:
-            hf = describe_tokenizer(
-                facts.name,
-                revision=model.revision,
-                trust_remote_code=trust_remote_code,
-                load_format=model.load_format,
-            )
             is_target = role == "target"
             conversations = (target.chat_template, target.default_chat_template_kwargs) if is_target else (None, None)
-            tokenizer = loaded[role] = chat_tokenizer(hf, *conversations)
+            tokenizer = loaded[role] = chat_tokenizer(plan.tokenizer(), *conversations)
         except SpecdecError as error:
-            found.problems.append(_as_problem(error))
+            pair.problems.append(_as_problem(error))
             continue
-        found.tokenizers[role] = _tokenizer_facts(tokenizer)
-        _check_padding(found, role, facts, tokenizer)
+        pair.tokenizers[role] = _tokenizer_facts(tokenizer)
+        _check_padding(pair, role, facts, tokenizer)
     if len(loaded) == 2 and not any(one.is_stand_in for one in loaded.values()):
-        _compare(found, loaded["target"], loaded["draft"])
-    if "target" in loaded and not found.tokenizers["target"].has_chat_template:
-        found.problems.append(
+        _compare(pair, loaded["target"], loaded["draft"])
+    if "target" in loaded and not pair.tokenizers["target"].has_chat_template:
+        pair.problems.append(
             Finding(
                 "warning", "the target has no chat template", "prompts are continued as they are; --chat is refused"
             )
@@ -350,109 +293,96 @@ def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
     )
 
 
-def _check_padding(found: Preflight, role: str, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+def _check_padding(pair: Preflight, role: str, facts: ModelFacts, tokenizer: Tokenizer) -> None:
     if facts.embedding_size < tokenizer.num_tokens and role == "draft":
         message = (
             f"draft `{facts.name}` knows `{facts.embedding_size}` tokens, its tokenizer has `{tokenizer.num_tokens}`"
         )
-        found.problems.append(Finding("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
+        pair.problems.append(Finding("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
     elif facts.embedding_size < tokenizer.num_tokens:
         message = (
             f"the tokenizer of `{facts.name}` has `{tokenizer.num_tokens}` tokens, the model `{facts.embedding_size}`: "
             "those beyond are refused in prompts"
         )
-        found.problems.append(Finding("warning", message))
+        pair.problems.append(Finding("warning", message))
 
 
-def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
-    overlap = found.overlap = target.compare(draft)
+def _compare(pair: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
+    overlap = pair.overlap = target.compare(draft)
     if not overlap.equal:
-        sizes = [facts.embedding_size for facts in (found.target, found.draft) if facts is not None]
-        found.shared, found.draft_method = shared_vocabulary(target, draft, *sizes), UNIVERSAL
+        sizes = [facts.embedding_size for facts in (pair.target, pair.draft) if facts is not None]
+        pair.shared_vocabulary, pair.draft_method = shared_vocabulary(target, draft, *sizes), UNIVERSAL
         message = f"the tokenizers of target and draft differ ({overlap.reason}): the draft is run as `{UNIVERSAL}`"
         hint = "a draft of the same family accepts more"
-        found.problems.append(Finding("warning", message, hint))
+        pair.problems.append(Finding("warning", message, hint))
     for role, first, second in overlap.special_differences:
         message = f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
-        found.problems.append(Finding("warning", message))
-    if found.target and found.draft and set(found.target.eos_token_ids) != set(found.draft.eos_token_ids):
-        target_ids, draft_ids = list(found.target.eos_token_ids), list(found.draft.eos_token_ids)
+        pair.problems.append(Finding("warning", message))
+    if pair.target and pair.draft and set(pair.target.eos_token_ids) != set(pair.draft.eos_token_ids):
+        target_ids, draft_ids = list(pair.target.eos_token_ids), list(pair.draft.eos_token_ids)
         message = (
             f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's are used"
         )
-        found.problems.append(Finding("warning", message))
+        pair.problems.append(Finding("warning", message))
 
 
-def _check_shared(found: Preflight, recipe: Recipe) -> None:
+def _check_shared(pair: Preflight, recipe: Recipe) -> None:
     """Refuse to match guesses in a way for which the tokenizers have too little in common."""
-    if found.shared is None:
+    if pair.shared_vocabulary is None:
         return
-    try:
-        universal.ways_of(str(recipe.draft.model), recipe.draft.options.get("match", universal.AUTO), found.shared)
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
+    with _noted(pair):
+        universal.ways_of(
+            str(recipe.draft.model), recipe.draft.options.get("match", universal.AUTO), pair.shared_vocabulary
+        )
 
 
-def _check_target(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+def _check_target(pair: Preflight, recipe: Recipe, target: ModelPlan) -> None:
     """Limit the contexts, and refuse what the target cannot give."""
-    if found.target is None:
+    if pair.target is None:
         return
     limit = recipe.engine.max_model_len
-    found.max_context = min(found.target.max_context, limit or found.target.max_context)
-    try:
-        check_target(
-            found.target.name,
-            limit,
-            found.taps,
-            revision=recipe.target.revision,
-            trust_remote_code=trust_remote_code,
-            load_format=recipe.target.load_format,
-        )
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
-    if found.draft is None:
+    pair.max_context = min(pair.target.max_context, limit or pair.target.max_context)
+    with _noted(pair):
+        target.check_target(limit, pair.taps)
+    if pair.draft is None:
         return
-    ratio = 1.0 if found.shared is None else max(found.shared.draft_tokens_per_token, 1.0)
-    found.draft_max_context = min(int(found.draft.max_context / ratio), found.max_context)
-    if found.draft_max_context < found.max_context:
+    ratio = 1.0 if pair.shared_vocabulary is None else max(pair.shared_vocabulary.draft_tokens_per_token, 1.0)
+    pair.draft_max_context = min(int(pair.draft.max_context / ratio), pair.max_context)
+    if pair.draft_max_context < pair.max_context:
         message = (
-            f"the draft reads `{found.draft_max_context}` tokens, the target `{found.max_context}`: "
+            f"the draft reads `{pair.draft_max_context}` tokens, the target `{pair.max_context}`: "
             "beyond that the engine continues without a draft"
         )
-        found.problems.append(Finding("warning", message))
+        pair.problems.append(Finding("warning", message))
 
 
-def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
+def _estimate_memory(pair: Preflight, recipe: Recipe, machine: Machine) -> None:
     models, places = dict[str, ModelFacts | HeadFacts](), {}
-    draft = recipe.draft if found.head_facts is None and found.self_draft is None else recipe.target
+    draft = recipe.draft if pair.head_facts is None and pair.self_draft is None else recipe.target
     for role, facts, model in (
-        ("target", found.target, recipe.target),
-        ("draft", found.draft or found.head_facts, draft),
+        ("target", pair.target, recipe.target),
+        ("draft", pair.draft or pair.head_facts, draft),
     ):
-        if facts is None or found.max_context is None:
+        if facts is None or pair.max_context is None:
             continue
         device = machine.device(model.device)
-        if device is None:
-            message = f"device `{model.device}` of the {role} is not here"
-            found.problems.append(Finding("error", message, "use auto or cpu", ExitCode.COULD_NOT_RUN))
+        if device is None:  # an obstacle of the plan
             continue
         models[role], places[role] = facts, device
         if device.dtypes[facts.dtype] == "emulated":
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
-            found.problems.append(Finding("warning", message, "try --dtype float32"))
-    ratio = 1.0 if found.shared is None else found.shared.draft_tokens_per_token
-    found.memory = pair_memory(models, places, recipe, found.max_context or 0, found.taps, ratio)
-    try:
+            pair.problems.append(Finding("warning", message, "try --dtype float32"))
+    ratio = 1.0 if pair.shared_vocabulary is None else pair.shared_vocabulary.draft_tokens_per_token
+    pair.memory = pair_memory(models, places, recipe, pair.max_context or 0, pair.taps, ratio)
+    with _noted(pair):
         for device in {place.name: place for place in places.values()}.values():
-            plan_memory(found.memory, device, recipe, ratio)
-            _warn_of_little_room(found, device.name)
-        check_rooms(found.memory, recipe, ratio)
-    except SpecdecError as error:
-        found.problems.append(_as_problem(error))
+            plan_memory(pair.memory, device, recipe, ratio)
+            _warn_of_little_room(pair, device.name)
+        check_rooms(pair.memory, recipe, ratio)
 
 
-def _warn_of_little_room(found: Preflight, name: str) -> None:
-    parts = [memory for memory in found.memory.values() if memory.device == name]
+def _warn_of_little_room(pair: Preflight, name: str) -> None:
+    parts = [memory for memory in pair.memory.values() if memory.device == name]
     wanted = sum(memory.kv_wanted or 0 for memory in parts)
     planned = sum(memory.kv_planned or 0 for memory in parts)
     if all(memory.kv_planned is not None for memory in parts) and planned < wanted:
@@ -460,4 +390,4 @@ def _warn_of_little_room(found: Preflight, name: str) -> None:
             f"the KV cache for every sequence at full context would take {wanted / 1e9:.2f} GB of `{name}`, and "
             f"{planned / 1e9:.2f} GB are planned: fewer long sequences will run together"
         )
-        found.problems.append(Finding("warning", message, "lower max_num_seqs or max_model_len to reserve less"))
+        pair.problems.append(Finding("warning", message, "lower max_num_seqs or max_model_len to reserve less"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from specdec_cli.lm.machine.device_memory import device_memory
+from specdec_cli.document import Count, Seconds
 
 if TYPE_CHECKING:
+    import torch
+
     from specdec_cli.lm.traffic import Traffic
 
 _SMALLEST, _LARGEST = 1 << 20, 1 << 30
@@ -57,6 +57,10 @@ def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) ->
         dtype: of the product.
         num_bytes: what a step moves; between 1 MiB and 1 GiB, or an eighth of the free memory, of it is read.
     """
+    import torch
+
+    from specdec_cli.lm.machine.device_memory import device_memory
+
     size = int(max(_SMALLEST, min(num_bytes, _LARGEST, device_memory(device).free_bytes // 8)))
     buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
     reading = _best(lambda: buffer.sum(), device)
@@ -68,6 +72,8 @@ def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) ->
 
 def _best(work: Any, device: torch.device) -> float:
     """Seconds of the fastest of several runs: a roof is what the machine can do."""
+    import torch
+
     fastest, end = float("inf"), perf_counter() + _SECONDS
     with torch.inference_mode():
         work()
@@ -84,8 +90,34 @@ def _best(work: Any, device: torch.device) -> float:
     return fastest
 
 
-def roofline(traffic: Traffic, speed: Speed, plain: MeasuredStep | None, verify: MeasuredStep | None) -> dict[str, Any]:
-    """The JSON form (INTERFACE, `roofline`): the machine, then plain steps and verification.
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """One kind of step against the roofline; `floor_seconds` is the least that it could take."""
+
+    tokens_per_step: Seconds
+    bytes_per_step: Seconds
+    flops_per_step: Seconds
+    flops_per_byte: Seconds
+    bound: Literal["memory", "compute"]
+    floor_seconds: Seconds
+    seconds_per_step: Seconds
+    fraction: Seconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The machine's bandwidth and arithmetic, and both kinds of step against them."""
+
+    bandwidth_bytes_per_second: Seconds
+    bandwidth_measured_over_bytes: Count
+    flops_per_second: Seconds
+    ridge_flops_per_byte: Seconds
+    plain: Roof | None
+    verify: Roof | None
+
+
+def roofline(traffic: Traffic, speed: Speed, plain: MeasuredStep | None, verify: MeasuredStep | None) -> Roofline:
+    """Set the machine against plain steps and verification.
 
     Args:
         traffic: the target's sizes.
@@ -93,29 +125,25 @@ def roofline(traffic: Traffic, speed: Speed, plain: MeasuredStep | None, verify:
         plain: a step without a draft, or None where none was measured.
         verify: the same for a step that verifies.
     """
-    return {
-        "bandwidth_bytes_per_second": speed.bytes_per_second,
-        "bandwidth_measured_over_bytes": speed.num_bytes,
-        "flops_per_second": speed.flops_per_second,
-        "ridge_flops_per_byte": speed.flops_per_second / speed.bytes_per_second,
-        "plain": _roof(traffic, speed, plain),
-        "verify": _roof(traffic, speed, verify),
-    }
+    ridge = speed.flops_per_second / speed.bytes_per_second
+    roofs = (_roof(traffic, speed, step) for step in (plain, verify))
+    return Roofline(speed.bytes_per_second, speed.num_bytes, speed.flops_per_second, ridge, *roofs)
 
 
-def _roof(traffic: Traffic, speed: Speed, load: MeasuredStep | None) -> dict[str, Any] | None:
+def _roof(traffic: Traffic, speed: Speed, load: MeasuredStep | None) -> Roof | None:
     if load is None:
         return None
     moved = traffic.bytes_moved(load.num_tokens, load.num_sequences * load.context)
     flops = traffic.flops(load.num_tokens, load.context)
     memory_seconds, compute_seconds = moved / speed.bytes_per_second, flops / speed.flops_per_second
-    return {
-        "tokens_per_step": load.num_tokens,
-        "bytes_per_step": moved,
-        "flops_per_step": flops,
-        "flops_per_byte": flops / moved,
-        "bound": "memory" if memory_seconds >= compute_seconds else "compute",
-        "floor_seconds": max(memory_seconds, compute_seconds),
-        "seconds_per_step": load.seconds,
-        "fraction": max(memory_seconds, compute_seconds) / load.seconds if load.seconds > 0 else None,
-    }
+    floor = max(memory_seconds, compute_seconds)
+    return Roof(
+        tokens_per_step=load.num_tokens,
+        bytes_per_step=moved,
+        flops_per_step=flops,
+        flops_per_byte=flops / moved,
+        bound="memory" if memory_seconds >= compute_seconds else "compute",
+        floor_seconds=floor,
+        seconds_per_step=load.seconds,
+        fraction=floor / load.seconds if load.seconds > 0 else None,
+    )

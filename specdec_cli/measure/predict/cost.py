@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from specdec_cli.document import Count
 from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 from specdec_cli.tree_shape import TreeShape
@@ -21,7 +23,7 @@ class ProfileLoad:
 
     before: float
     after: float
-    num_cores: int
+    num_cores: Annotated[Count, Field(serialization_alias="cores")]
 
     @property
     def warning(self) -> str | None:
@@ -132,36 +134,6 @@ class Costs:
             rounds=None if self.rounds is None else self.rounds.only(columns),
             trees=tuple(trees),
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form (INTERFACE's `costs`, and what they rest on)."""
-        middle, num = self.context_lengths.index(self.middle_context), self.k_max + 1
-        chains = self.target_seconds[:, :num], self.draft_seconds[:, :num]
-        return {
-            "target_seconds_by_rows": chains[0][middle].tolist(),
-            "draft_seconds_per_token": self.draft_seconds_per_token(self.middle_context),
-            "draft_seconds_by_k": chains[1][middle].tolist(),
-            "overhead_seconds": float(np.median(self.overhead_seconds[:num])),
-            "overhead_seconds_by_k": self.overhead_seconds[:num].tolist(),
-            "by_tree": {
-                str(tree): {
-                    "target_seconds": float(self.target_seconds[middle, column]),
-                    "draft_seconds": float(self.draft_seconds[middle, column]),
-                    "overhead_seconds": float(self.overhead_seconds[column]),
-                }
-                for column, tree in enumerate(self.trees, num)
-            },
-            "context_length": self.middle_context,
-            "by_context": {
-                str(length): {"target_seconds_by_rows": target.tolist(), "draft_seconds_by_k": draft.tolist()}
-                for length, target, draft in zip(self.context_lengths, *chains, strict=True)
-            },
-            "batch_size": self.batch_size,
-            "repeats": self.num_repeats,
-            "rounds_in_turn": self.num_in_turn,
-            "seconds": self.seconds,
-            "load": {"before": self.load.before, "after": self.load.after, "cores": self.load.num_cores},
-        }
 
 
 def _between(context: FloatArray | float, lengths: Sequence[int], seconds: FloatArray) -> FloatArray:

@@ -93,11 +93,11 @@ class DepthPass:
         num_done = 0
         for walks in self._groups():
             try:
-                while walking := [one for one in walks if one.path(self._most, self.drafter.max_context)]:
+                while walking := [walk for walk in walks if walk.path(self._most, self.drafter.max_context)]:
                     self._step(walking)
             finally:
-                for one in walks:
-                    self.drafter.release(one.row.handle)
+                for walk in walks:
+                    self.drafter.release(walk.row.handle)
             num_done += len(walks)
             watch(num_done, len(self.trace.prompts))
         return self._found
@@ -156,8 +156,8 @@ class DepthPass:
 
     def _step(self, walks: Sequence[_Walk]) -> None:
         """Score the text's next tokens at each walk's start, and go one token on."""
-        paths = [one.path(self._most, self.drafter.max_context) for one in walks]
-        rows = [one.look() for one in walks]
+        paths = [walk.path(self._most, self.drafter.max_context) for walk in walks]
+        rows = [walk.look() for walk in walks]
         logits = torch.cat(self.scorer.path_logits(rows, paths))
         chain = [
             ChainRow(row.params, row.context, row.num_prompt_tokens, Drafted.chain(path[:-1]), row.stop_ids)
@@ -175,5 +175,5 @@ class DepthPass:
         self._found.is_gumbel[places, depths] = is_gumbel
         assert self._found.rank is not None, "a new trace has ranks"
         self._found.rank[places, depths] = rank
-        for one in walks:
-            one.start += 1
+        for walk in walks:
+            walk.start += 1

@@ -24,7 +24,7 @@ class DraftShape:
 
     @classmethod
     def of(cls, tree: TreeShape) -> DraftShape:
-        """That of a static tree."""
+        """Shape of a static tree."""
         return cls(tree.depth, tree)
 
     def __str__(self) -> str:

@@ -18,9 +18,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from specdec_cli.document import Interval
+from specdec_cli.measure.endpoint.server_counts import ServerCounts
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.rounds import Rounds
-from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray, Interval
+from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 
 _NOISE = 0.02
 """Share of a step's time by which two starts of an engine differ without a cause."""
@@ -36,6 +38,8 @@ class PassTotals:
         num_drafts: steps that drafted.
         num_draft_tokens: drafted tokens.
         num_accepted_tokens: of them, accepted.
+        lost_share: share of its time that other programs took; None where it is not known.
+        num_discarded: interrupted attempts before it; none is decoded again.
     """
 
     seconds: float
@@ -43,6 +47,8 @@ class PassTotals:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    lost_share: float | None = None
+    num_discarded: int = 0
 
     @property
     def num_steps(self) -> int:
@@ -79,10 +85,13 @@ class EngineRun:
         return self.total("num_tokens") / self.total("seconds")
 
     @property
-    def acceptance_length(self) -> float | None:
-        """1 + accepted tokens per drafting step, as the engine counts; None where nothing was drafted."""
-        drafts = self.total("num_drafts")
-        return 1 + self.total("num_accepted_tokens") / drafts if drafts else None
+    def counts(self) -> ServerCounts:
+        """Counts of speculation, as the engine counts."""
+        counts = ServerCounts()
+        for one in self.rounds:
+            names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            counts.add_run({f"spec_decode_{name}": getattr(one, name) for name in names}, one.num_tokens)
+        return counts
 
     def speedup_over(self, plain: EngineRun, *, seed: int = 0) -> Interval:
         """Tokens per second over those without a draft; both runs' rounds are resampled by themselves."""
@@ -134,9 +143,9 @@ class EngineCosts:
                 size = self.costs.batch_size
                 where = f"with {size} requests at a time, " if size > 1 else ""
                 without = f"at k = {fewer}" if fewer else "without a draft"
-                said = f"a step takes {1e3 * before:.2f} ms {without} and {1e3 * after:.2f} ms at k = {more}"
+                message = f"a step takes {1e3 * before:.2f} ms {without} and {1e3 * after:.2f} ms at k = {more}"
                 why = "drafting more takes no less time, so the machine's speed changed between the engine's starts"
-                return f"{where}by the fitted costs {said}: {why}, and the predictions are unreliable"
+                return f"{where}by the fitted costs {message}: {why}, and the predictions are unreliable"
         return None
 
     def error(self, run: EngineRun) -> float:

@@ -7,20 +7,25 @@ that says the same, and no prediction that excludes it. Everything else is incon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import numpy as np
+from pydantic import PlainSerializer
 
+from specdec_cli.document import Count, Interval
 from specdec_cli.drafted import MOST_DEPTH
-from specdec_cli.measure.stats import ENOUGH_PAIRS, Interval
+from specdec_cli.measure.stats import ENOUGH_PAIRS
+from specdec_cli.recipe.gate import Verdict
 from specdec_cli.tree_shape import TreeShape
-
-Verdict = Literal["speculate", "do-not-speculate", "inconclusive"]
 
 INDIFFERENT = 0.02
 """Speeds within two per cent are as good as each other: a draft that gains less does not pay."""
 TRUSTED = 1.1
 """A profile of a shared machine is trusted to ten per cent."""
+
+
+def _text(tree: TreeShape | None) -> str | None:
+    return None if tree is None else str(tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +34,20 @@ class Recommendation:
 
     Args:
         k: 0 is no draft; of a tree its depth; if the verdict is inconclusive, the k in use.
+        tree: to draft; None for a chain of k tokens.
         speedup: of that k; where the verdict is inconclusive all that the evidence on the best k leaves open; None
             without a draft, and where nothing is known.
         why: in words.
         verdict: the answer.
         needs: what would settle it; empty where it is settled.
-        tree: to draft; None for a chain of k tokens.
     """
 
-    k: int
+    k: Count
+    tree: Annotated[TreeShape | None, PlainSerializer(_text)]
     speedup: Interval | None
     why: str
     verdict: Verdict
     needs: tuple[str, ...] = ()
-    tree: TreeShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ def times(speedup: Interval) -> str:
 
 
 def largest_words(k_max: int, most_depth: int | None = None) -> str:
-    """That the best k is the largest one that was considered, and what to do about it.
+    """Sentence's end that says that the best k is the largest one considered, and what to do about it.
 
     Args:
         k_max: the largest k.

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from specdec_cli.document import Interval
 from specdec_cli.engine.synthetic import iid_length, solve_alpha
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side, times
 from specdec_cli.measure.predict.replay import Replay
 from specdec_cli.measure.predict.tree_costs import CostShares
-from specdec_cli.measure.stats import FloatArray, Interval, joint_median, joint_ratio
+from specdec_cli.measure.stats import FloatArray, joint_median, joint_ratio
 from specdec_cli.tree_shape import TreeShape
 
 PUBLISHED_K = (2, 6)
@@ -110,10 +110,6 @@ class Prediction:
     cost_ratio: float
     recommended: Recommendation
 
-    def iid_as_dict(self) -> dict[str, Any]:
-        """The JSON form of the textbook's prediction (INTERFACE's `iid`)."""
-        return {"alpha": self.alpha, "speedup_by_k": {str(row.k): row.iid_speedup for row in self.chains}}
-
     @property
     def chains(self) -> list[Predicted]:
         """The rows of every k."""
@@ -151,8 +147,8 @@ def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, R
     ratio = costs.draft_seconds_per_token(context) / plain
     drawn = costs.drawn()
     iid = [
-        None if alpha is None else iid_speedup(alpha, one.k, float(costs.draft(one.k, context)) / plain)
-        for one in replays
+        None if alpha is None else iid_speedup(alpha, replay.k, float(costs.draft(replay.k, context)) / plain)
+        for replay in replays
     ]
     rows = [_predict(DraftShape(one.k), one, costs, drawn, its) for one, its in zip(replays, iid, strict=True)]
     wide = [_predict(DraftShape.of(tree), one, costs, drawn, None) for tree, one in (trees or {}).items()]
@@ -232,7 +228,7 @@ def choose(rows: Sequence[Predicted]) -> Recommendation:
     surely = [row for row in ordered if row.speedup.is_above(1.0)]
     if not surely and all(side(row.speedup) is False for row in rows):
         why = f"do not speculate: even the best {_short(best)}: {_reason(best)}"
-        return Recommendation(0, None, why, "do-not-speculate")
+        return Recommendation(0, None, None, why, "do-not-speculate")
     if not surely:
         return _open(best)
     best = max(surely, key=lambda row: row.speedup.median)
@@ -244,18 +240,18 @@ def choose(rows: Sequence[Predicted]) -> Recommendation:
         f"{best.shape}{outside} gives the largest predicted speed-up, {times(best.speedup)}, "
         f"at {best.acceptance_length.median:.2f} tokens a step{also}"
     )
-    return Recommendation(best.k, best.speedup, why, "speculate", tree=best.shape.tree)
+    return Recommendation(best.k, best.shape.tree, best.speedup, why, "speculate")
 
 
 def _open(best: Predicted) -> Recommendation:
     """Where no k is known to pay, and some k may."""
     if not np.isfinite(best.speedup.median):
         why = "nothing was decoded after the first tokens, so there is nothing to speed up"
-        return Recommendation(0, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))
+        return Recommendation(0, None, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))
     few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be certain)"
     why = f"the best {_short(best)}, not certainly above 1{few}: {_reason(best)}"
     wanted = needs(Evidence(best.speedup), None) or ("a measurement",)
-    return Recommendation(0, best.speedup, why, "inconclusive", wanted)
+    return Recommendation(0, None, best.speedup, why, "inconclusive", wanted)
 
 
 def _short(best: Predicted) -> str:

@@ -26,14 +26,11 @@ import torch
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
-from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.driver import Driver
-from specdec_cli.engine.judging import Judge
-from specdec_cli.engine.scheduler import Scheduled
+from specdec_cli.engine.scheduler import StepRow
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.stepper import Stepper
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.measure.machine import interruption
@@ -43,6 +40,7 @@ from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import resolve_mode
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -155,10 +153,8 @@ class _Profiler:
         self.k_max = max(shape.k for shape in shapes)
         enough = max(lengths) + self.k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
-        judge = Judge(engine.num_tokens, conditional(engine.options.synthetic_acceptance_rates or ()))
-        self.stepper = Stepper(
-            engine.target, self._propose, judge, Clock(engine.target.device), taps=lambda _: engine.drafter.taps
-        )
+        rates = conditional(engine.options.synthetic_acceptance_rates or ())
+        self.stepper = Stepper(engine.target, self._propose, engine.num_tokens, rates)
         self.sequences = [[self._sequence(place, b) for b in range(batch_size)] for place in range(len(lengths))]
         self.drafts_in_real_steps = bool(engine.drafter.taps)
         self.seconds: dict[tuple[str, int, DraftShape], list[float]] = {}
@@ -286,8 +282,11 @@ class _Profiler:
         """Seconds of one step's draft and target."""
         for one in self.sequences[place]:
             one.tree = shape.tree
-        work = self.stepper.run([Scheduled(one, len(one.tokens), shape.k) for one in self.sequences[place]])
-        return work.draft_seconds if shape.k else 0.0, work.verify_seconds
+        taps = self.engine.drafter.taps
+        drafting, scoring = self.stepper.run(
+            [StepRow(one, len(one.tokens), shape.k, taps=taps) for one in self.sequences[place]]
+        )
+        return drafting if shape.k else 0.0, scoring
 
     def _propose(self, asked: Items[tuple[str, DraftRow]]) -> list[Guesses]:
         """The draft's guesses; chains filled up to k tokens, so that k + 1 rows are scored whatever was guessed."""

@@ -71,8 +71,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            said = f"row {number} of `{path}` holds half of a surrogate pair, which is no text"
-            raise UsageError(said, "leave the row out") from None
+            message = f"row {number} of `{path}` holds half of a surrogate pair, which is no text"
+            raise UsageError(message, "leave the row out") from None
         yield value
 
 
@@ -101,8 +101,8 @@ def _message(message: Any, where: str) -> dict[str, str]:
     """
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = content if isinstance(content, list) else []
-    if parts and all(isinstance(one, Mapping) and isinstance(one.get("text"), str) for one in parts):
-        content = "\n".join(one["text"] for one in parts)
+    if parts and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+        content = "\n".join(part["text"] for part in parts)
     if not isinstance(content, str):
         raise UsageError(f"{where} has a message that is not text alone", "leave the row out")
     return {"role": str(message.get("role")), "content": content}

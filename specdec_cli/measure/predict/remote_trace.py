@@ -44,13 +44,15 @@ def check_sampling(sampling: Sampling) -> None:
         UsageError: a temperature other than 0 and 1, or anything that changes the distribution.
     """
     if sampling.temperature not in (0, 1):
-        said = f"servers give probabilities at temperature 1, and `sampling.temperature` is `{sampling.temperature:g}`"
-        raise UsageError(said, "predict at --temperature 0 or 1")
+        message = (
+            f"servers give probabilities at temperature 1, and `sampling.temperature` is `{sampling.temperature:g}`"
+        )
+        raise UsageError(message, "predict at --temperature 0 or 1")
     neutral = Sampling()
     for name in _PROCESSED:
         if getattr(sampling, name) != getattr(neutral, name):
-            said = f"servers give probabilities before `sampling.{name}` applies, so acceptance cannot be predicted"
-            raise UsageError(said, "leave it out of the recipe")
+            message = f"servers give probabilities before `sampling.{name}` applies, so acceptance cannot be predicted"
+            raise UsageError(message, "leave it out of the recipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,11 @@ class RemoteTracer:
         answers: list[_DecodedAnswer] = await self._all([self._decode(row) for row in self.rows], watch)
         prompts = [self._traced(row, one.prompt, one.output) for row, one in zip(self.rows, answers, strict=True)]
         if all(len(prompt.output) < 2 for prompt in prompts):  # a step begins behind the first token
-            said = f"`{self.target.address.root}` gave no answer of two tokens or more, so nothing can be predicted"
-            raise RunError(said, "raise -n, or give other prompts")
-        self.texts[:] = [one.texts for one in answers]
+            message = f"`{self.target.address.root}` gave no answer of two tokens or more, so nothing can be predicted"
+            raise RunError(message, "raise -n, or give other prompts")
+        self.texts[:] = [answer.texts for answer in answers]
         is_greedy = self.sampling.temperature == 0
-        log_p = [0.0 if is_greedy else value for one in answers for value in one.logprobs]
+        log_p = [0.0 if is_greedy else value for answer in answers for value in answer.logprobs]
         highest = max((token for prompt in prompts for token in (*prompt.token_ids, *prompt.output)), default=0)
         return Trace(self.model, highest + 1, (), None, prompts, np.array(log_p, dtype=np.float32))
 
@@ -198,8 +200,8 @@ def _read_answer(found: dict[str, Any], root: str) -> _DecodedAnswer:
     prompt = choice.get("prompt_token_ids") or found.get("prompt_token_ids")
     output = choice.get("token_ids")
     if not prompt or output is None:
-        said = f"`{root}` gives no token ids (`return_token_ids`)"
-        raise RunError(said, "vLLM (0.10.2 and later) and specdec give them")
+        message = f"`{root}` gives no token ids (`return_token_ids`)"
+        raise RunError(message, "vLLM (0.10.2 and later) and specdec give them")
     logprobs = choice.get("logprobs") or {}
     values, texts = logprobs.get("token_logprobs"), logprobs.get("tokens")
     if values is None:
@@ -242,8 +244,8 @@ def _read_scores(found: dict[str, Any], root: str, begin: int, end: int) -> _Sco
     logprobs = found["choices"][0].get("logprobs") or {}
     values, best = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or []
     if len(values) < end or len(best) < end or any(value is None for value in values[begin:end]):
-        said = f"`{root}` does not score the prompt's tokens (`echo` with `logprobs`)"
-        raise RunError(said, "vLLM and specdec do; llama.cpp does not")
+        message = f"`{root}` does not score the prompt's tokens (`echo` with `logprobs`)"
+        raise RunError(message, "vLLM and specdec do; llama.cpp does not")
     log_q = list(map(_logprob, values[begin:end]))
     tops = [_is_top(value, top) for value, top in zip(log_q, best[begin:end], strict=True)]
     return _ScoredAnswer(log_q, tops, (logprobs.get("tokens") or [])[begin:end])
@@ -268,8 +270,8 @@ def _logprob(value: Any) -> float:
 
 
 def _wrong_figures(root: str) -> RunError:
-    said = f"`{root}` answers with token ids or log-probabilities that are none"
-    return RunError(said, "it needs `return_token_ids` and `logprobs` as vLLM and specdec give them")
+    message = f"`{root}` answers with token ids or log-probabilities that are none"
+    return RunError(message, "it needs `return_token_ids` and `logprobs` as vLLM and specdec give them")
 
 
 def _check_tokenizer(root: str, written: Sequence[Sequence[str]], read: Sequence[Sequence[str]]) -> None:
@@ -290,5 +292,7 @@ def _check_tokenizer(root: str, written: Sequence[Sequence[str]], read: Sequence
     differing = [(ours, theirs) for ours, theirs in told if ours != theirs]
     if len(told) >= _FEWEST_TOKENS and 2 * len(differing) >= len(told):
         ours, theirs = differing[0]
-        said = f"`{root}` has another tokenizer than the target's server: it reads `{theirs}` where that wrote `{ours}`"
-        raise RunError(said, "name the server of a draft with the target's tokenizer")
+        message = (
+            f"`{root}` has another tokenizer than the target's server: it reads `{theirs}` where that wrote `{ours}`"
+        )
+        raise RunError(message, "name the server of a draft with the target's tokenizer")

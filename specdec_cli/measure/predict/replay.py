@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from specdec_cli.document import Interval
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.starts import RULES, IntArray, Starts, Steps, check_knowable
+from specdec_cli.measure.predict.starts import REPLAYABLE, IntArray, Starts, Steps, check_knowable
 from specdec_cli.measure.predict.trace import Trace
-from specdec_cli.measure.stats import FloatArray, Interval, ratio_of_totals
+from specdec_cli.measure.stats import FloatArray, ratio_of_totals
 
-__all__ = ["RULES", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table", "tally"]
+__all__ = ["REPLAYABLE", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table", "tally"]
 
 _NUM_BINS = 8
 
@@ -110,37 +111,9 @@ class Replay:
         drafts, accepted = (by[:, begin:end].sum(axis=1) for by in (self.drafts_by_position, self.accepted_by_position))
         return ratio_of_totals(drafts + accepted, drafts)
 
-    def acceptance(self) -> dict[str, Any]:
-        """The JSON form of what is accepted, with intervals over prompts; rates by depth and their ends apart."""
-        found: dict[str, Any] = {
-            "acceptance_length": self.acceptance_length().as_dict(),
-            "acceptance_rate": self.acceptance_rate().as_dict(),
-        }
-        for name, rates in (("per_position", self.marginal_rates()), ("conditional", self.conditional_rates())):
-            said = [rate.as_dict() for rate in rates]
-            found[f"{name}_acceptance_rates"] = [one["median"] for one in said]
-            found[f"{name}_ci95"] = [one["ci95"] for one in said]
-        return found | {"acceptance_histogram": self.histogram.sum(axis=0).tolist()}
-
     def of_task(self, task: str | None) -> IntArray:
         """Places of a task's prompts; of all without one."""
         return np.array([i for i, one in enumerate(self.tasks) if task in (None, one)], dtype=np.int64)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Counts and rates with INTERFACE's `stats` keys; counts are expectations. It has no seconds."""
-        drafts, drafted = self.num_drafts.sum(), self.num_draft_tokens.sum()
-        accepted = self.num_accepted_tokens.sum()
-        return {
-            "num_drafts": float(drafts),
-            "num_draft_tokens": float(drafted),
-            "num_accepted_tokens": float(accepted),
-            "num_emitted_tokens": float(self.num_emitted.sum()),
-            "acceptance_rate": float(accepted / drafted) if drafted else None,
-            "acceptance_length": float(1 + accepted / drafts) if drafts else None,
-            "per_position_acceptance_rates": _rates(self.accepted_at_least, self.drafted_at_least),
-            "conditional_acceptance_rates": _rates(self.accepted_at_least, self.reached),
-            "acceptance_histogram": self.histogram.sum(axis=0).tolist(),
-        }
 
 
 def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list[Replay]:
@@ -149,7 +122,7 @@ def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list
     Args:
         trace: a target's text with this draft.
         draft: its name in the trace.
-        rule: one of RULES, or auto: greedy at temperature 0, block above it.
+        rule: one of REPLAYABLE, or auto: greedy at temperature 0, block above it.
         k_max: largest k.
 
     Raises:
@@ -170,8 +143,8 @@ def by_task(replays: Sequence[Replay]) -> dict[str, list[dict[str, Any]]]:
         name: [
             {
                 "k": one.k,
-                "acceptance_length": one.acceptance_length(name).as_dict(),
-                "acceptance_rate": one.acceptance_rate(name).as_dict(),
+                "acceptance_length": one.acceptance_length(name),
+                "acceptance_rate": one.acceptance_rate(name),
             }
             for one in replays
         ]
@@ -186,7 +159,7 @@ def by_position(replays: Sequence[Replay], num_bins: int = _NUM_BINS) -> list[di
         {
             "from": begin,
             "to": end - 1,
-            "by_k": [{"k": one.k, "acceptance_length": one.length_between(begin, end).as_dict()} for one in replays],
+            "by_k": [{"k": one.k, "acceptance_length": one.length_between(begin, end)} for one in replays],
         }
         for begin, end in pairwise(ends)
     ]
@@ -211,7 +184,7 @@ def replay_table(
     Args:
         trace: a target's text with this draft.
         draft: its name in the trace.
-        rule: one of RULES, or auto.
+        rule: one of REPLAYABLE, or auto.
         k_by_batch: number of running sequences to k; an entry holds up to the next larger one.
         max_num_seqs: most sequences that run together; prompts are admitted in their order.
         num_rounds: simulations to average.
@@ -296,8 +269,3 @@ def tally(starts: Starts, k: int, taken: Sequence[tuple[Steps, FloatArray]]) -> 
         accepted_by_position=accepted_at,
         first=starts.first,
     )
-
-
-def _rates(numerators: FloatArray, denominators: FloatArray) -> list[float | None]:
-    pairs: Sequence[tuple[float, float]] = list(zip(numerators.sum(axis=0), denominators.sum(axis=0), strict=True))
-    return [float(a / b) if b else None for a, b in pairs]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,22 +32,9 @@ from specdec_cli.errors import UsageError
 from specdec_cli.measure.predict.draft_trace import DepthTrace, DraftTrace, GuessTrace, ModelTrace
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray
-from specdec_cli.recipe.schema import Verify
+from specdec_cli.verification import AUTO, RULES
 
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Replayed:
-    """How a trace tells what a rule accepts.
-
-    Args:
-        accepted: from a draft, log p and log q [N] float64 of the emitted tokens, the chance of each token [N].
-        gains: whether a token more likely under q than under p makes up for one that is less likely.
-    """
-
-    accepted: Callable[[ModelTrace, FloatArray, FloatArray], FloatArray]
-    gains: bool = False
 
 
 def _by_ratio(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
@@ -58,16 +45,17 @@ def _by_argmax(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> Float
     return draft.is_argmax.astype(np.float64)
 
 
-_REPLAYED = {
-    "greedy": _Replayed(_by_argmax),
-    "rejection": _Replayed(_by_ratio),
-    "block": _Replayed(_by_ratio, gains=True),
-    "traversal": _Replayed(_by_ratio, gains=True),
-    "exact-match": _Replayed(lambda draft, log_p, log_q: np.exp(log_q)),
-    "gumbel": _Replayed(lambda draft, log_p, log_q: draft.is_gumbel.astype(np.float64)),
-    "one-hot": _Replayed(_by_argmax),
+_REPLAYED: dict[str, Callable[[ModelTrace, FloatArray, FloatArray], FloatArray]] = {
+    "greedy": _by_argmax,
+    "rejection": _by_ratio,
+    "block": _by_ratio,
+    "traversal": _by_ratio,
+    "exact-match": lambda draft, log_p, log_q: np.exp(log_q),
+    "gumbel": lambda draft, log_p, log_q: draft.is_gumbel.astype(np.float64),
+    "one-hot": _by_argmax,
 }
-RULES = tuple(_REPLAYED)
+"""By rule, the chance that a trace gives each emitted token [N] to be accepted, from a draft, log p and log q [N]."""
+REPLAYABLE = tuple(_REPLAYED)
 
 
 def check_knowable(rule: str, p_min: float = 0.0) -> None:
@@ -76,13 +64,13 @@ def check_knowable(rule: str, p_min: float = 0.0) -> None:
     Raises:
         UsageError: a rule or schedule that has to be measured.
     """
-    if rule not in ("auto", *RULES) and rule in get_args(Verify):
+    if rule not in (AUTO, *REPLAYABLE) and rule in RULES:
         raise UsageError(
             f"a trace cannot replay the rule `{rule}`: it changes the text on which it would be replayed",
             "measure it with bench",
         )
-    if rule != "auto" and rule not in RULES:
-        raise UsageError(f"unknown verification rule `{rule}`", f"one of auto, {', '.join(RULES)}")
+    if rule not in (AUTO, *REPLAYABLE):
+        raise UsageError(f"unknown verification rule `{rule}`", f"one of auto, {', '.join(REPLAYABLE)}")
     if p_min > 0:
         raise UsageError(
             f"a trace cannot replay p_min `{p_min:g}`: it does not contain tokens drafted after the first rejection",
@@ -173,8 +161,12 @@ class Starts:
         log_p, log_q = self.trace.log_p.astype(np.float64), there.log_q.astype(np.float64)
         if is_own:  # what stands at a start is of the token behind it
             log_p = _shifted(self.padded(log_p, 0.0), depth)[self._is_output]
-        each = self.padded(_REPLAYED[self.rule].accepted(there, log_p, log_q), 0.0)
-        gain = self.padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
+        each = self.padded(_REPLAYED[self.rule](there, log_p, log_q), 0.0)
+        gain = (
+            self.padded(np.exp(log_q - log_p), 0.0)
+            if (self.rule in RULES and RULES[self.rule].judges_jointly)
+            else each
+        )
         return (each, gain) if is_own else (_shifted(each, depth), _shifted(gain, depth))
 
     def padded(self, flat: npt.NDArray[Any], fill: float) -> FloatArray:
@@ -188,13 +180,18 @@ class Starts:
         """Which of [B, n] are positions of an output."""
         return np.arange(self.contexts.shape[1]) < self.lengths[:, None]
 
-    def steps(self, k: int) -> Steps:
-        """The outcome of a step with k at every start."""
+    def steps(self, k: int, survival: FloatArray | None = None) -> Steps:
+        """The outcome of a step with k at every start.
+
+        Args:
+            k: most tokens drafted one after another.
+            survival: [B, n, k+1] of a tree's paths, which is cut to the drafted depth; None for a chain's.
+        """
         asked = np.minimum(self.room, k)
         if self.survival is not None:
             limit = self.draft.limit if isinstance(self.draft, DepthTrace) else None
             drafted = asked if limit is None else np.minimum(asked, limit)
-            survival = self.survival[..., : k + 1].copy()
+            survival = self.survival[..., : k + 1].copy() if survival is None else survival
         else:
             assert isinstance(self.draft, GuessTrace), "a model's survival is filled in"
             drafted, matching = (

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.origin import Origin
@@ -75,6 +76,8 @@ class TracedPrompt:
         return len(self.output) - self.beyond
 
 
+_ORIGIN: TypeAdapter[Origin | None] = TypeAdapter(Origin | None)
+_PARAMS = TypeAdapter(SamplingParams)
 _KINDS: dict[str, type[DraftTrace]] = {"model": ModelTrace, "guesses": GuessTrace, "depths": DepthTrace}
 
 
@@ -241,7 +244,7 @@ class Trace:
             "num_tokens": self.num_tokens,
             "eos_token_ids": self.eos_token_ids,
             "tokenizer": self.tokenizer,
-            "origin": _origin_as_dict(self.origin),
+            "origin": _ORIGIN.dump_python(self.origin),
             "prompts": [
                 {"max_tokens": p.max_tokens, "task": p.task, "params": asdict(p.params)}
                 | ({"beyond": p.beyond} if p.beyond else {})
@@ -249,7 +252,7 @@ class Trace:
             ],
             "drafts": [
                 {"name": name, "kind": kinds[type(draft)], "max_context": draft.max_context}
-                | {"origin": _origin_as_dict(draft.origin)}
+                | {"origin": _ORIGIN.dump_python(draft.origin)}
                 | ({"limit": draft.limit} if isinstance(draft, DepthTrace) else {})
                 for name, draft in self.drafts.items()
             ],
@@ -284,26 +287,23 @@ def load(path: Path) -> Trace:
 
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Fingerprint of a tokenizer: vocabulary size, end tokens, and the tokens of a mixed text."""
-    said = [tokenizer.num_tokens, list(tokenizer.eos_token_ids), tokenizer.encode(_PROBE, add_special_tokens=False)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    message = [tokenizer.num_tokens, list(tokenizer.eos_token_ids), tokenizer.encode(_PROBE, add_special_tokens=False)]
+    return hashlib.sha256(json.dumps(message).encode()).hexdigest()[:16]
 
 
 def _array_names(kind: type[DraftTrace]) -> list[str]:
     return [name for name in kind.__slots__ if name not in ("max_context", "origin", "limit")]
 
 
-def _origin_as_dict(origin: Origin | None) -> dict[str, Any] | None:
-    return None if origin is None else asdict(origin)
-
-
-def _origin(found: Mapping[str, Any] | None) -> Origin | None:
-    return None if found is None else Origin(**found)
-
-
 def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     prompts = [
         TracedPrompt(
-            token_ids, output, int(one["max_tokens"]), _params(one["params"]), one["task"], int(one.get("beyond", 0))
+            token_ids,
+            output,
+            int(one["max_tokens"]),
+            _PARAMS.validate_python(one["params"]),
+            one["task"],
+            int(one.get("beyond", 0)),
         )
         for token_ids, output, one in zip(
             _split(arrays, "token_ids"), _split(arrays, "output"), header["prompts"], strict=True
@@ -316,12 +316,12 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
         header["tokenizer"],
         prompts,
         arrays["log_p"],
-        origin=_origin(header["origin"]),
+        origin=_ORIGIN.validate_python(header["origin"]),
     )
     for place, one in enumerate(header["drafts"]):
         kind = _KINDS[one["kind"]]
         fields: dict[str, Any] = {name: _array(arrays, f"draft.{place}.{name}") for name in _array_names(kind)}
-        fields["origin"] = _origin(one.get("origin") if kind is GuessTrace else one["origin"])
+        fields["origin"] = _ORIGIN.validate_python(one.get("origin") if kind is GuessTrace else one["origin"])
         if kind is DepthTrace:
             fields["limit"] = one["limit"]
         trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])
@@ -340,10 +340,3 @@ def _array(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any
 def _split(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> list[tuple[int, ...]]:
     ends = np.cumsum(arrays[f"{name}.lengths"])
     return [tuple(part.tolist()) for part in np.split(arrays[name], ends[:-1])]
-
-
-def _params(fields: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from JSON, whose keys are strings and whose sequences are lists."""
-    values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-    values["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
-    return SamplingParams(**values)

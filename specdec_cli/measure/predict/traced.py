@@ -47,7 +47,7 @@ class Traced:
         Raises:
             UsageError: the trace predicts no trees.
         """
-        counts = {tree: replay_tree(self.trace, self.draft, tree.parents).by_depth for tree in trees}
+        counts = {tree: replay_tree(self.trace, self.draft, tree.parents) for tree in trees}
         made = predict(replay(self.trace, self.draft, self.verify, k_max), costs, counts)
         rows = [replace(row, speedup=row.median_speedup) for row in made.rows]
         return replace(made, rows=rows, recommended=choose(rows))
@@ -107,10 +107,7 @@ def obtain_trace(
         UsageError: a file of other prompts, other sampling or another target, or a draft that no trace can hold.
         RunError: the file cannot be written.
     """
-    trace = _read(path, engine, requests) if path is not None and path.exists() else None
-    is_new = trace is None
-    if trace is None:
-        trace = trace_target(engine, requests, in_phase(tell, "tracing the target"))
+    trace, is_new = target_trace(engine, requests, path, tell)
     if not _holds(trace, name, engine.drafter, needs_ranks):
         trace.drafts[name] = trace_draft(
             trace, engine.drafter, k_max, in_phase(tell, "tracing the draft"), engine.target
@@ -128,11 +125,20 @@ def trace_further(traced: Traced, engine: Engine, k_max: int, tell: Tell = untol
         traced.trace.drafts[traced.draft] = trace_draft(traced.trace, engine.drafter, k_max, watch, engine.target)
 
 
-def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
+def target_trace(
+    engine: Engine, requests: Sequence[Request], path: Path | None = None, tell: Tell = untold
+) -> tuple[Trace, bool]:
+    """The trace of a workload without a draft, and whether it was made now; read where the file exists.
+
+    Raises:
+        UsageError: a file of other prompts, other sampling or another target.
+    """
+    if path is None or not path.exists():
+        return trace_target(engine, requests, in_phase(tell, "tracing the target")), True
     trace = load(path)
     trace.check_target(engine.target.origin)
     trace.check(engine.tokenizer, requests)
-    return trace
+    return trace, False
 
 
 def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool:

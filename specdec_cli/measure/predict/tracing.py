@@ -113,7 +113,7 @@ def _decode(engine: Engine, requests: Sequence[Request], watch: Watch) -> tuple[
                 for emitted in event.emitted:
                     place = places[emitted.sequence_id]
                     outputs[place] += emitted.tokens
-                    log_p[place] += [one.logprob for one in emitted.logprobs] or [0.0] * len(emitted.tokens)
+                    log_p[place] += [logprob.logprob for logprob in emitted.logprobs] or [0.0] * len(emitted.tokens)
             elif isinstance(event, Finished):
                 num_ended += 1
                 watch(num_ended, len(requests))

@@ -34,7 +34,7 @@ def probe_trees(k_max: int) -> tuple[TreeShape, ...]:
     depth = min(_DEPTH, k_max)
     widest = MOST_NODES // depth
     rows = sorted({*(one for one in _ROWS if one < widest), widest})
-    return tuple(TreeShape(((one,), *[(1,) * one] * (depth - 1))) for one in rows)
+    return tuple(TreeShape(((row,), *[(1,) * row] * (depth - 1))) for row in rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class CostShares:
 
     @classmethod
     def of(cls, shape: DraftShape, k_max: int, measured: Sequence[TreeShape]) -> CostShares:
-        """Those of a shape; every chain up to k_max was measured, and of trees a few."""
+        """Shares of a shape's costs; every chain up to k_max was measured, and of trees a few."""
         own = np.eye(k_max + 1, k_max + 1 + len(measured))
         if shape.tree is None:
             return cls(*[own[: shape.k + 1]] * 3)
@@ -84,7 +84,7 @@ class TreeCosts:
         forward, draft = at @ costs.target_seconds + costs.overhead_seconds, at @ costs.draft_seconds
         nodes = [node_shares(num, costs.k_max, costs.trees) @ forward for num in range(MOST_NODES + 1)]
         passes = [level_shares(num, costs.k_max, costs.trees) @ draft for num in range(1, MOST_NODES + 1)]
-        return cls([float(one) for one in nodes], [0.0, *(max(float(one), 0.0) for one in passes)], costs.k_max)
+        return cls([float(node) for node in nodes], [0.0, *(max(float(one), 0.0) for one in passes)], costs.k_max)
 
     @property
     def max_nodes(self) -> int:

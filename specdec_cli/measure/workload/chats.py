@@ -39,6 +39,24 @@ def is_chat(value: object) -> bool:
     return any(word in one for one in value for word in _WORDS)
 
 
+def is_broken_chat(value: object) -> bool:
+    """Whether a value is a list of messages of which one has no speaker or none has a text."""
+    if not isinstance(value, list) or is_chat(value) or not all(one is None or isinstance(one, dict) for one in value):
+        return False
+    messages = [one for one in value if one]
+    return any(key in one for one in messages for key in (*_SPEAKERS, *_WORDS)) or bool(value and not messages)
+
+
+def broken_chat(messages: Sequence[Mapping[str, Any] | None], where: str) -> EmptyPromptError:
+    """The error for the first message that cannot be read."""
+    for place, message in enumerate(messages, start=1):
+        if message is None:
+            return EmptyPromptError(f"{where}: message {place} is null", "give each message its role and its text")
+        if not _speaker(message):
+            return _no_speaker(f"{where}: message {place}")
+    return _no_text(f"{where}: message 1")
+
+
 def unwritten(value: Any, where: str) -> Any:
     """A conversation that a table holds as text, JSON or Python's; everything else as it is.
 
@@ -162,7 +180,7 @@ def _role(message: Mapping[str, Any], where: str) -> str:
     assert name is not None, "a chat's messages say who speaks"
     given = str(message[name]).strip().lower()
     if not given:
-        raise UsageError(f"{where} does not say who speaks", "give it a role: user, assistant or system")
+        raise _no_speaker(where)
     return _ROLES.get(given, given)
 
 
@@ -171,7 +189,7 @@ def _content(message: Mapping[str, Any], where: str) -> str:
     if key is None:
         key = next((name for name in _WORDS if name in message), None)
     if key is None:
-        raise UsageError(f"{where} has neither `content` nor `value`", "give each message its text")
+        raise _no_text(where)
     text = text_of(message[key], where, f"`{key}`")
     if _role(message, where) == "user":
         check_text(text, f"{where}: `{key}`")
@@ -185,6 +203,14 @@ def _part(part: Mapping[str, Any], where: str, what: str) -> str:
     if kind not in _TEXT_PARTS:
         raise UsageError(f"{where}: {what} has a part of type `{kind}`, and only text is read", _hint_for(part))
     return text_of(part.get("text"), where, f"a text part of {what}") if part.get("text") != "" else ""
+
+
+def _no_speaker(where: str) -> EmptyPromptError:
+    return EmptyPromptError(f"{where} does not say who speaks", "give it a role: user, assistant or system")
+
+
+def _no_text(where: str) -> EmptyPromptError:
+    return EmptyPromptError(f"{where} has neither `content` nor `value`", "give each message its text")
 
 
 def _no_user(where: str) -> UsageError:

@@ -74,16 +74,16 @@ def check_dataset_name(name: str) -> None:
     """
     word = name.partition("?")[0]
     if word.startswith("builtin:") and word not in BUILT_IN:
-        said = f"there is no built-in data set `{word}`{did_you_mean(word, BUILT_IN)}"
-        raise UsageError(said, f"there are {' and '.join(BUILT_IN)}")
+        message = f"there is no built-in data set `{word}`{did_you_mean(word, BUILT_IN)}"
+        raise UsageError(message, f"there are {' and '.join(BUILT_IN)}")
     if re.fullmatch(r"[\w-]+", word) and word not in PRESETS and not os.path.exists(given_path(word)):
         raise _no_data_set(name)
 
 
 def _no_data_set(name: str) -> UsageError:
     known = [*BUILT_IN, *PRESETS]
-    said = f"there is no data set `{name}`{did_you_mean(name, known)}"
-    return UsageError(said, f"give {', '.join(known)}, a file, a folder, or a hub id owner/name")
+    message = f"there is no data set `{name}`{did_you_mean(name, known)}"
+    return UsageError(message, f"give {', '.join(known)}, a file, a folder, or a hub id owner/name")
 
 
 def read_dataset(name: str, chat: bool | None = False) -> PromptSet:
@@ -138,8 +138,8 @@ def check_prompt_file(name: str) -> None:
         is_folder = stat.S_ISDIR(os.stat(place.path).st_mode)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        said = f"prompt file `{place.text}` cannot be read: {reason}"
-        raise UsageError(said, "check the path and its permissions") from None
+        message = f"prompt file `{place.text}` cannot be read: {reason}"
+        raise UsageError(message, "check the path and its permissions") from None
     if is_folder:
         raise UsageError(f"prompt file `{place.text}` cannot be read: Is a directory", "name a file in it")
 

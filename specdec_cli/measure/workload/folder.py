@@ -183,9 +183,9 @@ def _clear_errors(name: str, is_here: bool) -> Iterator[None]:
             raise _several(name, "config", re.findall(r"'([^']*)'", found[2]), found[1]) from error
         if not is_here and isinstance(error, OSError) and error.errno in _UNWRITABLE:
             hint = "name a folder that can be written: HF_HOME=DIR"
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")
         raise RunError(
-            f"the data set `{name}` could not be read: {said}",
+            f"the data set `{name}` could not be read: {message}",
             "name one file of the folder" if is_here else hint,
         ) from error
     finally:

@@ -49,7 +49,7 @@ def _conversation(row: PromptRow) -> list[dict[str, str]]:
     """The messages of a column with a conversation up to the assistant's last; none without such a column."""
     where = f"row {row.index + 1}"
     values = (unwritten(row.values.get(name), where) for name in CHAT_COLUMNS)
-    messages: list[dict[str, Any]] = next((one for one in values if is_chat(one)), [])
+    messages: list[dict[str, Any]] = next((value for value in values if is_chat(value)), [])
     found = answered_chat(messages, where)
     if found and row.messages and row.messages[0].role == "system" != found[0].role:
         found = (row.messages[0], *found)

@@ -12,7 +12,9 @@ from specdec_cli.errors import UsageError
 from specdec_cli.measure.workload.chats import (
     CHAT_COLUMNS,
     PROMPT_COLUMNS,
+    broken_chat,
     first_user_text,
+    is_broken_chat,
     is_chat,
     is_longer,
     kind_of,
@@ -106,8 +108,8 @@ class _Reader:
                 self.skipped.append((row.where, error))
         if not rows:
             _, first = self.skipped[0]
-            said = f"`{self.name}` has no prompt: every row is empty; {first.message}"
-            raise UsageError(said, "fill them, or name another column: 'FILE?column=NAME'")
+            message = f"`{self.name}` has no prompt: every row is empty; {first.message}"
+            raise UsageError(message, "fill them, or name another column: 'FILE?column=NAME'")
         return PromptSet(rows, list(self._notices()))
 
     def _row(self, row: RawRow, index: int) -> PromptRow:
@@ -124,7 +126,7 @@ class _Reader:
         if self.reading.chat and isinstance(system, str) and system.strip():
             self.used.add("system")
             messages = messages or (ChatMessage("user", prompt),)
-            if all(one.role != "system" for one in messages):
+            if all(message.role != "system" for message in messages):
                 messages = (ChatMessage("system", system), *messages)
         return PromptRow(
             index,
@@ -164,6 +166,8 @@ class _Reader:
                 return prompt, whole_chat(value, where)
             self.num_more_turns += is_longer(value)
             return prompt, ()
+        if is_broken_chat(value):
+            raise broken_chat(value, where)
         if isinstance(value, list) and (column == "turns" or (column in _TURN_COLUMNS and _are_strings(value))):
             return self._turns(column, value, where)
         text = self._joined(column, value, values) if isinstance(value, str) else text_of(value, where)

@@ -17,7 +17,7 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.files import MAX_BYTES, decoded, read_bytes, without_packing
-from specdec_cli.measure.workload.chats import PROMPT_COLUMNS, is_chat, kind_of
+from specdec_cli.measure.workload.chats import PROMPT_COLUMNS, is_broken_chat, is_chat, kind_of
 
 _LINES_SUFFIXES = (".jsonl", ".ndjson")
 _JSON_SUFFIXES = (".json", *_LINES_SUFFIXES)
@@ -137,7 +137,7 @@ def _numbered(rows: Iterator[Mapping[str, Any]], name: str) -> list[RawRow]:
 
 
 def _is_of_rows(found: object) -> bool:
-    return isinstance(found, list) and bool(found) and isinstance(found[0], dict | list)
+    return isinstance(found, list) and isinstance(_first(found), dict | list)
 
 
 def _parsed(text: str) -> Any:
@@ -174,8 +174,7 @@ def _json(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
         return [RawRow(f"row 1 of `{name}`", {"messages": whole})]
     if isinstance(whole, list) and (not is_lines or _is_of_rows(whole)):
         _check_rows(len(whole), what)
-        rows = ((f"row {number} of `{name}`", row) for number, row in enumerate(whole, start=1))
-        return [RawRow(where, {"prompt": row} if isinstance(row, str) else _row(row, where)) for where, row in rows]
+        return _of_list(whole, name)
     if isinstance(whole, dict) and not is_lines:
         return _of_object(whole, name, what)
     if isinstance(whole, dict):
@@ -186,11 +185,11 @@ def _json(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
 
 def _of_object(found: Mapping[str, Any], name: str, what: str) -> list[RawRow]:
     """Rows of one object: itself, or the one list of objects in it."""
-    if "turns" in found or any(isinstance(found.get(key), str) or is_chat(found.get(key)) for key in PROMPT_COLUMNS):
+    if "turns" in found or any(_is_prompt(found.get(key)) for key in PROMPT_COLUMNS):
         return [RawRow(f"row 1 of `{name}`", found)]
     lists = [key for key, value in found.items() if _is_rows(value)]
     if len(lists) == 1:
-        return _numbered(iter(found[lists[0]]), name)
+        return _of_list(found[lists[0]], name)
     if lists:
         raise UsageError(
             f"{what} holds several lists of rows: {', '.join(lists)}", "save the one to decode as a file of its own"
@@ -203,8 +202,22 @@ def _of_object(found: Mapping[str, Any], name: str, what: str) -> list[RawRow]:
     return [RawRow(f"row 1 of `{name}`", found)]
 
 
+def _of_list(rows: list[Any], name: str) -> list[RawRow]:
+    places = ((f"row {number} of `{name}`", row) for number, row in enumerate(rows, start=1))
+    return [RawRow(where, {"prompt": row} if isinstance(row, str) else _row(row, where)) for where, row in places]
+
+
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str) or is_chat(value) or is_broken_chat(value)
+
+
 def _is_rows(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and not is_chat(value)
+    return isinstance(value, list) and isinstance(_first(value), dict) and not is_chat(value)
+
+
+def _first(values: list[Any]) -> Any:
+    """The first value that is not null."""
+    return next((value for value in values if value is not None), None)
 
 
 def _json_lines(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
@@ -228,10 +241,10 @@ def _row(found: Any, where: str) -> Mapping[str, Any]:
     """A row's columns; a list of messages alone is a row of them."""
     if isinstance(found, dict):
         return found
-    if is_chat(found):
+    if is_chat(found) or (is_broken_chat(found) and any(found)):
         return {"messages": found}
-    if found == []:
-        return {}
+    if found is None or found == []:
+        return {}  # left out and counted, as rows without a prompt are
     raise UsageError(
         f"{where}: not a JSON object but {kind_of(found)}", 'write rows such as {"prompt": "Once upon a time"}'
     )
@@ -351,5 +364,5 @@ def _too_large(what: str) -> UsageError:
 
 
 def _damaged(what: str, kind: str, error: Exception) -> UsageError:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
-    return UsageError(f"{what} is not a whole {kind} file: {said}", "download it again, or name the right file")
+    message = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
+    return UsageError(f"{what} is not a whole {kind} file: {message}", "download it again, or name the right file")

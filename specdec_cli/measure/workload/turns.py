@@ -61,7 +61,7 @@ class Dialogue:
 
 def turn_ends(row: PromptRow) -> list[int]:
     """How many of a row's messages come before each answer that is the model's to give."""
-    roles = [one.role for one in row.messages]
+    roles = [message.role for message in row.messages]
     ends = [
         place
         for place, role in enumerate(roles, start=1)

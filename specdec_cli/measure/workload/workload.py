@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any
 
+from specdec_cli.document import Count
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
@@ -27,23 +27,14 @@ class Skipped:
     Args:
         index: the row.
         id: the row's name, or None.
-        num_tokens: of the prompt.
+        prompt_tokens: of the prompt.
         max_new_tokens: that should follow it.
     """
 
-    index: int
+    index: Count
     id: str | int | None
-    num_tokens: int
-    max_new_tokens: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "index": self.index,
-            "id": self.id,
-            "prompt_tokens": self.num_tokens,
-            "max_new_tokens": self.max_new_tokens,
-        }
+    prompt_tokens: Count
+    max_new_tokens: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +66,15 @@ class Workload:
         num = "1 prompt was" if len(self.skipped) == 1 else f"{len(self.skipped)} prompts were"
         return f"{num} left out: prompt and output are longer than the context of {self.max_context} tokens"
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "dataset": self.dataset,
-            "num_prompts": len(self.requests),
-            "prompt_tokens": sum(len(request.token_ids) for request in self.requests) or None,
-            "tasks": self.tasks,
-            "skipped": [one.as_dict() for one in self.skipped],
-        }
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that are decoded."""
+        return len(self.requests)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of all prompts; None where another engine tokenizes them."""
+        return sum(len(request.token_ids) for request in self.requests) or None
 
 
 def task_of(row: PromptRow) -> str:
@@ -200,10 +191,10 @@ def workload_of(requests: Sequence[Request], dataset: str, max_context: int) -> 
         if not fits(request, max_context)
     ]
     if not fitting:
-        shortest = min(skipped, key=lambda one: one.num_tokens)
+        shortest = min(skipped, key=lambda one: one.prompt_tokens)
         raise UsageError(
             f"no prompt of `{dataset}` fits the context of `{max_context}` tokens: the shortest has "
-            f"`{shortest.num_tokens}`, and `{shortest.max_new_tokens}` more should follow",
+            f"`{shortest.prompt_tokens}`, and `{shortest.max_new_tokens}` more should follow",
             "ask for fewer new tokens (-n), or choose a dataset of shorter prompts",
         )
     return Workload(dataset, fitting, tuple(skipped), max_context)

@@ -29,9 +29,9 @@ class TokenWords:
     def chat(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """A chat choice's `logprobs`."""
         content = [
-            self._entry(one.token_id, one.logprob)
-            | {"top_logprobs": [self._entry(token, value) for token, value in one.top]}
-            for one in logprobs
+            self._entry(chosen.token_id, chosen.logprob)
+            | {"top_logprobs": [self._entry(token, value) for token, value in chosen.top]}
+            for chosen in logprobs
         ]
         return {"content": content, "refusal": None}
 
@@ -46,15 +46,15 @@ class TokenWords:
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         known = self.tokenizer
-        said = None if known is None else list(known.piece_bytes(token_id))
-        return {"token": self.token(token_id), "logprob": max(logprob, IMPOSSIBLE), "bytes": said}
+        piece_bytes = None if known is None else list(known.piece_bytes(token_id))
+        return {"token": self.token(token_id), "logprob": max(logprob, IMPOSSIBLE), "bytes": piece_bytes}
 
-    def best(self, one: TokenLogprob) -> dict[str, float]:
+    def best(self, chosen: TokenLogprob) -> dict[str, float]:
         """A completion token's `top_logprobs`: the best first; of two that read alike the better; the chosen always."""
-        found: dict[str, float] = {}
-        for token, value in (*one.top, (one.token_id, one.logprob)):
-            found.setdefault(self.token(token), max(value, IMPOSSIBLE))
-        return found
+        best: dict[str, float] = {}
+        for token, value in (*chosen.top, (chosen.token_id, chosen.logprob)):
+            best.setdefault(self.token(token), max(value, IMPOSSIBLE))
+        return best
 
 
 @dataclass(slots=True)
@@ -71,54 +71,54 @@ class CompletionLogprobs:
     _pushed: Any = field(default=None, repr=False)
 
     def prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], echoed: str) -> dict[str, Any]:
-        """Of an echoed prompt, whose text is `echoed`: nothing predicts its first token."""
+        """Log-probabilities of an echoed prompt, whose text is `echoed`: nothing predicts its first token."""
         first = {"tokens": [self.words.token(token_ids[0])], "token_logprobs": [None], "top_logprobs": [None]}
         rest = self._columns(logprobs)
         offsets = self._offsets_in(token_ids, echoed)
         return {name: first[name] + rest[name] for name in first} | {"text_offset": offsets}
 
     def output(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Of the next emitted tokens."""
-        return self._columns(logprobs) | {"text_offset": self._offsets([one.token_id for one in logprobs])}
+        """Log-probabilities of the next emitted tokens."""
+        return self._columns(logprobs) | {"text_offset": self._offsets([chosen.token_id for chosen in logprobs])}
 
     def _columns(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
-            "tokens": [self.words.token(one.token_id) for one in logprobs],
-            "token_logprobs": [max(one.logprob, IMPOSSIBLE) for one in logprobs],
-            "top_logprobs": [self.words.best(one) for one in logprobs],
+            "tokens": [self.words.token(chosen.token_id) for chosen in logprobs],
+            "token_logprobs": [max(chosen.logprob, IMPOSSIBLE) for chosen in logprobs],
+            "top_logprobs": [self.words.best(chosen) for chosen in logprobs],
         }
 
     def _offsets(self, token_ids: Sequence[int]) -> list[int]:
-        """Where each token begins in the text."""
+        """Offset at which each token begins in the text."""
         tokenizer = self.words.tokenizer
         if tokenizer is None:
             return [0] * len(token_ids)
         if self._pushed is None:
             self._pushed = tokenizer.detokenizer(self.words.skip_special)
-        found = []
+        offsets = []
         for token in token_ids:
-            found.append(self.offset + len(self._pushed.provisional))
+            offsets.append(self.offset + len(self._pushed.provisional))
             self.offset += len(self._pushed.push(token))
-        return found
+        return offsets
 
     def _offsets_in(self, token_ids: Sequence[int], echoed: str) -> list[int]:
         """Where each token of an echoed prompt begins; a special one has room only where the text spells it out."""
         tokenizer = self.words.tokenizer
         if tokenizer is None:
             return [0] * len(token_ids)
-        found, offset, plain = [], 0, tokenizer.detokenizer()
+        offsets, offset, plain = [], 0, tokenizer.detokenizer()
         for token in token_ids:
             if token in tokenizer.special_ids:
                 offset, plain = offset + len(plain.flush()), tokenizer.detokenizer()
                 name = tokenizer.text_of(token)
-                found.append(min(offset, len(echoed)))
+                offsets.append(min(offset, len(echoed)))
                 offset += len(name) if echoed.startswith(name, offset) else 0
             else:
-                found.append(min(offset + len(plain.provisional), len(echoed)))
+                offsets.append(min(offset + len(plain.provisional), len(echoed)))
                 piece = plain.push(token)
                 has_space = not echoed.startswith(piece, offset) and echoed.startswith(f" {piece}", offset)
                 offset += len(piece) + has_space  # decoders of sentencepiece put one after a special token
-        return found
+        return offsets
 
 
 def joined(first: dict[str, Any] | None, second: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from specdec_cli.serve.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from specdec_cli.engine.jobs.records import Delta
-    from specdec_cli.serve.request.prepare import Facts, Prepared
+    from specdec_cli.serve.request.prepare import Prepared
 
 DONE = b"data: [DONE]\n\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -32,32 +32,33 @@ class CompletionAnswer:
 
     Args:
         prepared: the request's jobs and plan; delta i is of job i.
-        facts: of the served model.
         per_token: one chunk for each token (`--stream-interval 1`) instead of one for each step.
         created: Unix seconds; now if not given.
     """
 
-    def __init__(
-        self, prepared: Prepared, facts: Facts, *, per_token: bool = False, created: int | None = None
-    ) -> None:
+    def __init__(self, prepared: Prepared, per_token: bool = False, created: int | None = None) -> None:
         self._plan = plan = prepared.plan
-        self._facts = facts
+        self._options = plan.request.stream_options
         self._per_token = per_token
         self._deltas: list[list[Delta]] = [[] for _ in prepared.jobs]
         self._told_prompts: set[int] = set()  # completions' choices whose prompt's token ids are out
-        n = plan.num_choices_per_prompt
+        n = plan.n
         self._choices = [
-            Choice(job, plan.echoed[i // n] if plan.echoed else None, plan, facts.tokenizer)
-            for i, job in enumerate(prepared.jobs)
+            Choice(job, plan.echoed[i // n] if plan.echoed else None, plan) for i, job in enumerate(prepared.jobs)
         ]
-        prefix, kind = ("chatcmpl", "chat.completion") if plan.kind == "chat" else ("cmpl", "text_completion")
+        prefix, kind = ("chatcmpl", "chat.completion") if plan.is_chat else ("cmpl", "text_completion")
         self._head = {
             "id": f"{prefix}-{prepared.jobs[0].request_id}",
-            "object": f"{kind}.chunk" if plan.kind == "chat" and plan.stream else kind,
+            "object": f"{kind}.chunk" if plan.is_chat and plan.request.stream else kind,
             "created": int(time.time()) if created is None else created,
-            "model": plan.model,
+            "model": plan.model.names[0],
             "system_fingerprint": f"specdec-{__version__}",
         }
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants chunks as they come."""
+        return self._plan.request.stream is True
 
     @property
     def is_done(self) -> bool:
@@ -87,7 +88,7 @@ class CompletionAnswer:
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks before any delta: a chat's role."""
-        if self._plan.kind != "chat":
+        if not self._plan.is_chat:
             return []
         first = {"role": "assistant", "content": ""}
         return [
@@ -107,7 +108,7 @@ class CompletionAnswer:
 
     def closing(self) -> list[dict[str, Any]]:
         """Chunks after the last delta: usage, if asked for."""
-        if not self._plan.include_usage:
+        if not (self._options and self._options.include_usage):
             return []
         return [{**self._head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
 
@@ -142,11 +143,11 @@ class CompletionAnswer:
         for delta in deltas:
             more = choice.logprobs(delta)
             logprobs = logprobs if more is None else joined_choice(logprobs, more)
-            if self._plan.kind == "chat":
+            if self._plan.is_chat:
                 message.add(choice.deltas(delta))
             else:
                 texts.append(choice.text(delta))
-        body: dict[str, Any] = {"message": message.as_dict()} if self._plan.kind == "chat" else {"text": "".join(texts)}
+        body: dict[str, Any] = {"message": message.as_dict()} if self._plan.is_chat else {"text": "".join(texts)}
         ends = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
         return {"index": index, **body, "logprobs": logprobs, **ends, **self._token_ids(index, choice.token_ids)}
 
@@ -157,43 +158,43 @@ class CompletionAnswer:
         details = {"speculative": choice.speculative(delta)} if plan.details else {}
         bodies: list[dict[str, Any]]
         nothing: dict[str, Any]
-        if plan.kind == "chat":
-            bodies, nothing = [{"delta": one} for one in choice.deltas(delta)], {"delta": {}}
+        if plan.is_chat:
+            bodies, nothing = [{"delta": part} for part in choice.deltas(delta)], {"delta": {}}
         else:
             text = choice.text(delta)
             bodies, nothing = ([{"text": text}] if text else []), {"text": ""}
         has_ended = delta.finish_reason is not None
-        says_more = bool(delta.token_ids) and (logprobs is not None or plan.details or plan.return_token_ids)
+        says_more = bool(delta.token_ids) and (logprobs is not None or plan.details or plan.request.return_token_ids)
         if not bodies and (has_ended or says_more):
             bodies = [nothing]
-        found: list[dict[str, Any]] = [
+        choices: list[dict[str, Any]] = [
             {"index": index, **body, "logprobs": None, "finish_reason": None} for body in bodies
         ]
-        if found:
-            found[0] |= {"logprobs": logprobs, **details, **self._token_ids(index, delta.token_ids)}
+        if choices:
+            choices[0] |= {"logprobs": logprobs, **details, **self._token_ids(index, delta.token_ids)}
         if has_ended:
-            found[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-        return found
+            choices[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return choices
 
     def _token_ids(self, index: int, token_ids: Iterable[int]) -> dict[str, Any]:
-        if not self._plan.return_token_ids:
+        if not self._plan.request.return_token_ids:
             return {}
-        if self._plan.kind == "chat" or index in self._told_prompts:
+        if self._plan.is_chat or index in self._told_prompts:
             return {"token_ids": list(token_ids)}
         self._told_prompts.add(index)
-        prompt = self._plan.prompts[index // self._plan.num_choices_per_prompt]
+        prompt = self._plan.prompts[index // self._plan.n]
         return {"token_ids": list(token_ids), "prompt_token_ids": list(prompt)}
 
     def _prompt_ids(self) -> dict[str, Any]:
         """A conversation's token ids, beside all choices; a completion's stand with its first token ids."""
-        is_asked = self._plan.return_token_ids and self._plan.kind == "chat"
+        is_asked = self._plan.request.return_token_ids and self._plan.is_chat
         return {"prompt_token_ids": list(self._plan.prompts[0])} if is_asked else {}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": [choice]}
-        if self._plan.continuous_usage:
+        if self._options and self._options.continuous_usage_stats:
             chunk["usage"] = self._usage()
-        elif self._plan.include_usage:
+        elif self._options and self._options.include_usage:
             chunk["usage"] = None
         return chunk
 
@@ -215,7 +216,7 @@ class CompletionAnswer:
         if thought:
             usage["completion_tokens_details"]["reasoning_tokens"] = sum(thought)
         # A prompt's first choice says what was there before the request; the others share what that one has fed.
-        firsts = self._choices[:: self._plan.num_choices_per_prompt]
+        firsts = self._choices[:: self._plan.n]
         cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
         if cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
@@ -224,14 +225,14 @@ class CompletionAnswer:
     def _metrics(self) -> dict[str, Any]:
         """The request's acceptance, in vLLM's words; of trees, which vLLM does not report, in INTERFACE's."""
         own = self._choices[0].job.num_speculative_tokens
-        k = self._facts.num_speculative_tokens if own is None else own
+        k = self._plan.model.num_speculative_tokens if own is None else own
         counts = [choice.counts for choice in self._choices]
         total = SpeculativeCounts(
-            outcomes=sum((one.outcomes for one in counts), Counter()),
-            num_draft_nodes=sum(one.num_draft_nodes for one in counts),
-            ranks=sum((one.ranks for one in counts), Counter()),
+            outcomes=sum((count.outcomes for count in counts), Counter()),
+            num_draft_nodes=sum(count.num_draft_nodes for count in counts),
+            ranks=sum((count.ranks for count in counts), Counter()),
         )
-        histogram = total.histogram + [0] * (k + 1 - len(total.histogram))
+        histogram = total.acceptance_histogram + [0] * (k + 1 - len(total.acceptance_histogram))
         return {
             "speculative_decoding": {
                 "mean_acceptance_length": total.acceptance_length,

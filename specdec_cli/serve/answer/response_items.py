@@ -52,11 +52,11 @@ class ResponseItems:
             yield from self._begin(kind, **fields)
         part = self.items[-1]["content"][0]
         part["text"] += text
-        told: dict[str, Any] = {"delta": text}
+        details: dict[str, Any] = {"delta": text}
         if kind == "message":
             part["logprobs"] += logprobs
-            told["logprobs"] = logprobs
-        yield self._about(f"response.{_PARTS[kind]}.delta", content_index=0, **told)
+            details["logprobs"] = logprobs
+        yield self._about(f"response.{_PARTS[kind]}.delta", content_index=0, **details)
 
     def _argue(self, text: str) -> Iterator[Event]:
         if text:
@@ -85,12 +85,12 @@ class ResponseItems:
         item = self.items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._about("response.function_call_arguments.done", **told)
+            details = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._about("response.function_call_arguments.done", **details)
         else:
             part = item["content"][0]
-            told = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if "logprobs" in part else {})
-            yield self._about(f"response.{part['type']}.done", content_index=0, **told)
+            details = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if "logprobs" in part else {})
+            yield self._about(f"response.{part['type']}.done", content_index=0, **details)
             yield self._about("response.content_part.done", content_index=0, part=part)
         yield self._whole("response.output_item.done")
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.serve.answer.respond import CompletionAnswer, sse
 from specdec_cli.serve.answer.response_items import Event, ResponseItems
+from specdec_cli.serve.request.responses_protocol import ResponsesRequest
 
 if TYPE_CHECKING:
     from specdec_cli.engine.jobs.records import Delta
     from specdec_cli.serve.errors import ApiError
-    from specdec_cli.serve.request.prepare import Facts, Prepared
-    from specdec_cli.serve.request.responses_protocol import ResponsesRequest
+    from specdec_cli.serve.request.prepare import Prepared
 
 _ECHOED = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
@@ -22,21 +22,20 @@ class ResponseAnswer(CompletionAnswer):
     """Folds the deltas of one request for a response; used as `CompletionAnswer` is.
 
     Args:
-        request: the typed body, of which the response repeats its settings.
-        prepared: the job and plan of the chat that it became.
-        facts: of the served model.
+        prepared: the job and plan of the chat that a response became, and its body, whose settings it repeats.
         per_token: one event for each token instead of one for each step.
     """
 
-    def __init__(self, request: ResponsesRequest, prepared: Prepared, facts: Facts, per_token: bool = False) -> None:
-        super().__init__(prepared, facts, per_token=per_token)
+    def __init__(self, prepared: Prepared, per_token: bool = False) -> None:
+        super().__init__(prepared, per_token)
+        assert isinstance(prepared.body, ResponsesRequest), "`prepare_response` keeps the body"
         job = prepared.jobs[0]
         self._items = ResponseItems(job.request_id)
         self._num_events = 0
-        self._settings = _settings(request) | {
+        self._settings = _settings(prepared.body) | {
             "id": f"resp_{job.request_id}",
             "created_at": int(time.time()),
-            "model": prepared.plan.model,
+            "model": prepared.plan.model.names[0],
             "temperature": job.params.temperature,
             "top_p": job.params.top_p,
         }

@@ -1,1 +1,1 @@
-"""The application: routes, guards, the server and its connections."""
+"""The application: routes, guards, and the server."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -14,10 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specdec_cli import __version__
-from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.http.desk import Desk
-from specdec_cli.serve.http.guard import Crowds, Heads, Hosts, Keys, RequestIds, error_response
+from specdec_cli.errors import SpecdecError
+from specdec_cli.serve.errors import ApiError, as_api_error
+from specdec_cli.serve.http.guard import (
+    Guard,
+    LingeringClose,
+    RequestLog,
+    error_response,
+    host_check,
+    key_check,
+    queue_check,
+)
 from specdec_cli.serve.http.openapi import describe
+from specdec_cli.serve.http.request_handler import RequestHandler
 from specdec_cli.serve.http.routes import GENERATING, router
 from specdec_cli.serve.models import Models
 from specdec_cli.serve.settings import Settings
@@ -30,37 +40,48 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
         models: to serve; the caller loads and stops them.
         settings: keys, limits, times.
     """
-    desk = Desk(models, settings)
+    handler = RequestHandler(models, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.close()
+        handler.close()
 
-    app = FastAPI(
+    app = new_app(settings, handler.refusal, lifespan)
+    app.state.handler = handler
+    app.include_router(router)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    return app
+
+
+def new_app(
+    settings: Settings,
+    refusal: Callable[[], ApiError | None],
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    **options: Any,
+) -> FastAPI:
+    """An application without routes, behind its guards."""
+    return FastAPI(
         title="specdec",
         version=__version__,
         docs_url=None,  # these pages load scripts from elsewhere; ours do not
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=guards(settings, desk.refusal),
-        exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_error},
+        middleware=guards(settings, refusal),
+        exception_handlers=ERROR_HANDLERS,
+        **options,
     )
-    app.state.desk = desk
-    app.include_router(router)
-    app.openapi = partial(describe, app)  # type: ignore[method-assign]
-    return app
 
 
 def guards(settings: Settings, refusal: Callable[[], ApiError | None]) -> list[Middleware]:
-    """From the outside in: a preflight has no key, and without a key no body is read and no queue state is revealed.
+    """Middleware, outermost first: a preflight has no key; without a key no body is read, no queue state revealed.
 
     Args:
         settings: keys, hosts, origins and limits.
         refusal: the answer to requests for text while there is no place for another.
     """
-    guards = [Middleware(RequestIds, logs_polls=settings.serve.log_polls), Middleware(Hosts, names=settings.hosts)]
+    guards = [Middleware(LingeringClose), Middleware(RequestLog, logs_polls=settings.serve.log_polls)]
     if settings.serve.cors_origins:
         guards.append(
             Middleware(
@@ -71,16 +92,13 @@ def guards(settings: Settings, refusal: Callable[[], ApiError | None]) -> list[M
                 expose_headers=["x-request-id", "x-specdec-ignored", "retry-after"],
             )
         )
-    guards.append(Middleware(Keys, keys=settings.api_keys))
-    guards.append(Middleware(Crowds, paths=GENERATING, refusal=refusal))
-    guards.append(Middleware(Heads))
-    return guards
+    checks = (host_check(settings.hosts), key_check(settings.api_keys), queue_check(GENERATING, refusal))
+    return [*guards, Middleware(Guard, checks=checks)]
 
 
-async def answer_api_error(_: Request, error: Exception) -> Response:
-    """An error in OpenAI's form."""
-    assert isinstance(error, ApiError), "the handler is registered for ApiError"
-    return error_response(error)
+async def answer_error(_: Request, error: Exception) -> Response:
+    """An error of a request or of the engine, in OpenAI's form."""
+    return error_response(as_api_error(error))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -92,3 +110,11 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     }
     message = words.get(error.status_code, str(error.detail))
     return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+ERROR_HANDLERS: dict[Any, Any] = {
+    ApiError: answer_error,
+    SpecdecError: answer_error,
+    HTTPException: answer_http_error,
+}
+"""What answers an exception of a route, by its class."""

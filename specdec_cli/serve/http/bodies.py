@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.errors import ApiError, ClientGoneError
 
 logger = logging.getLogger("specdec_cli.serve")
 
@@ -80,7 +80,7 @@ class Bodies:
                     self._count(limit, size)
                     parts.append(part)
         except ClientDisconnect:
-            raise ApiError(499, "the client disconnected before its body arrived", code="client_gone") from None
+            raise ClientGoneError("its body arrived") from None
         except TimeoutError:
             if limit not in self._sizes:
                 raise ApiError(
@@ -99,7 +99,7 @@ class Bodies:
         self.num_bytes += grown
         most = BODIES_AT_ONCE * self.max_bytes
         while grown and self.num_bytes > most:
-            oldest = next((one for one in self._arriving if one is not limit and self._sizes[one]), None)
+            oldest = next((body for body in self._arriving if body is not limit and self._sizes[body]), None)
             if oldest is None:
                 message = "the bodies of other requests take all the memory that they may"
                 raise ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
@@ -114,8 +114,8 @@ def _check_headers(headers: Headers, max_bytes: int) -> None:
         raise ApiError(415, "the body must be JSON: send `Content-Type: application/json`", code="content_type")
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        said = f"the body must not be compressed: leave out `Content-Encoding: {encoding[:50]}`"
-        raise ApiError(415, said, code="content_encoding")
+        message = f"the body must not be compressed: leave out `Content-Encoding: {encoding[:50]}`"
+        raise ApiError(415, message, code="content_encoding")
     announced = headers.get("content-length", "0")
     if announced.isdigit() and int(announced[:19]) > max_bytes:
         raise _too_long(max_bytes)

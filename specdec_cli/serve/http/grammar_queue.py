@@ -7,13 +7,13 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.http.reply import until_gone
+from specdec_cli.serve.http.client_watch import while_connected
 from specdec_cli.serve.http.watched_pool import WatchedPool
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _NICENESS = 10
 
 
 class GrammarQueue:
-    """Where grammars wait and are compiled, apart from what other requests need.
+    """Queue in which grammars wait and are compiled, apart from the work of other requests.
 
     Args:
         serve: limits and times.
@@ -52,34 +52,20 @@ class GrammarQueue:
         from specdec_cli.sampling.grammar_sandbox import Cancellation
 
         if self._num_open >= _MAX_OPEN:
-            said = f"`{constraint.param}` cannot be compiled now: {_MAX_OPEN} other grammars wait for that"
-            raise ApiError(429, said, param=constraint.param, code="queue_full", headers={"Retry-After": "1"})
+            message = f"`{constraint.param}` cannot be compiled now: {_MAX_OPEN} other grammars wait for that"
+            raise ApiError(429, message, param=constraint.param, code="queue_full", headers={"Retry-After": "1"})
         cancellation = Cancellation()
         loop = asyncio.get_running_loop()
         self._num_open += 1
         work = loop.run_in_executor(self.pool, constraint.compile, tokenizer, self._compiler, cancellation)
-        gone = asyncio.create_task(until_gone(request.receive))
-        either: set[asyncio.Future[Any]] = {work, gone}
         try:
-            await asyncio.wait(either, timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-            if gone.done():
-                raise ApiError(499, "the client disconnected before its request was prepared", code="client_gone")
-            raise ApiError(504, "the request could not be prepared in time", code="timeout")
+            before = "its request was prepared"
+            return await while_connected(work, request.receive, self._timeout_seconds, before)
+        except TimeoutError:
+            raise ApiError(504, "the request could not be prepared in time", code="timeout") from None
         finally:
             self._num_open -= 1
             cancellation.cancel()
-            gone.cancel()
-            if not work.done():
-                work.add_done_callback(_take_error)
-                work.cancel()
-
-
-def _take_error(work: asyncio.Future[Grammar]) -> None:
-    """No request waits for the error of a cancelled compilation."""
-    if not work.cancelled():
-        work.exception()
 
 
 def _yield_to_the_engine() -> None:

@@ -12,7 +12,7 @@ _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskN
 
 
 def configure_logs(form: str, is_quiet: bool = False) -> None:
-    """Send this package's and uvicorn's records to stderr.
+    """Send this package's records to stderr, and uvicorn's errors: its warnings tell of each request that is no HTTP.
 
     Args:
         form: `text` or `json`.
@@ -24,7 +24,7 @@ def configure_logs(form: str, is_quiet: bool = False) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(logging.ERROR if is_quiet else logging.INFO if name == "specdec_cli" else logging.WARNING)
+        logger.setLevel(logging.INFO if name == "specdec_cli" and not is_quiet else logging.ERROR)
 
 
 class _Stderr(logging.Handler):

@@ -60,13 +60,13 @@ def responses(*statuses: int, takes_body: bool = False, generates: bool = False)
     known |= {404, 408, 413, 415, 503} if takes_body or generates else set()
     known |= {429, 504} if generates else set()
     error = {"application/json": {"schema": _ERROR}}
-    found: dict[int | str, dict[str, Any]] = {
+    answers: dict[int | str, dict[str, Any]] = {
         status: {"description": _WORDS[status], "content": error} for status in sorted(known)
     }
     if generates:
         stream = {"text/event-stream": {"schema": {"type": "string"}}}
-        found[200] = {"description": "The answer, or with `stream` its chunks.", "content": stream}
-    return found
+        answers[200] = {"description": "The answer, or with `stream` its chunks.", "content": stream}
+    return answers
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

@@ -64,5 +64,5 @@ def _curl(model: Model, url: str, key_variable: str | None, is_named: bool) -> s
 
 
 def _has_template(model: Model) -> bool:
-    tokenizer = model.facts.tokenizer
+    tokenizer = model.info.tokenizer
     return tokenizer is not None and bool(tokenizer.chat_template)

@@ -1,4 +1,4 @@
-"""The routes: each takes its request to the desk and nothing more."""
+"""The routes: each takes its request to the handler and nothing more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from specdec_cli import __version__
 from specdec_cli.serve.answer.responses import ResponseAnswer
-from specdec_cli.serve.http.desk import desk_of
 from specdec_cli.serve.http.openapi import body_of, responses
+from specdec_cli.serve.http.request_handler import handler_of
 from specdec_cli.serve.models import Model
 from specdec_cli.serve.page import WebPage, read_page
 from specdec_cli.serve.page.reference import reference_page
@@ -29,61 +29,65 @@ GENERATING = frozenset({_CHAT, _COMPLETIONS, _RESPONSES})  # paths under which t
 @router.post(_CHAT, openapi_extra=body_of(ChatCompletionRequest), responses=responses(generates=True))
 async def chat_completions(request: Request) -> Response:
     """The next message of a conversation."""
-    return await desk_of(request).answer(request, ChatCompletionRequest, prepare_chat)
+    return await handler_of(request).answer(request, ChatCompletionRequest, prepare_chat)
 
 
 @router.post(_COMPLETIONS, openapi_extra=body_of(CompletionRequest), responses=responses(generates=True))
 async def completions(request: Request) -> Response:
     """The continuation of a text."""
-    return await desk_of(request).answer(request, CompletionRequest, prepare_completion)
+    return await handler_of(request).answer(request, CompletionRequest, prepare_completion)
 
 
 @router.post(_RESPONSES, openapi_extra=body_of(ResponsesRequest), responses=responses(generates=True))
 async def create_response(request: Request) -> Response:
     """The next items of a conversation, in the form of OpenAI's Responses."""
-    return await desk_of(request).answer(request, ResponsesRequest, prepare_response, ResponseAnswer)
+    return await handler_of(request).answer(request, ResponsesRequest, prepare_response, ResponseAnswer)
 
 
 @router.get("/v1/models", responses=responses())
 async def list_models(request: Request) -> Response:
     """Every model that is served."""
-    data = [_described(model, name) for model in desk_of(request).models.all for name in model.names]
+    data = [_described(model, name) for model in handler_of(request).models.all for name in model.names]
     return JSONResponse({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{name:path}", responses=responses(404))
 async def show_model(request: Request, name: str) -> Response:
     """One of the models."""
-    return JSONResponse(_described(desk_of(request).models.find(name), name))
+    return JSONResponse(_described(handler_of(request).models.find(name), name))
 
 
 @router.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=responses(takes_body=True))
 async def tokenize_text(request: Request) -> Response:
     """A text or a conversation as token ids."""
-    desk = desk_of(request)
-    async with desk.read(request, TokenizeRequest) as (body, headers):
-        return JSONResponse(await desk.aside(tokenize, body, desk.facts(body.model)), headers=headers)
+    handler = handler_of(request)
+    async with handler.read(request, TokenizeRequest) as (body, headers):
+        return JSONResponse(
+            await handler.in_pool(tokenize, body, handler.models.find(body.model).info), headers=headers
+        )
 
 
 @router.post("/detokenize", openapi_extra=body_of(DetokenizeRequest), responses=responses(takes_body=True))
 async def detokenize_ids(request: Request) -> Response:
     """Token ids as text."""
-    desk = desk_of(request)
-    async with desk.read(request, DetokenizeRequest) as (body, headers):
-        return JSONResponse(await desk.aside(detokenize, body, desk.facts(body.model)), headers=headers)
+    handler = handler_of(request)
+    async with handler.read(request, DetokenizeRequest) as (body, headers):
+        return JSONResponse(
+            await handler.in_pool(detokenize, body, handler.models.find(body.model).info), headers=headers
+        )
 
 
 @router.get("/tokenizer_info", responses=responses(503))
 async def show_tokenizer(request: Request, model: str | None = None) -> Response:
     """A model's tokenizer, or the first one's."""
-    desk = desk_of(request)
-    return JSONResponse(await desk.aside(tokenizer_info, desk.facts(model)))
+    handler = handler_of(request)
+    return JSONResponse(await handler.in_pool(tokenizer_info, handler.models.find(model).info))
 
 
 @router.get("/health", responses=responses(503))
 async def health(request: Request) -> Response:
     """Whether the server is ready for requests; needs no key."""
-    state = desk_of(request).health()
+    state = handler_of(request).health()
     return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
 
@@ -96,7 +100,7 @@ async def version() -> Response:
 @router.get("/metrics", responses=responses())
 async def metrics(request: Request) -> Response:
     """Numbers for Prometheus."""
-    first, *others = (model.metrics for model in desk_of(request).models.all)
+    first, *others = (model.metrics for model in handler_of(request).models.all)
     body, content_type = first.render(others)
     return Response(body, headers={"content-type": content_type})
 
@@ -113,9 +117,9 @@ async def reference(request: Request) -> Response:
     return _html(reference_page(request.app.openapi()))
 
 
-def _html(found: WebPage) -> Response:
-    headers = {"content-security-policy": found.content_security_policy, "x-content-type-options": "nosniff"}
-    return Response(found.body, media_type="text/html; charset=utf-8", headers=headers)
+def _html(web_page: WebPage) -> Response:
+    headers = {"content-security-policy": web_page.content_security_policy, "x-content-type-options": "nosniff"}
+    return Response(web_page.body, media_type="text/html; charset=utf-8", headers=headers)
 
 
 def _described(model: Model, name: str) -> dict[str, Any]:

@@ -9,10 +9,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,8 +18,7 @@ from fastapi import FastAPI
 from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.serve.http.app import create_app
-from specdec_cli.serve.http.connection import Connection
-from specdec_cli.serve.http.desk import Desk
+from specdec_cli.serve.http.request_handler import RequestHandler
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.settings import Settings
 
@@ -31,6 +28,8 @@ _BACKLOG = 2048
 _RESERVED_FILES = 24
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 5
+_MAX_HEAD_BYTES = 64 * 2**10
+_TICKS_BETWEEN_WARNINGS = 100  # uvicorn's, of a tenth of a second
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,8 +55,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def configured(app: FastAPI, closing_seconds: int, max_connections: int, files_each: int = 1) -> uvicorn.Config:
-    """Uvicorn's configuration.
+class LimitedServer(uvicorn.Server):
+    """Uvicorn with a limit on connections, which says in the log when it is reached.
+
+    A request on a connection beyond the limit gets a 503. h11 reads the requests: it limits the size of their heads,
+    and unlike httptools it keeps the body of a request that offers another protocol.
 
     Args:
         app: the application.
@@ -65,24 +67,38 @@ def configured(app: FastAPI, closing_seconds: int, max_connections: int, files_e
         max_connections: how many clients may be connected, if the process may open as many files.
         files_each: files that a connection may take.
     """
-    most = min(max_connections, _num_free_files() // files_each)
-    if most < max_connections:
-        said = "at most `%d` connections, not `%d`: this process may not open more files (ulimit -n)"
-        logger.warning(said, most, max_connections)
-    return uvicorn.Config(
-        app,
-        http=cast(type[asyncio.Protocol], partial(Connection, max_connections=most)),
-        loop="auto",  # uvloop, where there is one
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=min(_BACKLOG, most),
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=closing_seconds,
-    )
+
+    def __init__(self, app: FastAPI, closing_seconds: int, max_connections: int, files_each: int = 1) -> None:
+        self.max_connections = min(max_connections, _num_free_files() // files_each)
+        if self.max_connections < max_connections:
+            message = "at most `%d` connections, not `%d`: this process may not open more files (ulimit -n)"
+            logger.warning(message, self.max_connections, max_connections)
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+            limit_concurrency=self.max_connections + 1,  # uvicorn refuses the connection that reaches its limit
+            loop="auto",  # uvloop, where there is one
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=min(_BACKLOG, self.max_connections),
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=closing_seconds,
+        )
+        super().__init__(config)
+        self._warned_at: int | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """Uvicorn's own, ten times a second; a warning while there is no place for another connection."""
+        is_full = len(self.server_state.connections) >= self.max_connections
+        if is_full and (self._warned_at is None or abs(counter - self._warned_at) >= _TICKS_BETWEEN_WARNINGS):
+            self._warned_at = counter
+            logger.warning("`%d` connections are open: further requests get a 503", self.max_connections)
+        return await super().on_tick(counter)
 
 
 def _num_free_files() -> int:
@@ -103,7 +119,7 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
+class Server(LimitedServer):
     """Serves models until a signal or a failure.
 
     The first SIGTERM or SIGINT drains: what runs may finish for a while, what comes gets 503. The second one exits.
@@ -116,8 +132,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, models: Models, settings: Settings, listener: socket.socket) -> None:
         app = create_app(models, settings)
-        super().__init__(configured(app, _CLOSING_SECONDS, settings.serve.max_connections))
-        self._desk: Desk = app.state.desk
+        super().__init__(app, _CLOSING_SECONDS, settings.serve.max_connections)
+        self._handler: RequestHandler = app.state.handler
         self.models = models
         self.settings = settings
         self.listener = listener
@@ -130,7 +146,7 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address that the server listens on."""
         return address(self.listener)
 
     def serve_forever(self) -> ExitCode:
@@ -149,10 +165,10 @@ class Server(uvicorn.Server):
         if isinstance(self.failure, SpecdecError):
             raise self.failure
         if self.failure is not None:
-            said = f"{type(self.failure).__name__}: {self.failure}"
-            raise RunError(f"the engine stopped after an error: {said}") from self.failure
+            message = f"{type(self.failure).__name__}: {self.failure}"
+            raise RunError(f"the engine stopped after an error: {message}") from self.failure
         code = ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.DONE
-        if self._desk.is_busy:
+        if self._handler.is_busy:
             # The interpreter would wait for the pool's threads.
             logger.warning("a request is still being prepared and is left behind")
             logging.shutdown()

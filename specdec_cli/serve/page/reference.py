@@ -51,7 +51,8 @@ def _route(path: str, operations: Mapping[str, Any], bodies: dict[str, None]) ->
             bodies[name] = None
             parts.append(f'<p>Body: <a href="#{escape(name)}">{escape(name)}</a></p>')
         rows = (
-            (f"<code>{status}</code>", _prose(told["description"])) for status, told in operation["responses"].items()
+            (f"<code>{status}</code>", _prose(response["description"]))
+            for status, response in operation["responses"].items()
         )
         parts.append(_table(("status", "meaning"), rows))
     return "".join(parts)
@@ -60,8 +61,8 @@ def _route(path: str, operations: Mapping[str, Any], bodies: dict[str, None]) ->
 def _model(name: str, schema: Mapping[str, Any]) -> str:
     required = schema.get("required", ())
     rows = (
-        (f"<code>{escape(field)}</code>{' (required)' if field in required else ''}", _type(one), _words(one))
-        for field, one in schema.get("properties", {}).items()
+        (f"<code>{escape(field)}</code>{' (required)' if field in required else ''}", _type(part), _words(part))
+        for field, part in schema.get("properties", {}).items()
     )
     head = f'<h2 id="{escape(name)}">{escape(name)}</h2><p>{_prose(schema.get("description", ""))}</p>'
     return head + _table(("field", "type", "description"), rows)
@@ -69,19 +70,19 @@ def _model(name: str, schema: Mapping[str, Any]) -> str:
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="table"><table><tr>{"".join(f"<th>{one}</th>" for one in head)}</tr>{body}</table></div>'
+    return f'<div class="table"><table><tr>{"".join(f"<th>{part}</th>" for part in head)}</tr>{body}</table></div>'
 
 
 def _with_parts(names: Mapping[str, None], schemas: Mapping[str, Any]) -> list[str]:
     """The schemas of these names and all that they refer to, each once."""
-    found: dict[str, None] = {}
+    names_seen: dict[str, None] = {}
     waiting = list(names)
     while waiting:
         name = waiting.pop(0)
-        if name not in found:
-            found[name] = None
+        if name not in names_seen:
+            names_seen[name] = None
             waiting += _references(schemas[name])
-    return list(found)
+    return list(names_seen)
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -120,8 +121,8 @@ def _literal(value: object) -> str:
 
 def _range(schema: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": "&gt;", "maximum": "≤", "exclusiveMaximum": "&lt;"}
-    told = [f"{sign} {schema[name]}" for name, sign in signs.items() if name in schema]
-    return f" {', '.join(told)}" if told else ""
+    bounds = [f"{sign} {schema[name]}" for name, sign in signs.items() if name in schema]
+    return f" {', '.join(bounds)}" if bounds else ""
 
 
 def _words(schema: Mapping[str, Any]) -> str:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from specdec_cli import __version__
 from specdec_cli.serve.errors import ApiError, unknown_model
-from specdec_cli.serve.http.app import answer_api_error, answer_http_error, guards
+from specdec_cli.serve.http.app import new_app
 from specdec_cli.serve.http.bodies import Bodies
 from specdec_cli.serve.http.routes import GENERATING, page
 from specdec_cli.serve.proxy.fields import check_fields, salted
@@ -67,7 +66,7 @@ class Front:
         async with AsyncExitStack() as until_answered:
             body = await until_answered.enter_async_context(self.bodies.read(request))
             async with self.bodies.turn(body):
-                limits = self.settings.limits
+                limits = self.settings.serve
                 aside = len(body) > _LARGE_BODY_BYTES
                 document = await asyncio.to_thread(read_json, body, limits) if aside else read_json(body, limits)
                 if request.scope["path"] in GENERATING:
@@ -81,8 +80,8 @@ class Front:
         return self._passed(request, b"", AsyncExitStack())
 
     def _passed(self, request: Request, body: bytes, until_answered: AsyncExitStack) -> Response:
-        asked = self.upstream.asked(request, body)
-        return PassedOn(self.upstream, asked, self.settings.serve.request_timeout_seconds, until_answered)
+        engine_request = self.upstream.request_of(request, body)
+        return PassedOn(self.upstream, engine_request, self.settings.serve.request_timeout_seconds, until_answered)
 
     def _take_place(self, until_answered: AsyncExitStack) -> None:
         if (refused := self.refusal()) is not None:
@@ -109,8 +108,8 @@ class Front:
         return JSONResponse(models[name])
 
     async def _models(self) -> dict[str, Any]:
-        found = await self.upstream.json("/v1/models")
-        return {**found, "data": [{**model, "speculative": dict(self.described)} for model in found["data"]]}
+        listing = await self.upstream.json("/v1/models")
+        return {**listing, "data": [{**model, "speculative": dict(self.described)} for model in listing["data"]]}
 
     async def health(self) -> Response:
         """Whether the engine is ready for requests; needs no key."""
@@ -130,17 +129,8 @@ def create_front(front: Front) -> FastAPI:
         yield
         await front.upstream.close()
 
-    app = FastAPI(
-        title="specdec",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,  # the engine's own description says what it takes
-        redirect_slashes=False,
-        lifespan=lifespan,
-        middleware=guards(front.settings, front.refusal),
-        exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_error},
-    )
+    # The engine's own description says what it takes.
+    app = new_app(front.settings, front.refusal, lifespan, openapi_url=None)
     app.add_api_route("/", page, methods=["GET"])
     app.add_api_route("/health", front.health, methods=["GET"])
     app.add_api_route("/version", front.version, methods=["GET"])

@@ -8,17 +8,15 @@ import socket
 from collections.abc import Callable
 from types import FrameType
 
-import uvicorn
-
 from specdec_cli.errors import ExitCode, SpecdecError
-from specdec_cli.serve.http.server import configured
+from specdec_cli.serve.http.server import LimitedServer
 from specdec_cli.serve.proxy.app import Front, create_front
 
 _WATCH_SECONDS = 0.5
 _LAST_WORDS_SECONDS = 2
 
 
-class FrontServer(uvicorn.Server):
+class FrontServer(LimitedServer):
     """Serves until a signal, or until the engine ends.
 
     The first SIGTERM or SIGINT lets open requests finish for the drain timeout; the second one ends them.
@@ -32,7 +30,7 @@ class FrontServer(uvicorn.Server):
     def __init__(self, front: Front, listener: socket.socket, ended: Callable[[], SpecdecError | None]) -> None:
         serve = front.settings.serve
         closing_seconds = max(1, round(serve.drain_timeout_seconds))
-        super().__init__(configured(create_front(front), closing_seconds, serve.max_connections, files_each=2))
+        super().__init__(create_front(front), closing_seconds, serve.max_connections, files_each=2)
         self.front = front
         self.listener = listener
         self._ended = ended

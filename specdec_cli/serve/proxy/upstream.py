@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import httpx2
@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specdec_cli.errors import SpecdecError
-from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.errors import ApiError, ClientGoneError
+from specdec_cli.serve.http.client_watch import while_connected
 
 _CONNECT_SECONDS = 10.0
 _HOP_BY_HOP = frozenset(
@@ -56,9 +57,9 @@ class Upstream:
             ApiError: 502 where the engine does not answer, or with an error, or without JSON.
         """
         try:
-            found = await self._client.get(path)
-            found.raise_for_status()
-            return found.json()
+            response = await self._client.get(path)
+            response.raise_for_status()
+            return response.json()
         except (httpx2.HTTPError, ValueError) as error:
             raise await self.failure(error) from None
 
@@ -69,7 +70,7 @@ class Upstream:
         except httpx2.HTTPError:
             return False
 
-    def asked(self, request: Request, body: bytes) -> httpx2.Request:
+    def request_of(self, request: Request, body: bytes) -> httpx2.Request:
         """The request for the engine.
 
         Args:
@@ -83,14 +84,14 @@ class Upstream:
         url = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
         return self._client.build_request(request.method, url, headers=headers, content=body)
 
-    async def send(self, asked: httpx2.Request) -> httpx2.Response:
+    async def send(self, request: httpx2.Request) -> httpx2.Response:
         """The engine's answer, open; the caller closes it, which ends the request at the engine.
 
         Raises:
             ApiError: 502 where the engine does not answer.
         """
         try:
-            return await self._client.send(asked, stream=True)
+            return await self._client.send(request, stream=True)
         except httpx2.HTTPError as error:
             raise await self.failure(error) from None
 
@@ -99,8 +100,8 @@ class Upstream:
         ended = await asyncio.to_thread(self._ended)
         if ended is not None:
             return ApiError(502, ended.message, code="engine_ended")
-        said = str(error) or type(error).__name__
-        return ApiError(502, f"{self.name} broke the connection off: {said}", code="engine_unreachable")
+        message = str(error) or type(error).__name__
+        return ApiError(502, f"{self.name} broke the connection off: {message}", code="engine_unreachable")
 
 
 class PassedOn(Response):
@@ -116,29 +117,28 @@ class PassedOn(Response):
     def __init__(
         self,
         upstream: Upstream,
-        asked: httpx2.Request,
+        request: httpx2.Request,
         limit_seconds: float | None,
         until_answered: AsyncExitStack,
     ) -> None:
         super().__init__()
-        self._upstream, self._asked, self._limit = upstream, asked, limit_seconds
+        self._upstream, self._asked, self._limit = upstream, request, limit_seconds
         self._until_answered = until_answered
         self._has_begun = self._is_stream = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer until the end, or until the client leaves or the time is up, which ends the request at the engine."""
         del scope
-        work = asyncio.create_task(self._pass_on(send))
-        gone = asyncio.create_task(_until_gone(receive))
         try:
-            await asyncio.wait({work, gone}, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            elif not gone.done():
-                await _stop(work)
-                await self._time_is_up(send)
+            with suppress(ClientGoneError):
+                await while_connected(self._pass_on(send), receive, self._limit)
+        except TimeoutError:
+            error = ApiError(504, f"the answer took longer than `{self._limit:g}` seconds", code="timeout")
+            if not self._has_begun:
+                raise error from None
+            if self._is_stream:
+                await send({"type": "http.response.body", "body": _event(error), "more_body": False})
         finally:
-            await _stop(work, gone)
             await self._until_answered.aclose()
 
     async def _pass_on(self, send: Send) -> None:
@@ -167,13 +167,6 @@ class PassedOn(Response):
                 raise failure from None  # its status is out: the connection breaks
             yield _event(failure)
 
-    async def _time_is_up(self, send: Send) -> None:
-        error = ApiError(504, f"the answer took longer than `{self._limit:g}` seconds", code="timeout")
-        if not self._has_begun:
-            raise error
-        if self._is_stream:
-            await send({"type": "http.response.body", "body": _event(error), "more_body": False})
-
 
 def _event(error: ApiError) -> bytes:
     return f"\n\ndata: {json.dumps(error.body())}\n\n".encode()  # an event before it may have broken off
@@ -182,14 +175,3 @@ def _event(error: ApiError) -> bytes:
 def _of_connection(named: Iterable[str]) -> frozenset[str]:
     """Headers that are no part of a message: the known ones, and those that its `Connection` headers name."""
     return _HOP_BY_HOP | {name.strip().lower() for value in named for name in value.split(",")}
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _stop(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

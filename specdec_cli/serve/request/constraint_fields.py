@@ -102,10 +102,12 @@ def find_constraint(request: GenerationBody, forced: Constraint | None = None) -
         ApiError: 400 where two fields ask for something, or one is incomplete.
     """
     _refuse_strays(request)
-    found = [*([forced] if forced else []), *_asked_for(request)]
-    if len(found) > 1:
-        raise bad_field(found[1].param, f"cannot go with `{found[0].param}`: the text can only match one of them")
-    return found[0] if found else None
+    constraints = [*([forced] if forced else []), *_asked_for(request)]
+    if len(constraints) > 1:
+        raise bad_field(
+            constraints[1].param, f"cannot go with `{constraints[0].param}`: the text can only match one of them"
+        )
+    return constraints[0] if constraints else None
 
 
 def _asked_for(request: GenerationBody) -> Iterator[Constraint]:
@@ -147,9 +149,9 @@ def _refuse_strays(request: GenerationBody) -> None:
 
 
 def _of_fields(body: Body, kinds: Mapping[str, Kind], prefix: str) -> Iterator[Constraint]:
-    given = {field.alias or name: getattr(body, name) for name, field in type(body).model_fields.items()}
+    values = {field.alias or name: getattr(body, name) for name, field in type(body).model_fields.items()}
     for name, kind in kinds.items():
-        value = given[name]
+        value = values[name]
         if isinstance(value, ResponseFormat):
             yield from _of_format(value, prefix + name)
         elif kind == "json_object":
@@ -158,40 +160,45 @@ def _of_fields(body: Body, kinds: Mapping[str, Kind], prefix: str) -> Iterator[C
             yield Constraint(kind, _text(value), prefix + name)
 
 
-def _of_format(asked: ResponseFormat, where: str) -> Iterator[Constraint]:
+def _of_format(response_format: ResponseFormat, where: str) -> Iterator[Constraint]:
     """The constraint of a response format; none of plain text."""
-    _check_known(asked, where)
-    kind, names = _OF_TYPE[asked.type]
-    given = dict(_sources(asked, where))
-    stray = next((name for name in given if name not in names), None)
+    _check_known(response_format, where)
+    kind, names = _OF_TYPE[response_format.type]
+    sources = dict(_sources(response_format, where))
+    stray = next((name for name in sources if name not in names), None)
     if stray is not None:
-        raise bad_field(f"{where}.{stray}", f"does not go with the type `{asked.type}`")
-    if len(given) > 1:
-        raise bad_field(f"{where}.{list(given)[1]}", f"cannot go with `{where}.{next(iter(given))}`")
-    for name, value in given.items():
+        raise bad_field(f"{where}.{stray}", f"does not go with the type `{response_format.type}`")
+    if len(sources) > 1:
+        raise bad_field(f"{where}.{list(sources)[1]}", f"cannot go with `{where}.{next(iter(sources))}`")
+    for name, value in sources.items():
         if kind != "json_schema" and not isinstance(value, str):
             raise bad_field(f"{where}.{name}", "must be a string")
         if kind == "json_schema" and not isinstance(value, dict | bool | str):
             raise bad_field(f"{where}.{name}", "must be a JSON schema")
         yield Constraint(kind, _text(value), f"{where}.{name}")
-    if names and not given:
-        if asked.type not in ("json_object", "json"):
+    if names and not sources:
+        if response_format.type not in ("json_object", "json"):
             raise bad_field(f"{where}.{names[0]}", "is missing")
         yield Constraint("json_object", "", where)
 
 
-def _sources(asked: ResponseFormat, where: str) -> Iterator[tuple[str, Any]]:
+def _sources(response_format: ResponseFormat, where: str) -> Iterator[tuple[str, Any]]:
     """The constraints of a response format, by the field that holds them."""
-    if asked.json_schema is not None:
-        _check_known(asked.json_schema, f"{where}.json_schema")
-        yield "json_schema.schema", asked.json_schema.schema_
-    value = asked.value
-    if asked.type == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
+    if response_format.json_schema is not None:
+        _check_known(response_format.json_schema, f"{where}.json_schema")
+        yield "json_schema.schema", response_format.json_schema.schema_
+    value = response_format.value
+    if response_format.type == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
         value = value["schema"]
-    regex = asked.regex.regex if isinstance(asked.regex, NamedRegex) else asked.regex
-    named = {"schema": asked.schema_, "value": value, "regex": regex, "regex_schema": asked.regex_schema}
-    named |= {"grammar": asked.grammar, "ebnf": asked.ebnf}
-    yield from ((name, one) for name, one in named.items() if one is not None)
+    regex = response_format.regex.regex if isinstance(response_format.regex, NamedRegex) else response_format.regex
+    named = {
+        "schema": response_format.schema_,
+        "value": value,
+        "regex": regex,
+        "regex_schema": response_format.regex_schema,
+    }
+    named |= {"grammar": response_format.grammar, "ebnf": response_format.ebnf}
+    yield from ((name, source) for name, source in named.items() if source is not None)
 
 
 def _check_known(body: Body, where: str) -> None:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import as_api_error, bad_field
-from specdec_cli.serve.protocol import Message, TextPart, Tool
+from specdec_cli.serve.protocol import Message, TemplateFields, TextPart, Tool
 from specdec_cli.serve.request.history import CallWriter, call_writers
 from specdec_cli.serve.request.prompts import encode_text
-from specdec_cli.serve.tools.toolbox import model_format
 from specdec_cli.text.chat_template import TEMPLATE_ARGUMENTS
 
 if TYPE_CHECKING:
-    from specdec_cli.recipe.schema import ToolCallParser
-    from specdec_cli.serve.request.prepare import Facts
+    from specdec_cli.serve.request.prepare import ModelInfo
     from specdec_cli.text.template import TemplateReads
     from specdec_cli.text.tokenizer import Tokenizer
 
@@ -31,34 +29,29 @@ class Conversation:
 
     Args:
         messages: the turns, oldest first.
+        fields: of the request. Without `add_generation_prompt`, a text ends with the head of the assistant's turn
+            unless the model goes on with the last turn.
         tools: functions that the model may call.
-        add_generation_prompt: end with the head of the assistant's turn; None does unless the last turn goes on.
-        continue_final_message: the model goes on with the last turn.
-        variables: `chat_template_kwargs`.
         reasoning_effort: a variable of some templates.
-        parser: the server's tool-call format; None takes the chat template's.
     """
 
     messages: Sequence[Message]
+    fields: TemplateFields
     tools: Sequence[Tool] = ()
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    variables: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
-    parser: ToolCallParser | None = None
 
-    def encode(self, facts: Facts, truncate_to: int | None = None) -> tuple[int, ...]:
+    def encode(self, model: ModelInfo, truncate_to: int | None = None) -> tuple[int, ...]:
         """Token ids by the template.
 
         Args:
-            facts: of the served model.
+            model: the served model.
             truncate_to: how many of the last tokens are kept; None keeps all.
 
         Raises:
             ApiError: 400 naming the field: a part that is no text, a variable that the template does not read, tools
                 or messages that it refuses, a text that is far too long.
         """
-        tokenizer = facts.tokenizer
+        tokenizer = model.tokenizer
         if tokenizer is None:
             raise bad_field("messages", "cannot be read: the model has no tokenizer")
         try:
@@ -66,21 +59,23 @@ class Conversation:
             if self.tools and "tools" not in reads.variables:
                 raise bad_field("tools", "cannot be used: the model's chat template reads no tools")
             variables = self._read_variables(reads)
-            text = self._render(tokenizer, reads, variables)
+            text = self._render(tokenizer, reads, variables, model.tool_call_format)
         except UsageError as error:
             raise as_api_error(error, "messages") from error
-        return encode_text(text, "messages", facts, add_special_tokens=False, truncate_to=truncate_to)
+        return encode_text(text, "messages", model, add_special_tokens=False, truncate_to=truncate_to)
 
-    def _render(self, tokenizer: Tokenizer, reads: TemplateReads, variables: Mapping[str, Any]) -> str:
+    def _render(
+        self, tokenizer: Tokenizer, reads: TemplateReads, variables: Mapping[str, Any], form: str | None
+    ) -> str:
         """The conversation as text, with earlier calls in the first of the forms that the template takes."""
-        goes_on = self.continue_final_message
+        goes_on, has_head = self.fields.continue_final_message is True, self.fields.add_generation_prompt
         refused: UsageError | None = None
-        for writer in self._writers(tokenizer, reads):
+        for writer in self._writers(tokenizer, reads, form):
             try:
                 turns = (_turns(message, f"messages[{i}]", reads, writer) for i, message in enumerate(self.messages))
                 return tokenizer.render_chat(
                     list(chain.from_iterable(turns)),
-                    not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
+                    not goes_on if has_head is None else has_head,
                     tools=[tool.model_dump(exclude_none=True) for tool in self.tools] or None,
                     continue_final_message=goes_on,
                     variables=variables,
@@ -90,18 +85,17 @@ class Conversation:
         assert refused is not None, "a conversation is written in at least one form"
         raise refused
 
-    def _writers(self, tokenizer: Tokenizer, reads: TemplateReads) -> Sequence[CallWriter]:
+    def _writers(self, tokenizer: Tokenizer, reads: TemplateReads, form: str | None) -> Sequence[CallWriter]:
         """Ways to give the template its earlier calls, best first."""
         if not any(message.tool_calls or message.tool_call_id for message in self.messages):
             return (CallWriter(),)
-        form = model_format(self.parser, tokenizer)
         if reads.has_field("tool_calls"):
             return call_writers(tokenizer, tokenizer.chat_template, form)
         return (CallWriter(form=form),)
 
     def _read_variables(self, reads: TemplateReads) -> dict[str, Any]:
-        found = dict(self.variables or {})
-        for name in found:
+        variables = dict(self.fields.chat_template_kwargs or {})
+        for name in variables:
             where = f"chat_template_kwargs.{name}"
             if name in TEMPLATE_ARGUMENTS:
                 raise bad_field(where, "is not a variable of a template; the request has a field for it")
@@ -110,8 +104,8 @@ class Conversation:
         if self.reasoning_effort is not None:
             if "reasoning_effort" not in reads.variables:
                 raise bad_field("reasoning_effort", "is not read by the model's chat template")
-            found["reasoning_effort"] = self.reasoning_effort
-        return found
+            variables["reasoning_effort"] = self.reasoning_effort
+        return variables
 
 
 def text_of(content: str | Sequence[TextPart] | None, where: str) -> str | None:

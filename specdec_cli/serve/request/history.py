@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
+from specdec_cli.serve.tools.formats import FORMATS
 from specdec_cli.serve.tools.probe import CALL_ID, CALLED, written_call
-from specdec_cli.serve.tools.written_calls import write_calls
 
 if TYPE_CHECKING:
     from specdec_cli.serve.protocol import MessageToolCall
-    from specdec_cli.serve.tools.tools import Format
     from specdec_cli.text.tokenizer import Tokenizer
 
 _TEXT = '{"probe_key": "probe'
@@ -40,43 +39,43 @@ class CallWriter:
     takes_texts: bool = True
     has_short_ids: bool = False
     splits_turns: bool = False
-    form: Format | None = None
+    form: str | None = None
 
-    def turns(self, turn: dict[str, Any], given: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
+    def turns(self, turn: dict[str, Any], calls: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
         """A turn with its calls; where it is split, its text and further fields stand in the first one."""
         if self.form is not None:
-            texts = (_text(call.function.arguments) for call in given)
-            said = [(call.function.name, text, _members(text)) for call, text in zip(given, texts, strict=True)]
-            return [turn | {"content": "\n".join(filter(None, (turn["content"], write_calls(self.form, said))))}]
-        calls = self._calls(given)
+            functions = [(call.function.name, _text(call.function.arguments)) for call in calls]
+            written = FORMATS[self.form].write([(name, text, _members(text)) for name, text in functions])
+            return [turn | {"content": "\n".join(filter(None, (turn["content"], written)))}]
+        objects = self._calls(calls)
         if not self.splits_turns:
-            return [turn | {"tool_calls": calls}]
+            return [turn | {"tool_calls": objects}]
         rest = {"role": turn["role"], "content": ""}
-        return [(rest if place else turn) | {"tool_calls": [call]} for place, call in enumerate(calls)]
+        return [(rest if place else turn) | {"tool_calls": [call]} for place, call in enumerate(objects)]
 
-    def _calls(self, given: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
+    def _calls(self, tool_calls: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
         return [
             {
                 **self._id(call.id, place),
                 "type": "function",
                 "function": {"name": call.function.name, "arguments": self._arguments(call.function.arguments)},
             }
-            for place, call in enumerate(given)
+            for place, call in enumerate(tool_calls)
         ]
 
-    def id_of(self, given: str) -> str:
+    def id_of(self, call_id: str) -> str:
         """A call's id."""
         if not self.has_short_ids:
-            return given
-        return re.sub(r"[^a-zA-Z0-9]", "", given)[-_SHORT_ID:].rjust(_SHORT_ID, "0")
+            return call_id
+        return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-_SHORT_ID:].rjust(_SHORT_ID, "0")
 
-    def _id(self, given: str | None, place: int) -> dict[str, str]:
-        if given is None and not self.has_short_ids:
+    def _id(self, call_id: str | None, place: int) -> dict[str, str]:
+        if call_id is None and not self.has_short_ids:
             return {}
-        return {"id": self.id_of(str(place) if given is None else given)}
+        return {"id": self.id_of(str(place) if call_id is None else call_id)}
 
-    def _arguments(self, given: Any) -> Any:
-        text = _text(given)
+    def _arguments(self, arguments: Any) -> Any:
+        text = _text(arguments)
         whole = _object(text or "{}")
         if whole is not None:
             return whole if self.takes_objects else text
@@ -84,7 +83,7 @@ class CallWriter:
 
 
 @lru_cache(maxsize=32)
-def call_writers(tokenizer: Tokenizer, chat_template: str, form: Format | None) -> tuple[CallWriter, ...]:
+def call_writers(tokenizer: Tokenizer, chat_template: str, form: str | None) -> tuple[CallWriter, ...]:
     """Ways to give a template its calls, best first; the first is what the template makes most of.
 
     Args:
@@ -105,27 +104,33 @@ def call_writers(tokenizer: Tokenizer, chat_template: str, form: Format | None) 
     return (*ways, *short, CallWriter(best.takes_objects, best.takes_texts, splits_turns=True))
 
 
-def _text(given: Any) -> str:
+def _text(arguments: Any) -> str:
     """Arguments as their text, whatever a client sent."""
-    return given if isinstance(given, str) else "" if given is None else json.dumps(given, ensure_ascii=False)
+    return (
+        arguments
+        if isinstance(arguments, str)
+        else ""
+        if arguments is None
+        else json.dumps(arguments, ensure_ascii=False)
+    )
 
 
 def _object(text: str) -> dict[str, Any] | None:
     """A JSON object, or None; so too where it spells half of a surrogate pair, which no tokenizer reads."""
     try:
-        found = json.loads(text)
-        json.dumps(found, ensure_ascii=False).encode()
+        document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _members(text: str) -> dict[str, Any]:
     """The readable part of a truncated object; any other text under the name `arguments`."""
     try:
-        found = from_json(text, allow_partial="trailing-strings")
+        document = from_json(text, allow_partial="trailing-strings")
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        document = None
+    if isinstance(document, dict):
+        return document
     return {"arguments": text} if text.strip() else {}

@@ -6,25 +6,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams, random_seed, settled_seed
 from specdec_cli.serve.errors import as_api_error, bad_field
-from specdec_cli.serve.limits import RequestLimits
+from specdec_cli.serve.protocol import SAMPLING_FIELDS
 
 if TYPE_CHECKING:
     from specdec_cli.lm.files.generation import Generation
     from specdec_cli.serve.protocol import GenerationBody
+    from specdec_cli.serve.request.prepare import ModelInfo
 
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
-    "skip_special_tokens",
-)
 _MAX_BIAS = 100
+_MOST_TOKENS = 2**31 - 1
+"""More are bounded here, and refused by the context's own check, which names the request's field."""
+Bound = tuple[str, int | None]
+"""The name of a request's field, and its value; None where the field is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class Defaults:
     is_greedy: bool = False
 
     def over(self, generation: Generation) -> Defaults:
-        """These over what a model's checkpoint asks for."""
+        """Defaults with those of a model's checkpoint below them."""
         taken = self.taken(generation)
         return Defaults(replace(self.params, **taken), self.named | set(taken), self.is_greedy)
 
@@ -62,95 +58,72 @@ class Defaults:
         return self.params.seed if "seed" in self.named else random_seed()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFields:
-    """The end conditions of a request, from the fields of its API.
-
-    Args:
-        max_tokens: most tokens to emit; None where the field is absent.
-        max_tokens_field: its name.
-        logprobs: alternatives beside each token; None reports nothing.
-        logprobs_field: the name of their number.
-    """
-
-    max_tokens: int | None
-    max_tokens_field: str
-    logprobs: int | None
-    logprobs_field: str
-
-
-def sampling_params(
-    request: GenerationBody, wanted: OutputFields, defaults: Defaults, num_tokens: int, limits: RequestLimits
-) -> SamplingParams:
+def sampling_params(request: GenerationBody, model: ModelInfo, length: Bound, logprobs: Bound) -> SamplingParams:
     """Sampling parameters of a request's first choice; `max_new_tokens` is for the caller to bound by the context.
 
     Args:
         request: the typed body.
-        wanted: its ends.
-        defaults: what absent fields take.
-        num_tokens: V, for token ids.
-        limits: how much a request may ask for.
+        model: its defaults, vocabulary and limits.
+        length: most tokens to emit.
+        logprobs: alternatives beside each token.
 
     Raises:
         ApiError: 400 naming the field.
     """
-    given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
-    given = {name: value for name, value in given.items() if value is not None}
+    limits, defaults = model.serve, model.sampling
+    max_tokens, num_logprobs = length[1], logprobs[1]
+    fields: dict[str, Any] = {name: getattr(request, name) for name in (*SAMPLING_FIELDS, "skip_special_tokens")}
+    fields = {name: value for name, value in fields.items() if value is not None}
     if request.top_k is not None:
-        given["top_k"] = request.top_k if request.top_k > 0 else None
-    if wanted.logprobs is not None and wanted.logprobs > limits.max_logprobs:
-        raise bad_field(wanted.logprobs_field, f"must be at most {limits.max_logprobs}, not `{wanted.logprobs}`")
-    if request.min_tokens is not None and wanted.max_tokens is not None and request.min_tokens > wanted.max_tokens:
-        field = wanted.max_tokens_field
-        raise bad_field("min_tokens", f"is `{request.min_tokens}`, above `{field}`, which is `{wanted.max_tokens}`")
+        fields["top_k"] = request.top_k if request.top_k > 0 else None
+    if num_logprobs is not None and num_logprobs > limits.max_logprobs:
+        raise bad_field(logprobs[0], f"must be at most {limits.max_logprobs}, not `{num_logprobs}`")
+    if request.min_tokens is not None and max_tokens is not None and request.min_tokens > max_tokens:
+        raise bad_field("min_tokens", f"is `{request.min_tokens}`, above `{length[0]}`, which is `{max_tokens}`")
     if (request.min_tokens or 0) >= 2**31:
         raise bad_field("min_tokens", f"must be less than {2**31}, not `{request.min_tokens}`")
     if request.logit_bias is not None:
-        given["logit_bias"] = _logit_bias(request.logit_bias, num_tokens, limits)
+        fields["logit_bias"] = _logit_bias(request.logit_bias, model.num_tokens)
     if request.stop is not None:
-        given["stop"] = _stop(request.stop, limits)
+        fields["stop"] = _stop(request.stop, limits)
     if request.stop_token_ids is not None:
-        given["stop_token_ids"] = _stop_token_ids(request.stop_token_ids, num_tokens, limits)
+        fields["stop_token_ids"] = _stop_token_ids(request.stop_token_ids, model.num_tokens)
     at_least = defaults.params.min_tokens if request.min_tokens is None else request.min_tokens
-    given |= {
+    fields |= {
         "seed": defaults.seed() if request.seed is None else settled_seed(request.seed),
-        "logprobs": wanted.logprobs,
+        "logprobs": num_logprobs,
         "index": 0,
-        "max_new_tokens": max(wanted.max_tokens or 0, at_least, 1),
-        "min_tokens": min(at_least, max(wanted.max_tokens or 2**31, 1)),
+        "max_new_tokens": min(max(max_tokens or 0, at_least, 1), _MOST_TOKENS),
+        "min_tokens": min(at_least, max(max_tokens or _MOST_TOKENS, 1), _MOST_TOKENS),
     }
     try:
-        params = replace(defaults.params, **given)
+        params = replace(defaults.params, **fields)
     except UsageError as error:
         raise as_api_error(error) from error
     if defaults.is_greedy and params.temperature > 0:
-        said = f"must be 0, not `{params.temperature:g}`: this server verifies in mode `greedy`"
-        raise bad_field("temperature", said)
+        message = f"must be 0, not `{params.temperature:g}`: this server verifies in mode `greedy`"
+        raise bad_field("temperature", message)
     return params
 
 
-def _logit_bias(given: dict[str, float], num_tokens: int, limits: RequestLimits) -> dict[int, float]:
-    if len(given) > limits.max_logit_bias:
-        raise bad_field("logit_bias", f"has `{len(given)}` entries, and at most {limits.max_logit_bias} are taken")
-    found = {}
-    for name, bias in given.items():
+def _logit_bias(biases: dict[str, float], num_tokens: int) -> dict[int, float]:
+    by_token = {}
+    for name, bias in biases.items():
         if not (
             name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name and int(name) < num_tokens
         ):
-            said = f"must have token ids below {num_tokens} as keys, not `{name[:50]}`"
-            raise bad_field("logit_bias", said)
+            message = f"must have token ids below {num_tokens} as keys, not `{name[:50]}`"
+            raise bad_field("logit_bias", message)
         if abs(bias) > _MAX_BIAS:
             raise bad_field(f"logit_bias.{name}", f"must be from -{_MAX_BIAS} to {_MAX_BIAS}, not `{bias:g}`")
-        found[int(name)] = float(bias)
-    return found
+        by_token[int(name)] = float(bias)
+    return by_token
 
 
-def _stop(given: str | list[str], limits: RequestLimits) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else given
-    if len(texts) > limits.max_stop:
-        raise bad_field("stop", f"has `{len(texts)}` strings, and at most {limits.max_stop} are taken")
+def _stop(stop: str | list[str], limits: Serve) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else stop
     for i, text in enumerate(texts):
-        where = "stop" if isinstance(given, str) else f"stop[{i}]"
+        where = "stop" if isinstance(stop, str) else f"stop[{i}]"
         if not text:
             raise bad_field(where, "must not be an empty string")
         if len(text) > limits.max_stop_chars:
@@ -158,10 +131,8 @@ def _stop(given: str | list[str], limits: RequestLimits) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _stop_token_ids(given: list[int], num_tokens: int, limits: RequestLimits) -> tuple[int, ...]:
-    if len(given) > limits.max_stop:
-        raise bad_field("stop_token_ids", f"has `{len(given)}` tokens, and at most {limits.max_stop} are taken")
-    for i, token in enumerate(given):
+def _stop_token_ids(token_ids: list[int], num_tokens: int) -> tuple[int, ...]:
+    for i, token in enumerate(token_ids):
         if token >= num_tokens:
             raise bad_field(f"stop_token_ids[{i}]", f"must be below {num_tokens}, not `{token}`")
-    return tuple(given)
+    return tuple(token_ids)

@@ -9,7 +9,7 @@ from specdec_cli.serve.errors import bad_field
 from specdec_cli.serve.protocol import CompletionRequest
 
 if TYPE_CHECKING:
-    from specdec_cli.serve.request.prepare import Facts
+    from specdec_cli.serve.request.prepare import ModelInfo
 
 Prompts = tuple[tuple[int, ...], ...]
 _TRUNCATED_CONTEXTS = 16
@@ -17,77 +17,80 @@ _TRUNCATED_CONTEXTS = 16
 
 
 def encode_text(
-    text: str, where: str, facts: Facts, add_special_tokens: bool = True, truncate_to: int | None = None
+    text: str, where: str, model: ModelInfo, add_special_tokens: bool = True, truncate_to: int | None = None
 ) -> tuple[int, ...]:
     """Token ids of a text. One that cannot fit the model's context is refused before it is tokenized as a whole.
 
     Args:
         text: any text of a request.
         where: its field.
-        facts: of the served model.
+        model: the served model.
         add_special_tokens: as the tokenizer does by default.
         truncate_to: `truncate_prompt_tokens`: how many of the last tokens are kept.
 
     Raises:
         ApiError: 400 naming the field.
     """
-    if facts.tokenizer is None:
+    if model.tokenizer is None:
         raise bad_field(where, "must be token ids: the model has no tokenizer")
-    most = facts.max_context * (1 if truncate_to is None else _TRUNCATED_CONTEXTS)
-    if facts.tokenizer.exceeds(text, most):
+    most = model.max_context * (1 if truncate_to is None else _TRUNCATED_CONTEXTS)
+    if model.tokenizer.exceeds(text, most):
         allowed = "" if truncate_to is None else f", and a prompt to truncate may have {most} tokens"
-        said = f"has more than `{most}` tokens, and the model's context is {facts.max_context}{allowed}"
-        raise bad_field(where, said, "context_length_exceeded")
-    return truncated(facts.tokenizer.encode(text, add_special_tokens), truncate_to)
+        message = f"has more than `{most}` tokens, and the model's context is {model.max_context}{allowed}"
+        raise bad_field(where, message, "context_length_exceeded")
+    return truncated(model.tokenizer.encode(text, add_special_tokens), truncate_to)
 
 
-def check_num_choices(num_prompts: int, n: int, facts: Facts) -> None:
+def check_num_choices(num_prompts: int, n: int, model: ModelInfo) -> None:
     """Refuse more choices than the server's limit, naming `n` or `prompt`."""
-    limit = facts.limits.max_choices
+    limit = model.serve.max_choices
     if n > limit:
         raise bad_field("n", f"must be at most {limit}, not `{n}`")
     if num_prompts * n > limit:
-        said = f"asks for `{num_prompts * n}` choices (prompts times `n`), and at most {limit} are taken"
-        raise bad_field("prompt", said)
+        message = f"asks for `{num_prompts * n}` choices (prompts times `n`), and at most {limit} are taken"
+        raise bad_field("prompt", message)
 
 
-def read_prompts(request: CompletionRequest, facts: Facts) -> tuple[tuple[int, ...], ...]:
+def read_prompts(request: CompletionRequest, model: ModelInfo) -> tuple[tuple[int, ...], ...]:
     """Token ids of each prompt.
 
     Raises:
         ApiError: 400 naming the prompt: none, an empty one, too many, ids that do not exist.
     """
-    given: Any = request.prompt
-    is_one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
-    many = [given] if is_one else given
+    prompt: Any = request.prompt
+    is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+    many = [prompt] if is_one else prompt
     if not many:
         raise bad_field("prompt", "must not be empty")
-    check_num_choices(len(many), request.n or 1, facts)
-    found = []
+    check_num_choices(len(many), request.n or 1, model)
+    encoded = []
     for i, prompt in enumerate(many):
         where = "prompt" if is_one else f"prompt[{i}]"
-        found.append(_encode(prompt, where, request, facts))
-    return tuple(found)
+        encoded.append(_encode(prompt, where, request, model))
+    return tuple(encoded)
 
 
-def _encode(prompt: str | list[int], where: str, request: CompletionRequest, facts: Facts) -> tuple[int, ...]:
+def _encode(prompt: str | list[int], where: str, request: CompletionRequest, model: ModelInfo) -> tuple[int, ...]:
     most = request.truncate_prompt_tokens
     if isinstance(prompt, str):
-        tokens = encode_text(prompt, where, facts, request.add_special_tokens is not False, most)
+        tokens = encode_text(prompt, where, model, request.add_special_tokens is not False, most)
     else:
-        check_ids(prompt, where, facts)
         tokens = truncated(prompt, most)
+        if len(tokens) > model.max_context:
+            message = f"has `{len(tokens)}` tokens, and the model's context is {model.max_context}"
+            raise bad_field(where, message, "context_length_exceeded")
+        check_ids(prompt, where, model)
     if not tokens:
         raise bad_field(where, "must have at least one token")
     return tokens
 
 
-def check_ids(tokens: Sequence[int], where: str, facts: Facts) -> None:
+def check_ids(tokens: Sequence[int], where: str, model: ModelInfo) -> None:
     """Refuse token ids that the model does not have, naming the first one's place."""
-    wrong = next((i for i, token in enumerate(tokens) if token >= facts.num_tokens), None)
+    wrong = next((i for i, token in enumerate(tokens) if token >= model.num_tokens), None)
     if wrong is not None:
-        said = f"must be a token id below {facts.num_tokens}, not `{tokens[wrong]}`"
-        raise bad_field(f"{where}[{wrong}]", said)
+        message = f"must be a token id below {model.num_tokens}, not `{tokens[wrong]}`"
+        raise bad_field(f"{where}[{wrong}]", message)
 
 
 def truncated(tokens: Sequence[int], most: int | None) -> tuple[int, ...]:
@@ -95,12 +98,12 @@ def truncated(tokens: Sequence[int], most: int | None) -> tuple[int, ...]:
     return tuple(tokens if most is None else tokens[-most:])
 
 
-def echo(request: CompletionRequest, prompts: Prompts, facts: Facts) -> tuple[str, ...]:
+def echo(request: CompletionRequest, prompts: Prompts, model: ModelInfo) -> tuple[str, ...]:
     """Each prompt as it was given, or as its tokens say it: special ones too where `skip_special_tokens` is false."""
-    given: Any = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    if isinstance(given[0], str) and request.truncate_prompt_tokens is None:
-        return tuple(given)
-    if facts.tokenizer is None:
+    prompt: Any = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    if isinstance(prompt[0], str) and request.truncate_prompt_tokens is None:
+        return tuple(prompt)
+    if model.tokenizer is None:
         return ("",) * len(prompts)
     skips_special = request.skip_special_tokens is not False
-    return tuple(facts.tokenizer.decode(prompt, skips_special) for prompt in prompts)
+    return tuple(model.tokenizer.decode(prompt, skips_special) for prompt in prompts)

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError, bad_field
-from specdec_cli.serve.limits import RequestLimits
-from specdec_cli.serve.protocol import AnyBody
+from specdec_cli.serve.protocol import TOO_MANY, AnyBody, ListLengths
 
 _MAX_DIGITS = 30
 _JSON_WORDS = {"False": "false", "True": "true"}
@@ -22,7 +22,7 @@ _JSON_WORDS = {"False": "false", "True": "true"}
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
-def parse(kind: type[AnyBody], body: bytes, limits: RequestLimits) -> tuple[AnyBody, list[str]]:
+def parse(kind: type[AnyBody], body: bytes, limits: Serve) -> tuple[AnyBody, list[str]]:
     """A request and the paths of its unknown fields (for the header `x-specdec-ignored`).
 
     Args:
@@ -32,22 +32,36 @@ def parse(kind: type[AnyBody], body: bytes, limits: RequestLimits) -> tuple[AnyB
 
     Raises:
         ApiError: 413 for a body too large; else 400 naming the field: no JSON, invalid UTF-8, NaN or Infinity, a key
-            twice, too deep, a wrong type, a value out of range.
+            twice, too deep, a list too long, a wrong type, a value out of range.
     """
-    document = read_json(body, limits)
+    document = _load(body, limits)
+    refusal = request = None
     try:
-        request = kind.model_validate(document)
+        request = kind.model_validate(document, context=ListLengths(limits))
     except ValidationError as error:
-        raise _refusal(kind, document, error) from None
+        refusal = error
+        if any(found["type"] == TOO_MANY for found in error.errors(include_url=False)):
+            raise _refusal(kind, document, error) from None
+    _check_values(document, ())
+    if refusal is not None:
+        raise _refusal(kind, document, refusal)
+    assert request is not None, "it was refused or read"
     return request, request.ignored()
 
 
-def read_json(body: bytes, limits: RequestLimits) -> dict[str, Any]:
+def read_json(body: bytes, limits: Serve) -> dict[str, Any]:
     """A JSON object of a body, strictly.
 
     Raises:
         ApiError: as `parse`.
     """
+    document = _load(body, limits)
+    _check_values(document, ())
+    return document
+
+
+def _load(body: bytes, limits: Serve) -> dict[str, Any]:
+    """A JSON object whose numbers and texts are still to be checked."""
     if len(body) > limits.max_body_bytes:
         raise ApiError(
             413,
@@ -62,11 +76,10 @@ def read_json(body: bytes, limits: RequestLimits) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise bad_field(None, f"the body is not valid UTF-8 at byte `{error.start}`", "invalid_json") from None
     except json.JSONDecodeError as error:
-        said = f"the body is not valid JSON: {error.msg} at line `{error.lineno}`, column `{error.colno}`"
-        raise bad_field(None, said, "invalid_json") from None
+        message = f"the body is not valid JSON: {error.msg} at line `{error.lineno}`, column `{error.colno}`"
+        raise bad_field(None, message, "invalid_json") from None
     if not isinstance(document, dict):
         raise bad_field(None, "the body must be a JSON object", "invalid_json")
-    _check_values(document, ())
     return document
 
 
@@ -89,18 +102,18 @@ def _parse_int(digits: str) -> int | _Unreadable:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    document = dict(pairs)
+    if len(document) < len(pairs):
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise bad_field(_printable(twice), "is given twice", "invalid_json")
-    return found
+    return document
 
 
 def _check_depth(body: bytes, limit: int) -> None:
     """Refuse what is nested too deeply before a recursive parser sees it, naming the outermost field."""
     depth, name = 0, b""
-    for found in _TOKEN.finditer(body):
-        token = found[0]
+    for match in _TOKEN.finditer(body):
+        token = match[0]
         if token in b"[{":
             depth += 1
             if depth > limit:
@@ -122,14 +135,14 @@ def _check_values(value: object, path: tuple[str | int, ...]) -> None:
         if not value.isascii() and not _is_text(value):
             raise bad_field(field_path(path), "holds half of a surrogate pair, which is no text")
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             if not _is_text(name):
                 raise bad_field(field_path(path) or None, "has a key with half of a surrogate pair, which is no text")
-            _check_values(one, (*path, name))
+            _check_values(item, (*path, name))
     elif isinstance(value, list):
-        for i, one in enumerate(value):
-            if type(one) is not int:
-                _check_values(one, (*path, i))
+        for i, item in enumerate(value):
+            if type(item) is not int:
+                _check_values(item, (*path, i))
 
 
 def _is_text(value: str) -> bool:
@@ -147,17 +160,20 @@ def _printable(name: str) -> str:
 def _refusal(kind: type[AnyBody], document: dict[str, Any], error: ValidationError) -> ApiError:
     """A 400 for pydantic's errors at one field. The errors of a union, one for each member, are joined."""
     errors = error.errors(include_url=False)
-    rivals = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    long = next((each for each in errors if each["type"] == TOO_MANY), None)
+    if long is not None:
+        return bad_field(field_path(_place(document, long)), long["msg"])
+    rivals = [rival for rival in errors if rival["loc"][:1] == errors[0]["loc"][:1]]
     field = kind.model_fields.get(str(errors[0]["loc"][0]))
-    if len(rivals) > 1 and field is not None and field.description and all(_is_about_type(one) for one in rivals):
+    if len(rivals) > 1 and field is not None and field.description and all(_is_about_type(rival) for rival in rivals):
         return bad_field(str(errors[0]["loc"][0]), f"must be {field.description}, not `{_short(errors[0]['input'])}`")
-    chosen = max(rivals, key=lambda one: (not _is_about_type(one), len(_place(document, one))))
+    chosen = max(rivals, key=lambda rival: (not _is_about_type(rival), len(_place(document, rival))))
     where = _place(document, chosen)
     if chosen["type"] == "missing":
         return bad_field(field_path(where), "is missing")
-    alike = [one for one in rivals if _is_about_type(one) == _is_about_type(chosen)]
-    told = dict.fromkeys(_told(one) for one in alike if _place(document, one) == where)
-    return bad_field(field_path(where), f"{' or '.join(told)}, not `{_short(chosen['input'])}`")
+    alike = [rival for rival in rivals if _is_about_type(rival) == _is_about_type(chosen)]
+    messages = dict.fromkeys(_told(rival) for rival in alike if _place(document, rival) == where)
+    return bad_field(field_path(where), f"{' or '.join(messages)}, not `{_short(chosen['input'])}`")
 
 
 def _is_about_type(error: ErrorDetails) -> bool:
@@ -165,7 +181,7 @@ def _is_about_type(error: ErrorDetails) -> bool:
 
 
 def _place(document: dict[str, Any], error: ErrorDetails) -> tuple[str | int, ...]:
-    """Where the error is: pydantic's location without the tags of unions' members."""
+    """Place of the error: pydantic's location without the tags of union members."""
     path: list[str | int] = []
     value: Any = document
     for part in error["loc"]:
@@ -191,5 +207,6 @@ def _told(error: ErrorDetails) -> str:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    start = value[:80] if isinstance(value, list | str) else value
+    text = json.dumps(start, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.recipe.schema import ReasoningParser
+from specdec_cli.recipe.values import ReasoningParser
 from specdec_cli.sampling.thinking import Begins, ThinkingMarkers
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def plan_reasoning(
 
 
 def _last(text: str, markers: ThinkingMarkers) -> Begins | None:
-    """Where a text that goes on stands: in a thought, past one; None where it has no marker."""
+    """State of a text that goes on: in a thought or past one; None if it has no marker."""
     start, end = text.rfind(markers.start), text.rfind(markers.end)
     if start == end:  # neither is there
         return None
@@ -108,8 +108,8 @@ class ThoughtReader:
         thought = self._take_thought() if self.phase == "thinking" else ""
         if self.phase == "thinking":
             return thought, ""
-        said, self._held = self._held, ""
-        return thought, said
+        answer, self._held = self._held, ""
+        return thought, answer
 
     def finish(self) -> tuple[str, str]:
         """The text that was held back, once no more follows. Call it once."""

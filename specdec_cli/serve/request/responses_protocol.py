@@ -9,9 +9,11 @@ from pydantic import Field
 from specdec_cli.serve.protocol import (
     Body,
     GenerationBody,
-    Items,
+    Parts,
     StreamOptions,
     TextPart,
+    Tools,
+    Turns,
     Unused,
 )
 
@@ -45,15 +47,15 @@ class InputItem(Body):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     # A message
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | Items[ResponsePart] | None = None
+    content: str | Parts[ResponsePart] | None = None
     phase: str | None = None
     # A call and its result
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | Items[ResponsePart] | None = None
+    output: str | Parts[ResponsePart] | None = None
     # Reasoning
-    summary: Items[ResponsePart] | None = None
+    summary: Parts[ResponsePart] | None = None
     encrypted_content: Unused = None
 
 
@@ -93,15 +95,15 @@ class ResponseStreamOptions(StreamOptions):
 class ResponsesRequest(GenerationBody):
     """The body of `POST /v1/responses`."""
 
-    input: str | Items[InputItem] = Field(description="a string or a list of items")
+    input: str | Turns[InputItem] = Field(description="a string or a list of items")
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: Items[ResponseTool] | None = None
+    tools: Tools[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include_reasoning: bool | None = None
-    include: Items[Includable] | None = None
+    include: Parts[Includable] | None = None
     top_logprobs: int | None = Field(None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -123,5 +125,5 @@ class ResponsesRequest(GenerationBody):
 
     def ignored(self) -> list[str]:
         """Paths of unknown fields, and of `reasoning.encrypted_content`: reasoning items hold plain text here."""
-        asked = [f"include[{i}]" for i, name in enumerate(self.include or ()) if name == INCLUDE_ENCRYPTED]
-        return [*super().ignored(), *asked]
+        encrypted = [f"include[{i}]" for i, name in enumerate(self.include or ()) if name == INCLUDE_ENCRYPTED]
+        return [*super().ignored(), *encrypted]

@@ -21,7 +21,7 @@ from specdec_cli.serve.protocol import (
     TextPart,
     Tool,
 )
-from specdec_cli.serve.request.prepare import Facts, Prepared, prepare_chat
+from specdec_cli.serve.request.prepare import ModelInfo, Prepared, prepare_chat
 from specdec_cli.serve.request.responses_protocol import (
     INCLUDE_LOGPROBS,
     InputItem,
@@ -50,7 +50,7 @@ _FIELD = re.compile(
 )
 
 
-def prepare_response(request: ResponsesRequest, facts: Facts, request_id: str, cache_salt: str = "") -> Prepared:
+def prepare_response(request: ResponsesRequest, model: ModelInfo, request_id: str, cache_salt: str = "") -> Prepared:
     """Jobs of `POST /v1/responses`; arguments as `prepare_completion`.
 
     Raises:
@@ -60,13 +60,13 @@ def prepare_response(request: ResponsesRequest, facts: Facts, request_id: str, c
     turns = _read_input(request)
     chat = _as_chat(request, turns.messages)
     try:
-        prepared = prepare_chat(chat, facts, request_id, cache_salt)
+        prepared = prepare_chat(chat, model, request_id, cache_salt)
     except ApiError as error:
         raise turns.renamed(error) from error
     constraint = prepared.constraint
-    if constraint is None:
-        return prepared
-    return replace(prepared, constraint=replace(constraint, param=turns.renamed_text(constraint.param)))
+    if constraint is not None:
+        constraint = replace(constraint, param=turns.renamed_text(constraint.param))
+    return replace(prepared, body=request, constraint=constraint)
 
 
 def _refuse_stored(request: ResponsesRequest) -> None:
@@ -79,7 +79,7 @@ def _refuse_stored(request: ResponsesRequest) -> None:
 
 
 def _as_chat(request: ResponsesRequest, messages: list[Message]) -> ChatCompletionRequest:
-    """The same request as the chat API has it."""
+    """Request in the form of the chat API."""
     changed: dict[str, Any] = {name: getattr(request, name) for name in request.model_fields_set & _SHARED}
     changed |= _unknown(request)
     changed["max_completion_tokens"] = request.max_output_tokens
@@ -170,14 +170,16 @@ class Turns:
     def renamed(self, error: ApiError) -> ApiError:
         """An error of the chat path, with the fields that this API has."""
         param = None if error.param is None else self.renamed_text(error.param)
-        said = self.renamed_text(error.message)
-        return ApiError(error.status, said, param=param, code=error.code, type=error.type, headers=dict(error.headers))
+        message = self.renamed_text(error.message)
+        return ApiError(
+            error.status, message, param=param, code=error.code, type=error.type, headers=dict(error.headers)
+        )
 
     def renamed_text(self, text: str) -> str:
         """A field of the chat path, or a text that names some, with the fields that this API has."""
 
-        def name(found: re.Match[str]) -> str:
-            index, rest, tool, other = found.groups()
+        def name(match: re.Match[str]) -> str:
+            index, rest, tool, other = match.groups()
             if other is not None:
                 return _NAMES[other]
             if tool is not None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.serve.errors import ApiError, bad_field, unknown_model
 from specdec_cli.serve.request.conversation import Conversation
 from specdec_cli.serve.request.prompts import check_ids, encode_text
-from specdec_cli.serve.tools.toolbox import model_format
 
 if TYPE_CHECKING:
     from specdec_cli.serve.protocol import DetokenizeRequest, TokenizeRequest
-    from specdec_cli.serve.request.prepare import Facts
+    from specdec_cli.serve.request.prepare import ModelInfo
     from specdec_cli.text.tokenizer import Tokenizer
 
 
@@ -19,63 +18,63 @@ _DETOKENIZED_CONTEXTS = 4  # whatever /tokenize answers with can be turned back
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-def tokenize(request: TokenizeRequest, facts: Facts) -> dict[str, Any]:
+def tokenize(request: TokenizeRequest, model: ModelInfo) -> dict[str, Any]:
     """The answer of `/tokenize`: `{count, max_model_len, tokens, token_strs}`.
 
     Raises:
         ApiError: 404 for an unknown model, 400 naming the field.
     """
-    tokenizer = _tokenizer(request.model, facts)
+    tokenizer = _tokenizer(request.model, model)
     if (request.prompt is None) == (request.messages is None):
         raise bad_field("prompt", "or `messages` must be given, one of them")
     if request.prompt is not None:
         _refuse_chat_fields(request)
-        tokens = encode_text(request.prompt, "prompt", facts, request.add_special_tokens is not False)
+        tokens = encode_text(request.prompt, "prompt", model, request.add_special_tokens is not False)
     else:
-        tokens = _encode_messages(request, facts)
+        tokens = _encode_messages(request, model)
     strings = [tokenizer.piece(token) for token in tokens] if request.return_token_strs else None
-    return {"count": len(tokens), "max_model_len": facts.max_context, "tokens": list(tokens), "token_strs": strings}
+    return {"count": len(tokens), "max_model_len": model.max_context, "tokens": list(tokens), "token_strs": strings}
 
 
-def detokenize(request: DetokenizeRequest, facts: Facts) -> dict[str, Any]:
+def detokenize(request: DetokenizeRequest, model: ModelInfo) -> dict[str, Any]:
     """The answer of `/detokenize`: `{prompt}`, special tokens written out.
 
     Raises:
         ApiError: 404 for an unknown model, 400 naming the field.
     """
-    tokenizer = _tokenizer(request.model, facts)
-    most = _DETOKENIZED_CONTEXTS * facts.max_context
+    tokenizer = _tokenizer(request.model, model)
+    most = _DETOKENIZED_CONTEXTS * model.max_context
     if len(request.tokens) > most:
         raise bad_field("tokens", f"has `{len(request.tokens)}` ids, and at most {most} are taken")
-    check_ids(request.tokens, "tokens", facts)
+    check_ids(request.tokens, "tokens", model)
     return {"prompt": tokenizer.decode(request.tokens, skip_special_tokens=False)}
 
 
-def tokenizer_info(facts: Facts) -> dict[str, Any]:
+def tokenizer_info(model: ModelInfo) -> dict[str, Any]:
     """The answer of `/tokenizer_info`; special tokens as text under the names of `tokenizer_config.json`, as in vLLM's.
 
     Raises:
         ApiError: 404 for a model without a tokenizer.
     """
-    tokenizer = _tokenizer(None, facts)
+    tokenizer = _tokenizer(None, model)
     return {
         "tokenizer_class": type(tokenizer.hf).__name__,
         "vocab_size": tokenizer.num_tokens,
         **{name: getattr(tokenizer.hf, name, None) for name in _SPECIAL},
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_ids": list(tokenizer.eos_token_ids),
-        "model_max_length": facts.max_context,
+        "model_max_length": model.max_context,
         "chat_template": tokenizer.chat_template or None,
-        "tool_call_format": model_format(facts.tool_call_parser, tokenizer),
+        "tool_call_format": model.tool_call_format,
     }
 
 
-def _tokenizer(name: str | None, facts: Facts) -> Tokenizer:
-    if name is not None and name not in facts.names:
-        raise unknown_model(name, facts.names)
-    if facts.tokenizer is None:
+def _tokenizer(name: str | None, model: ModelInfo) -> Tokenizer:
+    if name is not None and name not in model.names:
+        raise unknown_model(name, model.names)
+    if model.tokenizer is None:
         raise ApiError(404, "the model has no tokenizer", code="no_tokenizer")
-    return facts.tokenizer
+    return model.tokenizer
 
 
 def _refuse_chat_fields(request: TokenizeRequest) -> None:
@@ -84,18 +83,10 @@ def _refuse_chat_fields(request: TokenizeRequest) -> None:
             raise bad_field(name, "goes with `messages`, not with `prompt`")
 
 
-def _encode_messages(request: TokenizeRequest, facts: Facts) -> tuple[int, ...]:
+def _encode_messages(request: TokenizeRequest, model: ModelInfo) -> tuple[int, ...]:
     messages = request.messages or []
-    if not 1 <= len(messages) <= facts.limits.max_messages:
-        raise bad_field("messages", f"must have from 1 to {facts.limits.max_messages} turns, not `{len(messages)}`")
+    if not messages:
+        raise bad_field("messages", "must have at least one turn")
     if request.add_special_tokens:
         raise bad_field("add_special_tokens", "goes with `prompt`: the chat template brings its own special tokens")
-    conversation = Conversation(
-        messages,
-        tools=request.tools or (),
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message is True,
-        variables=request.chat_template_kwargs,
-        parser=facts.tool_call_parser,
-    )
-    return conversation.encode(facts)
+    return Conversation(messages, request, request.tools or ()).encode(model)

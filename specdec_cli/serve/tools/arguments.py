@@ -35,11 +35,13 @@ def from_text(text: str, parameters: Mapping[str, Any], key: str) -> str:
     types = types_of(parameters, key)
     if types == {"string"}:
         return _quoted(text)
-    found = _readings(text.strip())
+    readings = _readings(text.strip())
     if types:
-        found = [one for one in found if one[0] in types or (one[0] == "integer" and "number" in types)]
-    if found:
-        return found[0][1]
+        readings = [
+            reading for reading in readings if reading[0] in types or (reading[0] == "integer" and "number" in types)
+        ]
+    if readings:
+        return readings[0][1]
     number = _integral(text) if "integer" in types else None
     return _quoted(text) if number is None else number
 
@@ -90,42 +92,42 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
     if isinstance(schema.get("$ref"), str):
         yield from _types(_resolve(schema["$ref"], root), root, depth + 1)
     stated = schema.get("type")
-    yield from (one for one in ([stated] if isinstance(stated, str) else stated or ()) if isinstance(one, str))
+    yield from (name for name in ([stated] if isinstance(stated, str) else stated or ()) if isinstance(name, str))
     if stated is None:
         values = [schema["const"]] if "const" in schema else schema.get("enum") or ()
         yield from (_KINDS[type(value)] for value in values if type(value) in _KINDS)
         for choice in ("anyOf", "oneOf", "allOf"):
-            for one in schema.get(choice) or ():
-                yield from _types(one, root, depth + 1)
+            for alternative in schema.get(choice) or ():
+                yield from _types(alternative, root, depth + 1)
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
+    schema: Any = root
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema
 
 
 def _readings(text: str) -> list[tuple[str, str]]:
     """Readings of a text other than as a string, as type and JSON, best first."""
-    found = []
+    readings = []
     try:
         value = json.loads(text, parse_constant=_refuse)
         if not isinstance(value, str):
-            found.append((_KINDS[type(value)], text))
+            readings.append((_KINDS[type(value)], text))
     except (ValueError, RecursionError):
         pass
     if text.lower() in _WORDS:
         value = _WORDS[text.lower()]
-        found.append((_KINDS[type(value)], json.dumps(value)))
-    elif text[:1] in ("[", "{", "(") and not found:
+        readings.append((_KINDS[type(value)], json.dumps(value)))
+    elif text[:1] in ("[", "{", "(") and not readings:
         try:
             value = _literal(text)
-            found.append((_KINDS[type(value)], json.dumps(value, ensure_ascii=False, allow_nan=False)))
+            readings.append((_KINDS[type(value)], json.dumps(value, ensure_ascii=False, allow_nan=False)))
         except ValueError:
             pass
-    return found
+    return readings
 
 
 def _integral(text: str) -> str | None:
@@ -152,8 +154,8 @@ def _literal(source: str) -> Any:
     return value
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0] if found[1] in _PYTHON_ESCAPES else "\\" + found[0]
+def _escaped(match: re.Match[str]) -> str:
+    return match[0] if match[1] in _PYTHON_ESCAPES else "\\" + match[0]
 
 
 def _value(node: ast.expr) -> Any:
@@ -166,10 +168,10 @@ def _value(node: ast.expr) -> Any:
         if type(value) in (int, float):
             return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return [_value(one) for one in node.elts]
+        return [_value(element) for element in node.elts]
     if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
         keys = [_value(key) for key in node.keys if key is not None]
-        return {key: _value(one) for key, one in zip(map(_as_key, keys), node.values, strict=True)}
+        return {key: _value(element) for key, element in zip(map(_as_key, keys), node.values, strict=True)}
     raise ValueError("no literal")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_cli.serve.tools.letters import SPACE, NoCallError
+from specdec_cli.serve.tools.scanner import SPACE, NoCallError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,21 @@
-"""Which tool-call format a model has: its chat template writes a made-up call, and the output shows the form."""
+"""The formats of tool calls by name, and which of them a model has.
+
+Its chat template writes a made-up call, and the output shows the format.
+
+| format | a call looks like |
+|---|---|
+| hermes | `<tool_call>{"name": "f", "arguments": {…}}</tool_call>` (Hermes, Qwen2.5, Qwen3) |
+| granite, jamba, phi4_mini_json | the same objects in a list after `<|tool_call|>`, `<tool_calls>` and `functools` |
+| qwen3_coder | `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`, values as plain text |
+| seed_oss, minimax_m2 | the same with `<seed:tool_call>`; with `<minimax:tool_call><invoke name="f">…` |
+| glm45 | `<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>`, values as plain text |
+| deepseek | `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…`, V3 and V3.1 |
+| kimi_k2 | the same with Kimi's tokens, `functions.f:0` as the name |
+| llama3_json | `{"name": "f", "parameters": {…}}` at the beginning, or after `<|python_tag|>`; several joined by `;` |
+| pythonic | `[f(x=1), g(y='a')]` at the beginning, or between Llama 4's or LFM2's tokens |
+| olmo3 | `<function_calls>f(x=1)</function_calls>` |
+| mistral | `[TOOL_CALLS][{"name": "f", "arguments": {…}}]`, or `[TOOL_CALLS]f[ARGS]{…}` |
+"""
 
 from __future__ import annotations
 
@@ -8,68 +25,94 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from specdec_cli.serve.tools.call_format import CallFormat
+from specdec_cli.serve.tools.json_calls import BareObjects, MarkedObjects, MistralCalls, NamedJson
 from specdec_cli.serve.tools.probe import CALL_ID, CALLED, SAID, written_call, written_prompt, written_text
-from specdec_cli.serve.tools.tools import Format
+from specdec_cli.serve.tools.python_calls import BracketedPython, PythonLines
+from specdec_cli.serve.tools.tag_calls import GlmCalls, TaggedCalls
 
 if TYPE_CHECKING:
-    from specdec_cli.recipe.schema import ToolCallParser
     from specdec_cli.text.tokenizer import Tokenizer
 
-PARSERS: Mapping[ToolCallParser, Format] = {
-    "hermes": "hermes",
-    "granite": "granite",
-    "jamba": "jamba",
-    "phi4_mini_json": "phi4_mini_json",
-    "qwen3_coder": "qwen3_coder",
-    "qwen3_xml": "qwen3_coder",
-    "seed_oss": "seed_oss",
-    "minimax_m2": "minimax_m2",
-    "glm45": "glm45",
-    "glm47": "glm45",
-    "deepseek_v3": "deepseek",
-    "deepseek_v31": "deepseek",
-    "kimi_k2": "kimi_k2",
-    "llama3_json": "llama3_json",
-    "llama4_json": "llama3_json",
-    "llama3": "llama3_json",
-    "pythonic": "pythonic",
-    "llama4_pythonic": "pythonic",
-    "olmo3": "olmo3",
-    "mistral": "mistral",
+FORMATS: Mapping[str, CallFormat] = {
+    "qwen3_coder": TaggedCalls(
+        "<tool_call>",
+        "</tool_call>",
+        parsers=("qwen3_coder", "qwen3_xml"),
+        written=r"<tool_call>\s*<function=NAME",
+        line="\n",
+    ),
+    "seed_oss": TaggedCalls("<seed:tool_call>", "</seed:tool_call>", written=r"<seed:tool_call>\s*<function=NAME"),
+    "minimax_m2": TaggedCalls(
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        written=r'<minimax:tool_call>\s*<invoke name="NAME',
+        call=('<invoke name="', '">'),
+        end_call="</invoke>",
+        parameter=('<parameter name="', '">'),
+    ),
+    "glm45": GlmCalls(
+        "<tool_call>", "</tool_call>", parsers=("glm45", "glm47"), written=r"<tool_call>\s*NAME\s*<arg_key>"
+    ),
+    "hermes": MarkedObjects(
+        "<tool_call>",
+        "</tool_call>",
+        written=r'<tool_call>\s*\[?\s*\{[^{}]*"name"[^{}]*NAME',
+        is_list=False,
+    ),
+    "granite": MarkedObjects("<|tool_call|>", written=r'<\|tool_call\|>\s*\[?\s*\{[^{}]*"name"[^{}]*NAME'),
+    "jamba": MarkedObjects("<tool_calls>", "</tool_calls>", written=r'<tool_calls>\s*\[\s*\{[^{}]*"name"[^{}]*NAME'),
+    "phi4_mini_json": MarkedObjects("functools", written=r'functools\s*\[\s*\{[^{}]*"name"[^{}]*NAME'),
+    "deepseek": NamedJson(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        parsers=("deepseek_v3", "deepseek_v31"),
+        written=r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>NAME|NAME<｜tool▁sep｜>)",
+        call="<｜tool▁call▁begin｜>",
+        arguments="<｜tool▁sep｜>",
+        end_call="<｜tool▁call▁end｜>",
+    ),
+    "kimi_k2": NamedJson(
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        written=rf"<\|tool_call_begin\|>(?:(?:functions\.)?NAME|{CALL_ID}<\|tool_call_argument_begin\|>)",
+        ids="numbered",
+        call="<|tool_call_begin|>",
+        arguments="<|tool_call_argument_begin|>",
+        end_call="<|tool_call_end|>",
+        name=re.compile(r"(?:functions\.)?(.+?)(?::\d+)?"),
+    ),
+    "mistral": MistralCalls(
+        "[TOOL_CALLS]", written=r'\[TOOL_CALLS\]\s*(?:\[\s*\{[^{}]*"name"[^{}]*)?NAME', ids="short"
+    ),
+    "olmo3": PythonLines("<function_calls>", "</function_calls>", written=r"<function_calls>\s*NAME\("),
+    "llama3_json": BareObjects(
+        "<|python_tag|>",
+        parsers=("llama3_json", "llama4_json", "llama3"),
+        written=r'<\|python_tag\|>\s*\{[^{}]*"name"[^{}]*NAME',
+        bare=r'\[?\s*\{\s*(?:"type":\s*"function",\s*)?"name":\s*"NAME",\s*"(?:parameters|arguments)":',
+        instructions=r'\{"name": function name, "parameters": ',
+        bare_starts="{[",
+    ),
+    "pythonic": BracketedPython(
+        "",
+        parsers=("pythonic", "llama4_pythonic"),
+        written=r"(?:<\|python_start\|>|<\|tool_call_start\|>)\s*\[NAME\(",
+        bare=r"\[NAME\(",
+        instructions=r"\[func(?:tion)?_name1?\(\w+=",
+        bare_starts="[",
+    ),
 }
-"""Formats by the names of `--tool-call-parser`, which are vLLM's; `llama3` is an older one of ours."""
+"""In the order in which a template is looked at."""
 
-# `NAME` is the called function in a written call and any word in the template's instructions.
-_MARKED: Mapping[Format, str] = {
-    "qwen3_coder": r"<tool_call>\s*<function=NAME",
-    "seed_oss": r"<seed:tool_call>\s*<function=NAME",
-    "minimax_m2": r'<minimax:tool_call>\s*<invoke name="NAME',
-    "glm45": r"<tool_call>\s*NAME\s*<arg_key>",
-    "hermes": r'<tool_call>\s*\[?\s*\{[^{}]*"name"[^{}]*NAME',
-    "granite": r'<\|tool_call\|>\s*\[?\s*\{[^{}]*"name"[^{}]*NAME',
-    "jamba": r'<tool_calls>\s*\[\s*\{[^{}]*"name"[^{}]*NAME',
-    "phi4_mini_json": r'functools\s*\[\s*\{[^{}]*"name"[^{}]*NAME',
-    "deepseek": r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>NAME|NAME<｜tool▁sep｜>)",
-    "kimi_k2": rf"<\|tool_call_begin\|>(?:(?:functions\.)?NAME|{CALL_ID}<\|tool_call_argument_begin\|>)",
-    "mistral": r'\[TOOL_CALLS\]\s*(?:\[\s*\{[^{}]*"name"[^{}]*)?NAME',
-    "olmo3": r"<function_calls>\s*NAME\(",
-    "llama3_json": r'<\|python_tag\|>\s*\{[^{}]*"name"[^{}]*NAME',
-    "pythonic": r"(?:<\|python_start\|>|<\|tool_call_start\|>)\s*\[NAME\(",
-}
-_BARE: Mapping[Format, str] = {
-    "llama3_json": r'\[?\s*\{\s*(?:"type":\s*"function",\s*)?"name":\s*"NAME",\s*"(?:parameters|arguments)":',
-    "pythonic": r"\[NAME\(",
-}
-"""Forms without a mark, where the turn begins with the call."""
-_TOLD: Mapping[Format, str] = {
-    "llama3_json": r'\{"name": function name, "parameters": ',
-    "pythonic": r"\[func(?:tion)?_name1?\(\w+=",
-}
+PARSERS: Mapping[str, str] = {parser: name for name, form in FORMATS.items() for parser in form.parsers or (name,)}
+"""Formats by the names of `--tool-call-parser`."""
+
 _WORD = r"[^\s\"<>()]*[\w}>]"
 
 
 @lru_cache(maxsize=32)
-def find_format(tokenizer: Tokenizer, chat_template: str) -> Format | None:
+def find_format(tokenizer: Tokenizer, chat_template: str) -> str | None:
     """The format in which a chat template writes calls, else the format in its instructions; None for neither.
 
     Args:
@@ -77,20 +120,22 @@ def find_format(tokenizer: Tokenizer, chat_template: str) -> Format | None:
         chat_template: the template, so that a changed one is looked at again.
     """
     arguments = {"probe_key": "probe value"}
-    tried = (written_call(tokenizer, given) for given in (arguments, json.dumps(arguments)))
+    tried = (written_call(tokenizer, form) for form in (arguments, json.dumps(arguments)))
     written = next((text for text in tried if text is not None and (CALLED in text or CALL_ID in text)), "")
     instructions = written_prompt(tokenizer) or ""
-    return (
-        _match(_MARKED, written, CALLED)
-        or _match(_MARKED, instructions, _WORD)
-        or _match(_BARE, _turn(tokenizer, written), CALLED, at_begin=True)
-        or _match(_TOLD, instructions, "")
+    turn = _turn(tokenizer, written)
+    attempts = (
+        (re.search, "written", written, CALLED),
+        (re.search, "written", instructions, _WORD),
+        (re.match, "bare", turn, CALLED),
+        (re.search, "instructions", instructions, ""),
     )
-
-
-def _match(patterns: Mapping[Format, str], text: str, name: str, at_begin: bool = False) -> Format | None:
-    find = re.match if at_begin else re.search
-    return next((form for form, pattern in patterns.items() if find(pattern.replace("NAME", name), text)), None)
+    for find, attribute, text, name in attempts:
+        for form, call_format in FORMATS.items():
+            pattern = getattr(call_format, attribute)
+            if pattern and find(pattern.replace("NAME", name), text):
+                return form
+    return None
 
 
 def _turn(tokenizer: Tokenizer, written: str) -> str:

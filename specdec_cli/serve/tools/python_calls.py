@@ -3,13 +3,116 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from specdec_cli.serve.protocol import Tool
 from specdec_cli.serve.tools import arguments
+from specdec_cli.serve.tools.call_format import CallFormat, WrittenCall, as_json
 from specdec_cli.serve.tools.calls import Calls
-from specdec_cli.serve.tools.letters import NoCallError, Steps, after_space
+from specdec_cli.serve.tools.scanner import NoCallError, Steps, after_space, expect, one_of, quoted
+
+if TYPE_CHECKING:
+    from specdec_cli.serve.tools.strict_calls import CallGrammar
 
 _KEYWORD = re.compile(r"\s*(\w+)\s*=(?!=)\s*(.*)", re.DOTALL)
+_MARKS = {
+    "<|python_start|>": "<|python_end|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    "<|python_tag|>": "",
+}
+"""The text before and after bracketed calls, of Llama 4 and LFM2."""
+
+
+@dataclass(frozen=True)
+class BracketedPython(CallFormat):
+    """Calls inside brackets, at the beginning of a turn or between tokens."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Tokens of several families."""
+        return tuple(_MARKS)
+
+    def read(self, calls: Calls, marker: str) -> Steps:
+        """Brackets and the closing token."""
+        yield from one_of(("[",), (yield from after_space((yield))))
+        char = yield from self._read_bracketed(calls, any_name=True)
+        if not (end := _MARKS[marker]):
+            return char
+        yield from one_of((end,), (yield from after_space(char)))
+        return (yield)
+
+    def read_bare(self, calls: Calls, char: str | None) -> Steps:
+        """Brackets with calls of tools that the request has."""
+        return self._read_bracketed(calls, any_name=False)
+
+    def _read_bracketed(self, calls: Calls, any_name: bool) -> Steps:
+        char = yield from read_python_calls(calls, (yield), any_name)
+        expect("]", char)
+        calls.end_text()
+        return (yield)
+
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        """Brackets without tokens."""
+        return f"[{', '.join(_written(calls))}]"
+
+    def sections(self, grammar: CallGrammar) -> dict[str, str]:
+        """Brackets and the closing token."""
+        calls = self.bare_calls(grammar)
+        return {begin: f"{calls} {grammar.mark(end) if end else ''}" for begin, end in _MARKS.items()}
+
+    def bare_calls(self, grammar: CallGrammar) -> str:
+        """Brackets."""
+        return grammar.once("bare", lambda: f'"[" {grammar.many(_call_rule(grammar), quoted(", "))} "]"')
+
+
+@dataclass(frozen=True)
+class PythonLines(CallFormat):
+    """Calls one to a line, between tags."""
+
+    def read(self, calls: Calls, marker: str) -> Steps:
+        """Lines and the closing tag."""
+        char = yield from read_python_calls(calls, (yield), any_name=True)
+        yield from one_of((self.end,), char)
+        return (yield)
+
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        """Lines between tags."""
+        return "\n".join((self.begin, *_written(calls), self.end))
+
+    def sections(self, grammar: CallGrammar) -> dict[str, str]:
+        """Lines and the closing tag."""
+        calls = grammar.many(_call_rule(grammar), '"\\n"')
+        return {self.begin: f'"\\n"? {calls} "\\n"? {grammar.mark(self.end)}'}
+
+
+def _written(calls: Sequence[WrittenCall]) -> list[str]:
+    return [
+        f"{name}({', '.join(f'{key}={as_json(value)}' for key, value in members.items())})"
+        for name, _, members in calls
+    ]
+
+
+def _call_rule(grammar: CallGrammar) -> str:
+    """A call, with its arguments in the schema's order."""
+
+    def call(tool: Tool) -> str:
+        name = quoted(tool.function.name + "(")
+        if not tool.function.strict:
+            argument = grammar.rule(f'/[a-zA-Z_]\\w*/ "=" {grammar.json({})}')
+            return f'{name} ({argument} (", " {argument})*)? ")"'
+        rest = ""
+        for key, schema, is_required in reversed(grammar.members(tool, str.isidentifier)):
+            value = grammar.rule(f"{quoted(key + '=')} {grammar.json(schema)}")
+            # What comes after is written twice: as the first argument, and behind a comma.
+            first, later = rest.split() if rest else ("", "")
+            argument = grammar.rule(f"{value} {later}" + ("" if is_required else f" | {first or quoted('')}"))
+            comma = grammar.rule(f'", " {value} {later}' + ("" if is_required else f" | {later or quoted('')}"))
+            rest = f"{argument} {comma}"
+        return f'{name} {rest.split()[0] if rest else ""} ")"'
+
+    return grammar.each(call)
 
 
 def read_python_calls(calls: Calls, char: str | None, any_name: bool) -> Steps:
@@ -45,9 +148,9 @@ def _read_arguments(calls: Calls) -> Generator[None, str | None, None]:
     places = iter(arguments.property_names(calls.schema))
     end: str | None = ","
     while end == ",":
-        said: list[str] = []
-        end = yield from _read_expression(said)
-        source = "".join(said)
+        expression: list[str] = []
+        end = yield from _read_expression(expression)
+        source = "".join(expression)
         named = _KEYWORD.fullmatch(source)
         if end is None:
             _begin_argument(calls, named)
@@ -66,7 +169,7 @@ def _begin_argument(calls: Calls, named: re.Match[str] | None) -> None:
         calls.argument(named[1], arguments.begun(named[2][1:], {}, named[1]))
 
 
-def _read_expression(said: list[str]) -> Steps:
+def _read_expression(expression: list[str]) -> Steps:
     """One expression; returns the comma or parenthesis that ends it, None at the output's end."""
     depth, quote, is_escaped, num_quoted = 0, "", False, 0
     while (char := (yield)) is not None:
@@ -76,14 +179,14 @@ def _read_expression(said: list[str]) -> Steps:
                 is_escaped = False
             elif char == "\\":
                 is_escaped = True
-            elif char == quote[0] and (len(quote) == 1 or (num_quoted >= 3 and said[-2:] == [char, char])):
+            elif char == quote[0] and (len(quote) == 1 or (num_quoted >= 3 and expression[-2:] == [char, char])):
                 quote = ""
         elif char in "\"'":
-            is_third = len(said) > 1 and said[-2:] == [char, char]
+            is_third = len(expression) > 1 and expression[-2:] == [char, char]
             quote, num_quoted = (char * 3 if is_third else char), 0
         elif depth == 0 and char in ",)":
             return char
         else:
             depth += (char in "([{") - (char in ")]}")
-        said.append(char)
+        expression.append(char)
     return None

@@ -27,6 +27,6 @@ def training_method(name: str) -> type[TrainingMethod]:
         raise UsageError(
             f"unknown training method `{name}`{did_you_mean(name, METHODS)}", f"one of: {', '.join(METHODS)}"
         )
-    module, _, found = METHODS[name].partition(":")
-    method: type[TrainingMethod] = getattr(import_module(f"{__name__}.{module}"), found)
+    module, _, class_name = METHODS[name].partition(":")
+    method: type[TrainingMethod] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return method

@@ -18,7 +18,7 @@ from transformers import Qwen3Config
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
-from specdec_cli.lm.heads.dflash_files import default_layers
+from specdec_cli.lm.heads.dflash import default_layers
 from specdec_cli.lm.heads.head_layer import HeadLayer
 from specdec_cli.train.masks import check_mask_token, mask_token
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
@@ -83,7 +83,7 @@ class DFlashTraining(TrainingMethod):
         return float(self.block_size)
 
     def operations_per_token(self, num_trained: int) -> float:
-        """Those of the trained parameters, and of the target's output layer, which has no gradient of its own."""
+        """Operations of the trained parameters, and of the target's output layer, which has no gradient of its own."""
         output_layer = 4.0 * self.target.lm.vocab_size * self.target.hidden_size
         return super().operations_per_token(num_trained) + output_layer * self.rows_per_token
 
@@ -120,9 +120,9 @@ class DFlashTraining(TrainingMethod):
 
     def settled(self) -> dict[str, Any]:
         """Layers read, the draft's own layers, block size and mask token."""
-        found = {"layers": list(self.taps), "num_layers": self.num_layers, "depth": self.depth}
-        found |= {"block_size": self.block_size, "loss_decay": loss_decay(self.block_size)}
-        return found | ({"mask_token": self.mask_token} if hasattr(self, "mask_token") else {})
+        sizes = {"layers": list(self.taps), "num_layers": self.num_layers, "depth": self.depth}
+        sizes |= {"block_size": self.block_size, "loss_decay": loss_decay(self.block_size)}
+        return sizes | ({"mask_token": self.mask_token} if hasattr(self, "mask_token") else {})
 
     def _layer_config(self) -> Qwen3Config:
         keys = self.target.layer_keys(self.settings.intermediate_size)
@@ -195,8 +195,8 @@ class DFlashModule(NamedModule):
         rows = torch.arange(self._first, self._size, device=anchors.device)
         places = anchors[..., None] + rows + 1 - self._first  # of the predicted tokens
         padded = functional.pad(batch.answers, (0, self._size))
-        found = padded[torch.arange(len(anchors), device=anchors.device)[:, None, None], places]
-        counts = (found == batch.answers.gather(1, anchors)[..., None]) & is_real[..., None]
+        answers = padded[torch.arange(len(anchors), device=anchors.device)[:, None, None], places]
+        counts = (answers == batch.answers.gather(1, anchors)[..., None]) & is_real[..., None]
         samples, blocks, rows = counts.nonzero(as_tuple=True)
         return samples, blocks, rows + self._first
 
@@ -217,7 +217,7 @@ class DFlashModule(NamedModule):
 
     def _of_layer(self, i: int) -> dict[str, Tensor]:
         start = f"layers.{i}."
-        return {name.removeprefix(start): one for name, one in self.weights.items() if name.startswith(start)}
+        return {name.removeprefix(start): weight for name, weight in self.weights.items() if name.startswith(start)}
 
 
 class _BlockAttention:
@@ -250,14 +250,14 @@ class _BlockAttention:
         context_values, groups = layer.heads(context, "v"), len(queries) // len(keys)
         queries = self._of_blocks(queries, 1)
         keys, values = self._of_blocks(keys, groups), self._of_blocks(values, groups)
-        context_keys, context_values = (self._of_context(one, groups) for one in (context_keys, context_values))
+        context_keys, context_values = (self._of_context(states, groups) for states in (context_keys, context_values))
         scores = queries.flatten(2, 3) @ context_keys.transpose(-1, -2)
         scores = scores.view(*queries.shape[:-1], self._length).masked_fill(self._is_hidden, -torch.inf)
         own = queries @ keys.transpose(-1, -2)
         weights = (torch.cat([scores, own], -1) * queries.shape[-1] ** -0.5).softmax(-1)
         seen: Tensor = weights[..., : self._length].flatten(2, 3) @ context_values
-        found: Tensor = seen.view(queries.shape) + weights[..., self._length :] @ values
-        return found.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 2)
+        attended: Tensor = seen.view(queries.shape) + weights[..., self._length :] @ values
+        return attended.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 2)
 
     def _of_blocks(self, heads: Tensor, groups: int) -> Tensor:
         """[B, heads, A, size, head size] of [heads, B * A * size, head size], each head for so many query heads."""

@@ -102,12 +102,12 @@ class DistillTraining(TrainingMethod):
         named = [name for name in ("num_layers", *WIDTHS) if getattr(settings, name) is not None]
         if settings.start_from is not None:
             if named:
-                said = f"`train.{named[0]}` prunes the target, and the draft begins as `{self.start.name}`"
-                raise UsageError(said, f"leave --start-from or --{named[0].replace('_', '-')} out")
+                message = f"`train.{named[0]}` prunes the target, and the draft begins as `{self.start.name}`"
+                raise UsageError(message, f"leave --start-from or --{named[0].replace('_', '-')} out")
             return None
         if settings.num_layers is not None and settings.num_layers > whole:
-            said = f"`num_layers` is `{settings.num_layers}`, and the target has {whole} layers"
-            raise UsageError(said, "lower --num-layers")
+            message = f"`num_layers` is `{settings.num_layers}`, and the target has {whole} layers"
+            raise UsageError(message, "lower --num-layers")
         widths = Widths.of(self.target.config).narrower(settings) if set(named) & set(WIDTHS) else None
         check_pruning(self.start.skeleton(), self.layers, widths)
         return widths

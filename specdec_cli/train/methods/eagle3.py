@@ -16,10 +16,10 @@ from transformers import LlamaConfig
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
-from specdec_cli.lm.heads.eagle_files import default_layers
+from specdec_cli.lm.heads.eagle import default_layers
 from specdec_cli.lm.heads.head_layer import HeadLayer, layer_shapes
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
-from specdec_cli.train.published import layer_content, write_draft
+from specdec_cli.train.published import official_eagle3, write_draft
 from specdec_cli.train.samples import Sample, TrainingBatch
 from specdec_cli.train.vocabulary import DraftVocabulary
 
@@ -49,7 +49,7 @@ class Eagle3Training(TrainingMethod):
 
     @property
     def rows_per_token(self) -> float:
-        """One in each unrolled step."""
+        """Rows per token: one in each unrolled step."""
         return float(self.depth)
 
     def prepare(self, samples: Sequence[Sample]) -> None:
@@ -68,24 +68,20 @@ class Eagle3Training(TrainingMethod):
     def save(self, module: DraftModule, folder: Any) -> None:
         """Write the official format: `midlayer.…`, both notations of the layers, no embedding."""
         assert isinstance(module, Eagle3Module), "a method saves what it has built"
-        tensors = {name.replace(_LAYER, "midlayer."): one.detach() for name, one in module.weights.items()}
-        content = layer_content(self._layer_config(), 1) | {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "base_model_name_or_path": self.target.lm.name,
+        tensors = {name.replace(_LAYER, "midlayer."): weight.detach() for name, weight in module.weights.items()}
+        keys = {
             "draft_vocab_size": len(self.vocabulary),
             "target_hidden_size": self.target.hidden_size,
             "norm_before_residual": False,
-            "eagle_aux_hidden_state_layer_ids": [int(tap) + 1 for tap in self.taps],
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.taps), "use_aux_hidden_state": True},
         }
-        if len(self.taps) != 3:
-            content["num_aux_hidden_states"] = len(self.taps)
+        layers = [int(tap) for tap in self.taps]
+        content = official_eagle3(self._layer_config(), layers, self.target.lm.name, keys)
         write_draft(folder, content, tensors | self.vocabulary.tensors())
 
     def settled(self) -> dict[str, Any]:
         """Layers read, unrolled steps, and the size of the draft vocabulary."""
-        found = {"layers": list(self.taps), "depth": self.depth}
-        return found | ({"draft_vocab_size": len(self.vocabulary)} if hasattr(self, "vocabulary") else {})
+        sizes = {"layers": list(self.taps), "depth": self.depth}
+        return sizes | ({"draft_vocab_size": len(self.vocabulary)} if hasattr(self, "vocabulary") else {})
 
     def _layer_config(self) -> LlamaConfig:
         """One Llama layer of the target's shape, whatever its family."""
@@ -124,7 +120,7 @@ class Eagle3Module(DraftModule):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("ids", vocabulary.ids.to(embedding.device), persistent=False)
         self._layer = HeadLayer(
-            config, {name.removeprefix(_LAYER): one for name, one in self.weights.items() if name.startswith(_LAYER)}
+            config, {name.removeprefix(_LAYER): part for name, part in self.weights.items() if name.startswith(_LAYER)}
         )
         self._is_reduced = len(vocabulary) < len(embedding)
         self._depth, self._decay = method.depth, method.settings.depth_decay
@@ -138,14 +134,15 @@ class Eagle3Module(DraftModule):
             batch.tokens.shape[1] - 1,
         )  # anchors: slot t pairs the states of t and token t + 1
         feature = functional.linear(batch.features[:, :-1].flatten(2).flatten(0, 1), self.weights["fc.weight"])
-        attention, total, found = _UnrolledAttention(self._layer, shape), batch.logits.new_zeros(()), []
+        attention, total, losses = _UnrolledAttention(self._layer, shape), batch.logits.new_zeros(()), []
         for step in range(self._depth):
             output = self._run(targets.given(step), feature, attention)
             loss, matches, num = self._step_loss(output, targets, step)
             total = total + self._decay**step * loss
-            found.append((matches, num))
+            losses.append((matches, num))
             feature = output
-        return BatchLoss(total, torch.stack([one for one, _ in found]), torch.stack([num for _, num in found]))
+        all_matches, nums = zip(*losses, strict=True)
+        return BatchLoss(total, torch.stack(all_matches), torch.stack(nums))
 
     def _run(self, tokens: Tensor, feature: Tensor, attention: _UnrolledAttention) -> Tensor:
         """The layer's output [B * T, hidden] of one step at all anchors."""
@@ -218,12 +215,12 @@ class _UnrolledAttention:
         queries, keys = self._layer.rotate(positions, queries, keys)
         groups = len(queries) // len(keys)
         queries, keys, values = (
-            one.view(-1, batch, num, self._layer.head_size).transpose(0, 1)
-            for one in (queries, keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0))
+            heads.view(-1, batch, num, self._layer.head_size).transpose(0, 1)
+            for heads in (queries, keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0))
         )
         self._own.append((keys, values))
-        found = self._attend(queries)
-        return found.transpose(1, 2).reshape(batch * num, -1)
+        attended = self._attend(queries)
+        return attended.transpose(1, 2).reshape(batch * num, -1)
 
     def _attend(self, queries: Tensor) -> Tensor:
         """[B, heads, T, head size] of queries of the same shape."""
@@ -234,10 +231,10 @@ class _UnrolledAttention:
         scores = (queries @ true_keys.transpose(-1, -2) * scale).masked_fill(self._mask, -torch.inf)
         own = [(queries * keys).sum(-1, keepdim=True) * scale for keys, _ in later]
         weights = torch.cat([scores, *own], -1).softmax(-1)
-        found = weights[..., :num] @ true_values
+        attended = weights[..., :num] @ true_values
         for place, (_, values) in enumerate(later, num):
-            found = found + weights[..., place : place + 1] * values
-        return found
+            attended = attended + weights[..., place : place + 1] * values
+        return attended
 
 
 def _three_layers(num_layers: int) -> tuple[int, ...]:
@@ -245,8 +242,8 @@ def _three_layers(num_layers: int) -> tuple[int, ...]:
     if num_layers >= 7:
         return default_layers(num_layers)
     if num_layers < 3:
-        said = f"an EAGLE-3 head reads three layers of its target, which has {num_layers}"
-        raise UsageError(said, "choose another method, or name the layers with --layers, such as --layers 0-1")
+        message = f"an EAGLE-3 head reads three layers of its target, which has {num_layers}"
+        raise UsageError(message, "choose another method, or name the layers with --layers, such as --layers 0-1")
     return (0, num_layers // 2, num_layers - 1)
 
 

@@ -82,14 +82,14 @@ class MedusaModule(NamedModule):
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Sum over heads of the mean loss over the answers' tokens that each predicts behind an answer's token."""
         assert batch.features is not None, "the batch brings the final states"
-        total, found = batch.logits.new_zeros(()), []
+        total, losses = batch.logits.new_zeros(()), []
         for head in range(self._depth):
             samples, places = self._rows(batch, head)
             q = self._logits(batch.features[samples, places, 0], head).log_softmax(-1)
             p = batch.logits[samples, places + head + 1].log_softmax(-1)
             total = total + self.loss(q, p)
-            found.append(matched(q.detach(), p, torch.zeros_like(places), 1))
-        return BatchLoss(total, torch.cat([one for one, _ in found]), torch.cat([num for _, num in found]))
+            losses.append(matched(q.detach(), p, torch.zeros_like(places), 1))
+        return BatchLoss(total, torch.cat([matches for matches, _ in losses]), torch.cat([num for _, num in losses]))
 
     def _rows(self, batch: TrainingBatch, head: int) -> tuple[Tensor, Tensor]:
         """Samples and positions t [n] with an answer's tokens at t + 1, where a draft begins, and at t + 2 + head."""

@@ -62,7 +62,7 @@ class PardTraining(TrainingMethod):
 
     @property
     def rows_per_token(self) -> float:
-        """One in each group, as many as conditional dropping keeps."""
+        """Rows per token: one in each group that conditional dropping keeps."""
         return sum(max(_KEPT**group, _KEPT_AT_LEAST) for group in range(self.depth))
 
     def prepare(self, samples: Sequence[Sample]) -> None:
@@ -146,8 +146,8 @@ def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows
         _sample_rows(batch.tokens[row], answers, depth, mask_token, batch.generator(row))
         for row, answers in enumerate(batch.answers)
     ]
-    longest = max(len(one[0]) for one in each)
-    tokens, positions, groups, counts = (_padded([one[i] for one in each], longest) for i in range(4))
+    longest = max(len(rows[0]) for rows in each)
+    tokens, positions, groups, counts = (_padded([rows[i] for rows in each], longest) for i in range(4))
     length = batch.tokens.shape[1]
     starts = positions - groups.clamp(min=0)
     is_text = torch.arange(longest, device=tokens.device) < length
@@ -166,7 +166,7 @@ def _sample_rows(
     places = torch.arange(len(tokens), device=tokens.device)
     follows = torch.zeros_like(answers, dtype=torch.bool)
     follows[:-1] = answers[1:] > 0
-    found = [(tokens, places, torch.zeros_like(places), follows.long())]
+    rows = [(tokens, places, torch.zeros_like(places), follows.long())]
     starts, num = places[follows], int(follows.sum())
     for group in range(1, depth):
         starts = starts[starts + group + 1 < len(tokens)]
@@ -175,13 +175,13 @@ def _sample_rows(
         drawn = torch.randperm(len(starts), generator=generator)[:most].sort().values
         starts = starts[drawn.to(starts.device)]
         ones = torch.ones_like(starts)
-        found.append((ones * mask_token, starts + group, ones * group, ones))
-    return [torch.cat(column) for column in zip(*found, strict=True)]
+        rows.append((ones * mask_token, starts + group, ones * group, ones))
+    return [torch.cat(column) for column in zip(*rows, strict=True)]
 
 
 def _padded(rows: Sequence[Tensor], longest: int) -> Tensor:
     """[B, longest] int64, -1 behind the ends."""
     whole = rows[0].new_full((len(rows), longest), -1)
-    for i, one in enumerate(rows):
-        whole[i, : len(one)] = one
+    for i, row_ in enumerate(rows):
+        whole[i, : len(row_)] = row_
     return whole

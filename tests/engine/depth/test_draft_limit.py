@@ -6,7 +6,7 @@ import pytest
 from typed import stand_in
 
 from specdec_cli.drafters import create
-from specdec_cli.drafters.either import Either
+from specdec_cli.drafters.fallback import DraftWithFallback
 from specdec_cli.engine.depth.draft_limit import check_depth, check_reach, cut_drafts, depths_within
 from specdec_cli.errors import UsageError
 from specdec_cli.tree_shape import TreeShape
@@ -20,7 +20,7 @@ def medusa(num_heads: int = 4):
     return made
 
 
-LIMITED = Either(NGRAM, medusa())
+LIMITED = DraftWithFallback(NGRAM, medusa())
 SAYS = "the draft `medusa` drafts at most 4 tokens in a row"
 
 
@@ -47,7 +47,7 @@ def test_every_k_that_is_swept_differs_from_the_one_before_it() -> None:
     assert depths_within(medusa(), 8) == (4, [f"k ends at 4, not at 8, because {SAYS}"])
     assert depths_within(NGRAM, 8) == (8, [])
     assert depths_within(LIMITED, 8) == (8, [f"{SAYS}, and k is 8: its drafts are cut to 4"])
-    assert Either(medusa(2), medusa(4)).most_depth == 4
+    assert DraftWithFallback(medusa(2), medusa(4)).most_depth == 4
 
 
 def test_what_is_asked_for_by_itself_is_refused_beyond_the_limit() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from tiny_engine import PROMPTS, decode, ngram, tiny_lm, tokens
 
-from specdec_cli.engine.depth.depth import DecodingRow
-from specdec_cli.engine.depth.heuristic import Heuristic
+from specdec_cli.engine.depth.depth import DecodingRow, Heuristic
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.params import SamplingParams

@@ -62,14 +62,14 @@ def test_a_stream_is_what_generate_gives() -> None:
 def test_concurrent_streams_batch_together_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     target = SlowLM()
     decoder = toy_engine(target=target)
-    most, step = [], decoder.step
+    most, step = [], decoder._step
 
     def watched():
         events = step()
         most.extend(event.num_running for event in events if isinstance(event, Stepped))
         return events
 
-    monkeypatch.setattr(decoder, "step", watched)
+    monkeypatch.setattr(decoder, "_step", watched)
 
     async def go() -> None:
         async with AsyncEngine(decoder) as engine:

@@ -15,10 +15,10 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.jobs import outbox
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.engine.jobs.records import Delta, Job, JobRecord
-from specdec_cli.engine.jobs.ticket import MAX_BEHIND, Ticket, in_chunks, merged, together
+from specdec_cli.engine.jobs.ticket import MAX_BEHIND, Placed, Ticket, TicketGroup, merged
 from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.errors import QueueFull, Unavailable
-from specdec_cli.events import Failed
+from specdec_cli.events import Emitted, Failed
 from specdec_cli.sampling.params import SamplingParams
 
 SECONDS = 20.0
@@ -130,7 +130,8 @@ def test_what_is_read_whole_is_handed_over_once(monkeypatch: pytest.MonkeyPatch)
     assert num_calls == 1 < len(received) - 1
     assert received[0] == 1, "as one delta, however many steps it was"
     assert {list(one.token_ids) == alone(job(40)) for one in (whole, *streamed)} == {True}
-    assert [one.counts for one in streamed] == [whole.counts] * 2
+    steps = [[replace(step, sequence_id=0) for step in one.steps] for one in (whole, *streamed)]
+    assert steps == [steps[0]] * 3
 
 
 def test_a_step_is_one_delta_with_its_drafts_counted() -> None:
@@ -165,10 +166,17 @@ def test_a_requests_own_k_is_its_own() -> None:
     assert serving(test).num_drafted == 0
 
 
+async def read_all(group: TicketGroup) -> list[Placed]:
+    pairs = group.take()
+    while not group.is_done:
+        await group.wake.wait()
+        pairs += group.take()
+    return pairs
+
+
 def test_choices_are_read_together() -> None:
     async def test(bridge: Bridge):
-        tickets = bridge.submit_all([job(9), job(3), job(14)])
-        return [pair async for batch in together(tickets) for pair in batch]
+        return await read_all(TicketGroup(bridge.submit_all([job(9), job(3), job(14)])))
 
     pairs = serving(test)
     lengths = [sum(len(delta.token_ids) for place, delta in pairs if place == one) for one in range(3)]
@@ -177,7 +185,7 @@ def test_choices_are_read_together() -> None:
 
 def test_chunks_hold_as_many_tokens_as_wanted() -> None:
     async def test(bridge: Bridge):
-        return [delta async for batch in in_chunks(together([bridge.submit(job(25))]), 6) for _, delta in batch]
+        return [delta for _, delta in await read_all(TicketGroup([bridge.submit(job(25))], 6))]
 
     chunks = serving(test)
     assert all(len(chunk.token_ids) >= 6 for chunk in chunks[:-1])
@@ -479,7 +487,8 @@ def test_many_random_cancels_leave_nothing() -> None:
 
 
 def test_what_was_cached_is_said_once_even_behind_a_scored_prompt() -> None:
-    parts = [Delta(prompt_logprobs=()), Delta(token_ids=(1,), num_cached_tokens=16), Delta(token_ids=(2,))]
+    first, second = Emitted(0, (1,), "a", 0, 0, True, num_cached_tokens=16), Emitted(0, (2,), "b", 0, 0, False)
+    parts = [Delta(prompt_logprobs=()), Delta((first,)), Delta((second,))]
     assert merged(parts).num_cached_tokens == 16
     assert merged(parts[2:]).num_cached_tokens is None
 
@@ -527,7 +536,7 @@ def test_a_request_that_fails_is_logged_with_its_id_unless_it_is_its_own_fault(
 
 def test_a_request_that_failed_twice_in_a_step_ends_once() -> None:
     engine = toy_engine()
-    step, steps = engine.step, []
+    step, steps = engine._step, []
 
     def failing():
         steps.append(1)
@@ -536,7 +545,7 @@ def test_a_request_that_failed_twice_in_a_step_ends_once() -> None:
         engine._failed.append(Failed(max(engine._sequences), RuntimeError("fenced")))
         raise MemoryError("and the forward failed too")
 
-    engine.step = failing
+    engine._step = failing
 
     async def test(bridge: Bridge):
         return await read(bridge.submit(job(40))), await read(bridge.submit(job(5)))

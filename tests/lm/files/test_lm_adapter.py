@@ -19,11 +19,11 @@ from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.facts import describe, describe_tokenizer
-from specdec_cli.lm.files.checkpoint import model_folder, read_config
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.from_files import model_from_files
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.oracle import relative_error
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.sampling.params import SamplingParams
 
 pytest.importorskip("peft", reason="needs peft")
@@ -92,8 +92,7 @@ def test_39_layers_of_16_bits_are_rounded_once(tmp_path: Path) -> None:
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     edit(base / "config.json", dtype="bfloat16")
     folder = make_adapter(base, tmp_path / "adapter")
-    made = model_folder(str(folder), None, False)
-    model = model_from_files("it", made, read_config("it", made, False), torch.bfloat16, False)
+    model = model_from_files(ModelPlan(str(folder)))
     own = load_file(folder / "adapter_model.safetensors")
     name = "model.layers.1.self_attn.q_proj"
     low, high = (own[f"base_model.model.{name}.lora_{one}.weight"] for one in "AB")
@@ -126,8 +125,8 @@ def test_39_the_base_may_be_a_gguf_file(tmp_path: Path) -> None:
     edit(folder / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base.gguf"))
     assert relative_error(score(folder, dtype="float32"), adapted_logits(base, folder, TOKENS)) < 1e-5
     assert describe(str(folder)).stored_as == "GGUF (F32) with a LoRA adapter (rank 8)"
-    for tokenizer in (load_tokenizer(str(folder)), describe_tokenizer(str(folder))):
-        assert len(tokenizer) == SIZES["vocab_size"]
+    tokenizer = load_tokenizer(str(folder))
+    assert len(tokenizer) == SIZES["vocab_size"]
 
 
 def test_39_a_pickled_adapter_is_the_same(base: Path, folder: Path) -> None:
@@ -162,8 +161,8 @@ def test_39_the_tokenizer_is_the_adapters_where_it_has_one(folder: Path, tmp_pat
     own = load_tokenizer(str(base))
     own.add_tokens(["<mine>"])
     own.save_pretrained(folder)
-    for tokenizer in (load_tokenizer(str(folder)), describe_tokenizer(str(folder))):
-        assert tokenizer.convert_tokens_to_ids("<mine>") == len(own) - 1
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.convert_tokens_to_ids("<mine>") == len(own) - 1
 
 
 def test_39_tokens_of_target_and_draft_equal_plain_decoding(tmp_path: Path) -> None:
@@ -253,7 +252,7 @@ def test_39_a_base_that_is_no_model_is_refused(folder: Path, tmp_path: Path) -> 
 
 
 def test_39_a_base_that_stays_quantized_is_refused(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("specdec_cli.lm.load.stays_quantized", lambda _: "hqq")
+    monkeypatch.setattr("specdec_cli.lm.plan.stays_quantized", lambda _: "hqq")
     with pytest.raises(UsageError, match="is quantized by `hqq` and stays so, and an adapter is merged into plain"):
         load_lm(str(folder))
 

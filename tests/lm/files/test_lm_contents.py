@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import refused
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.facts import describe, describe_tokenizer
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm, load_tokenizer
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5\nsize 4970840\n"
@@ -30,7 +32,7 @@ def folder(sound, tmp_path: Path):
 
 def refusal(folder, *, tokenizer_too: bool = False):
     """The one error that loading and `doctor` both raise; with `tokenizer_too` its tokenizer's as well."""
-    more = (load_tokenizer, describe_tokenizer) if tokenizer_too else ()
+    more = (load_tokenizer,) if tokenizer_too else ()
     said = refused.refusal(folder, load_lm, describe, *more)
     assert said.hint is not None
     assert "download the model again" not in said.hint
@@ -47,7 +49,6 @@ def write(path, content) -> None:
     ("file", "content", "said"),
     [
         ("model_index.json", {"_class_name": "StableDiffusionPipeline"}, "a diffusers pipeline"),
-        ("model-q4_k_m.gguf", "GGUF", "a folder of GGUF files"),
         ("model.onnx", "", "an ONNX export"),
         ("onnx/model.onnx", "", "an ONNX export"),
         ("openvino_model.xml", "<net/>", "an OpenVINO export"),
@@ -291,3 +292,61 @@ def test_a_folder_whose_files_are_broken_still_gets_one_sentence(folder, file: s
     write(folder / file, "[1, 2")
     write(folder / "config.json", "[]")
     assert refusal(folder)[1]
+
+
+def as_entries(parts: Any, **entries: str) -> None:
+    for key, value in entries.items():
+        parts.set(key.replace("__", "."), value, 8)
+
+
+def only_mtp(parts: Any) -> None:
+    parts.tensors = [tensor for tensor in parts.tensors if not tensor.name.startswith("blk.0.")]
+    parts.tensors[0].name = "blk.1.nextn.eh_proj.weight"
+
+
+OTHER_GGUFS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a projector": (lambda parts: as_entries(parts, general__architecture="clip"), "a projector for images or sound"),
+    "a projector by type": (lambda parts: as_entries(parts, general__type="mmproj"), "a projector for images or sound"),
+    "an adapter": (
+        lambda parts: as_entries(parts, general__type="adapter", adapter__type="lora"),
+        "an adapter (lora) without its base model",
+    ),
+    "an adapter by its tensors": (
+        lambda parts: setattr(parts.tensors[0], "name", "blk.0.attn_q.weight.lora_a"),
+        "an adapter (lora) without its base model",
+    ),
+    "a control vector": (lambda parts: as_entries(parts, general__architecture="controlvector"), "a control vector"),
+    "an importance matrix": (
+        lambda parts: (as_entries(parts, general__type="imatrix"), parts.entries.pop("general.architecture")),
+        "an importance matrix (imatrix)",
+    ),
+    "EAGLE-3": (lambda parts: as_entries(parts, general__architecture="eagle3"), "a draft (`eagle3`) that reads"),
+    "an assistant": (
+        lambda parts: as_entries(parts, general__architecture="gemma4-assistant"),
+        "a draft (`gemma4-assistant`) that reads",
+    ),
+    "an MTP module": (only_mtp, "an MTP module without its model"),
+    "a vocabulary": (lambda parts: parts.tensors.clear(), "a vocabulary without weights"),
+}
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("gguf", reason="needs gguf")
+    from tiny_gguf import SIZES, write_gguf
+
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(make_tiny("llama", path.parent / "source", **SIZES, num_hidden_layers=2), path, "Q4_0")
+    return path
+
+
+@pytest.mark.parametrize("kind", OTHER_GGUFS)
+def test_51_a_gguf_file_that_is_no_model_is_named(gguf: Path, tmp_path: Path, kind: str) -> None:
+    from gguf_parts import Parts
+
+    change, what = OTHER_GGUFS[kind]
+    parts = Parts.of(gguf)
+    change(parts)
+    error = refused.refusal(parts.write(tmp_path / "other.gguf"), load_lm, describe, load_tokenizer)
+    assert isinstance(error, UsageError)
+    assert f"is not supported: it is {what}" in error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from transformers import AutoModelForCausalLM
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.cache.memory import return_freed_memory
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.facts import describe, describe_tokenizer
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.lm.machine import device_memory
+from specdec_cli.lm.machine.cgroups import MemoryLimit
 from specdec_cli.lm.oracle import relative_error
+from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.params import SamplingParams
 
 pytest.importorskip("gguf", reason="needs gguf")
@@ -129,12 +134,12 @@ def test_39_int8_packs_what_was_dequantized(folder: Path, llama) -> None:
 
 def test_39_tokenizer_chat_template_and_end_tokens_are_the_files(llama) -> None:
     path = str(llama["Q8_0"][0])
-    for tokenizer in (load_tokenizer(path), describe_tokenizer(path)):
-        assert len(tokenizer) == SIZES["vocab_size"]
-        assert tokenizer.decode(tokenizer("that hare<end>")["input_ids"]) == "that hare<end>"
-        assert len(tokenizer("th<end>")["input_ids"]) == 2
-        assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "[user]a"
-    end = load_tokenizer(path).convert_tokens_to_ids("<end>")
+    tokenizer = load_tokenizer(path)
+    assert len(tokenizer) == SIZES["vocab_size"]
+    assert tokenizer.decode(tokenizer("that hare<end>")["input_ids"]) == "that hare<end>"
+    assert len(tokenizer("th<end>")["input_ids"]) == 2
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "[user]a"
+    end = tokenizer.convert_tokens_to_ids("<end>")
     assert load_lm(path).generation.eos_token_ids == (end,) == describe(path).eos_token_ids
 
 
@@ -226,11 +231,12 @@ def test_39_broken_files_are_one_sentence(folder: Path, llama, tmp_path: Path) -
     assert "the GGUF file" in refusal(tmp_path / "none.gguf").message
 
 
-def test_39_numbers_that_are_none_are_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tensor", ["blk.1.ffn_up.weight", "token_embd.weight", "blk.0.ffn_norm.weight"])
+def test_39_numbers_that_are_none_are_refused(folder: Path, tmp_path: Path, tensor: str) -> None:
     path = tmp_path / "nan.gguf"
-    write_gguf(checkpoint(folder, "llama"), path, "Q8_0", nan_in="blk.1.ffn_up.weight")
+    write_gguf(checkpoint(folder, "llama"), path, "Q8_0", nan_in=tensor)
     for compute in ("native", "dequantized"):
-        with pytest.raises(RunError, match=r"`blk.1.ffn_up.weight`.* holds numbers that are not finite"):
+        with pytest.raises(RunError, match=f"`{tensor}`.* holds numbers that are not finite"):
             load_lm(str(path), compute=compute)
 
 
@@ -238,10 +244,10 @@ def test_39_an_unknown_architecture_and_a_part_are_refused(folder: Path, tmp_pat
     source = checkpoint(folder, "llama")
     write_gguf(source, tmp_path / "part.gguf", "F32", split__count=3)
     assert "is one of 3 files of a model" in refusal(tmp_path / "part.gguf").message
-    write_gguf(source, tmp_path / "clip.gguf", "F32", architecture="clip")
-    said = refusal(tmp_path / "clip.gguf")
+    write_gguf(source, tmp_path / "flux.gguf", "F32", architecture="flux")
+    said = refusal(tmp_path / "flux.gguf")
     assert isinstance(said, UsageError)
-    assert "does not read architecture `clip`" in said.message
+    assert "does not read architecture `flux`" in said.message
 
 
 def test_39_without_the_package_the_extra_is_named(llama, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +260,7 @@ def test_39_without_the_package_the_extra_is_named(llama, monkeypatch: pytest.Mo
 def test_39_a_folder_of_files_asks_for_one(llama) -> None:
     folder = llama["Q8_0"][0].parent
     said = refusal(folder)
-    assert "a folder of GGUF files" in said.message
+    assert "is a folder of GGUF files" in said.message
     assert ".gguf`" in (said.hint or "")
 
 
@@ -289,3 +295,42 @@ def test_49_4_pieces_and_threads_do_not_change_a_number(llama, monkeypatch: pyte
         "model.layers.1.input_layernorm.weight",
     ):
         assert torch.equal(found[key], weights[key])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_49_4_no_second_copy_of_all_weights_is_made(folder: Path, quantize: Quantize) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
+    path = folder / "wide.gguf"
+    if not path.exists():
+        write_gguf(make_tiny("qwen2", folder / "wide", **SIZES | sizes), path, "Q8_0")
+    load_lm(str(path), num_blocks=8)  # what any load imports
+    return_freed_memory()
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the most begins anew
+    before = resident("VmHWM")
+    lm = load_lm(str(path), compute="dequantized", dtype="float32", quantize=quantize, num_blocks=8)
+    plain = 4 * lm.num_parameters
+    assert plain < resident("VmHWM") - before < 1.7 * plain
+    assert resident("VmRSS") - before < lm.weight_bytes + 0.5 * plain
+
+
+def resident(what: str) -> int:
+    """Bytes that this process has in memory, or had at most."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith(what)))
+
+
+@pytest.mark.parametrize("options", [{}, {"compute": "dequantized"}, {"compute": "dequantized", "dtype": "float32"}])
+def test_49_4_what_loading_takes_is_refused_before_it_kills(
+    llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    path = str(llama["Q8_0"][0])
+    weights = describe(path, **options).weights_bytes  # alone they would fit
+    free = device_memory.DeviceMemory(2 * weights, weights + 1000, MemoryLimit("cgroup /a", 2 * weights, 0))
+    monkeypatch.setattr(device_memory, "device_memory", lambda _: free)
+    said = r" GB to load, and `0.0` GB of cpu memory are free within the limit of cgroup /a"
+    with pytest.raises(RunError, match=said):
+        load_lm(path, **options)
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    assert run(["doctor", "-t", path, "-d", "none", "--quiet", *flags]) == 1
+    assert re.search(said, capsys.readouterr().out.replace("\n", " "))

@@ -16,9 +16,10 @@ from tiny_models import make_tiny
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.facts import describe, describe_tokenizer
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.files import hub
 from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.lm.plan import ModelPlan
 
 TOKENS = [5, 17, 3, 40, 41, 9]
 
@@ -132,7 +133,8 @@ def test_39_a_gguf_file_is_named_behind_the_id(ggufs: Hub, name: str) -> None:
     assert torch.equal(score(f"org/repo:{name}"), score(str(ggufs.files / "tiny-Q4_0.gguf")))
     assert ggufs.fetched == {"tiny-Q4_0.gguf"}
     tokens = len(load_tokenizer(str(ggufs.files / "tiny-Q4_0.gguf")))
-    assert [len(ask(f"org/repo:{name}")) for ask in (load_tokenizer, describe_tokenizer)] == [tokens, tokens]
+    assert len(load_tokenizer(f"org/repo:{name}")) == tokens
+    assert len(ModelPlan(f"org/repo:{name}", fetches_weights=False).tokenizer()) == tokens
     assert describe(f"org/repo:{name}").stored_as == "GGUF (Q4_0)"
     ggufs.is_reached = False
     assert describe(f"org/repo:{name}").decoder == load_lm(f"org/repo:{name}").decoder
@@ -151,9 +153,9 @@ def test_39_one_gguf_file_needs_no_name(ggufs: Hub, is_inside: bool) -> None:
 def test_39_gguf_files_that_cannot_be_told_apart_are_refused(ggufs: Hub) -> None:
     said = refusal("org/repo")
     assert isinstance(said, UsageError)
-    assert said.message == "`org/repo` has 2 GGUF files"
+    assert said.message == "`org/repo` has 2 GGUF files: `tiny-Q4_0.gguf`, `tiny-Q8_0.gguf`"
     assert said.hint == "name one of them, such as `org/repo:tiny-Q4_0.gguf`"
-    assert refusal("org/repo:tiny").message == "`org/repo` has 2 GGUF files with `tiny` in their names"
+    assert "has 2 GGUF files with `tiny` in their names: `tiny-Q4_0" in refusal("org/repo:tiny").message
     assert refusal("org/repo:Q5_K_M").message == "`org/repo` has no GGUF file `Q5_K_M`"
     assert refusal("org/repo:none.gguf").message == "`org/repo` has no GGUF file `none.gguf`"
     assert not ggufs.fetched

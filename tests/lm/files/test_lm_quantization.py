@@ -20,6 +20,7 @@ from specdec_cli.lm.kernels import packing
 from specdec_cli.lm.kernels.packing import is_linear
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.oracle import relative_error
+from specdec_cli.recipe.values import Quantize
 
 TOKENS = [5, 17, 3, 40, 41, 9, 77, 60, 3, 8]
 FP8 = torch.float8_e4m3fn
@@ -73,12 +74,12 @@ def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
 def test_39_a_form_computes_with_the_numbers_that_it_means(tmp_path: Path, form: str) -> None:
     folder = make_quantized(form, tmp_path)
     right = reference(tmp_path / "reference", "float32")
-    lm = load_lm(str(folder), dtype="float32")
+    lm = load_lm(str(folder), dtype="float32", compute="dequantized")
     assert lm.decoder == "own"
     assert relative_error(score(lm), right) < 1e-5
-    rounded = score(load_lm(str(folder), dtype="bfloat16"))
+    rounded = score(load_lm(str(folder), dtype="bfloat16", compute="dequantized"))
     assert torch.corrcoef(torch.stack([rounded.float().flatten(), right.flatten()]))[0, 1] > 0.99
-    facts = describe(str(folder), dtype="bfloat16")
+    facts = describe(str(folder), dtype="bfloat16", compute="dequantized")
     assert (facts.decoder, facts.stored_as) == (
         "own",
         f"{(FORMS[form][1] or {}).get('quant_method', 'modelopt' if 'modelopt' in form else 'mlx')} in safetensors",
@@ -299,7 +300,7 @@ ATTACHED = [_hook, _pre_hook, _own_forward, _parametrization, _scale, _class, _s
 @pytest.mark.parametrize("attach", ATTACHED)
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
 def test_16_a_layer_with_something_attached_is_transformers_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attach, dtype: str, quantize: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attach, dtype: str, quantize: Quantize
 ) -> None:
     """What the next quantizer may do to a layer; the check at load is off, so that the rule itself is seen."""
     folder = make_tiny("llama", tmp_path)

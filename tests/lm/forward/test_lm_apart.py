@@ -19,11 +19,11 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.span_cache import SpanLayer
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.forward import apart
+from specdec_cli.lm.forward import apart, registration
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 
-FAMILIES = ("deepseek_v4", "minimax_m3_vl_text", "gpt_neo", "openai-gpt")
+FAMILIES = ("deepseek_v4", "minimax_m3_vl_text", "gpt_neo")
 FRESH = 99
 TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(60)]
 TREE = Drafted((5, 6, 7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 2, 1, 4, 6, 6))
@@ -87,7 +87,7 @@ def _plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
         def attend(*given: Any, block_indices: Tensor | None = None, **named: Any) -> Any:
             return right(*given, **named)
 
-        monkeypatch.setitem(apart.AttentionInterface._global_mapping, apart.APART, attend)
+        monkeypatch.setitem(registration.AttentionInterface._global_mapping, registration.APART, attend)
 
 
 def test_a_choice_of_blocks_that_is_ignored_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typed import not_none
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.lm import decoders
-from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.contexts import ForwardInput
 from specdec_cli.lm.cache.layout import DraftedNodes
 from specdec_cli.lm.door import Row, Tapped
 from specdec_cli.lm.forward import graph_inputs, graphs
@@ -158,7 +158,7 @@ def keys_at_their_places(cls, places, positions, *more):
 FAULTS = {
     "an ancestor is not seen": (Drafted, "ancestors", lambda tree, node: sum(1 << i for i in tree.path(node)[1:])),
     "a sibling sees a sibling": (Drafted, "ancestors", lambda tree, node: (1 << node + 1) - 1),
-    "position is the place": (Feed, "positions", property(lambda feed: range(feed.keep, len(feed.context)))),
+    "position is the place": (ForwardInput, "positions", property(lambda feed: range(feed.keep, len(feed.context)))),
     "keys are where they lie": (DraftedNodes, "among", classmethod(keys_at_their_places)),
     "accepted keys are not moved": (EagerForward, "move", lambda forward, moves: None),
 }

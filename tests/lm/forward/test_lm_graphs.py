@@ -4,27 +4,25 @@ On a CPU nothing can be recorded; there what would be recorded runs anew at each
 same output. On a GPU the same tests take CUDA's graphs.
 """
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_lm_compiled import num_graphs
 from test_lm_llama import CUTS, drawn_one_by_one, one_by_one
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
 from typed import not_none
 
-from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm import decoders, load
-from specdec_cli.lm.cache.unread import Unread
+from specdec_cli.lm import decoders
+from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.door import Draw, Row, Tapped
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.forward.graph_inputs import Bucket
 from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.sampling.params import SamplingParams
 
 FAMILIES = ["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "olmo2"]
@@ -112,27 +110,6 @@ def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, bot
     rows = [Row(3, TEXT[60:67], 7), Row(2, TEXT[50:60], 2)]
     assert torch.allclose(plain.score(rows), recorded.score(rows), atol=2e-4)
     assert recorder.num_recorded == before, "a shape that was recorded is recorded again"
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler: no `g++`")
-def test_layers_are_compiled_once_for_all_graphs(tmp_path: Path, device, recorder) -> None:
-    folder = str(make_tiny("gemma2", tmp_path))
-    plain, ours = (
-        load_lm(folder, decoder=name, device=device, check=False) for name in ("transformers", "compiled graphs")
-    )
-    assert ours.decoder == "transformers, graphs"
-    ours.compile()
-    assert ours.decoder == "transformers, compiled, graphs"
-    before = num_graphs()
-    tree = Drafted((1, 2, 3, 4), (-1, -1, 0, 0))
-    steps = [[Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)], [Row(1, TEXT[30:80], 2)]]
-    for rows in (*steps, [Row(1, TEXT[30:81], 5, tree)]):
-        expected, found = plain.score(rows), ours.score(rows)
-        assert torch.allclose(expected, found, atol=2e-4), (expected - found).abs().max()
-    guessed = ours.guess([Row(2, TEXT[:9], 3)], VOCAB)
-    assert not_none(not_none(guessed).unread).is_whole
-    assert recorder.num_recorded == 5
-    assert num_graphs() == before, "a step waited for another graph"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -290,7 +267,7 @@ def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch: pytest
     """One wait in a step: by the time the host reads what was drafted, the target has judged it."""
     (_, target), (_, draft) = both(), both(seed=1)
     told: list[Any] = []
-    score, known = target.score, Unread.known
+    score, known = target.score, PendingTokens.known
 
     def scored(rows):
         told.append(("score", [row.unread is not None and not row.unread.is_read for row in rows]))
@@ -302,7 +279,7 @@ def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch: pytest
         return known(self, context)
 
     monkeypatch.setattr(target, "score", scored)
-    monkeypatch.setattr(Unread, "known", read)
+    monkeypatch.setattr(PendingTokens, "known", read)
     decode(target, draft, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True))
     steps = [one for one in told if one != ("score", [False, False])]
     assert len(steps) >= 6
@@ -364,7 +341,7 @@ def test_who_cannot_be_recorded_is_told_so(tmp_path: Path) -> None:
     def refused(family, device: str = "cuda", **shape):
         folder = str(make_tiny(family, tmp_path / family, **shape))
         with pytest.raises(UsageError) as caught:
-            decoders.check_recordable(folder, load.read_config(folder, load.Path(folder), False), torch.device(device))
+            decoders.check_recordable(folder, ModelPlan(folder).config, torch.device(device))
         return caught.value.message
 
     assert "is for a GPU, and" in refused("llama", "cpu")

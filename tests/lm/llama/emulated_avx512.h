@@ -99,12 +99,6 @@ inline __m512i maddubs(U8 a, I8 b) {
     return as<__m512i>(found);
 }
 
-inline __m512i masked(uint64_t mask, char value) {
-    I8 found;
-    for (int i = 0; i < 64; i++) found[i] = mask >> i & 1 ? value : 0;
-    return as<__m512i>(found);
-}
-
 inline __m512i shuffled(U8 table, U8 places) {
     U8 found;
     for (int i = 0; i < 64; i++) found[i] = places[i] & 128 ? 0 : table[i / 16 * 16 + places[i] % 16];
@@ -146,13 +140,11 @@ inline void write(void* to, __m512 v) { std::memcpy(to, &v, sizeof v); }
 #define _mm512_slli_epi32(v, n) emulated::as<__m512i>(emulated::as<emulated::U32>(v) << n)
 #define _mm512_cvtepu16_epi32(v) emulated::widened(v)
 #define _mm512_cvtepi8_epi32(v) emulated::each_of<emulated::I8>(v)
-#define _mm512_cvtepu8_epi32(v) emulated::each_of<emulated::U8>(v)
 #define _mm512_cvtepi32_ps(v) emulated::floats([&](int i) { return float(emulated::as<emulated::I32>(v)[i]); })
 #define _mm512_cvtph_ps(v) emulated::of_halves(v)
 #define _mm512_maddubs_epi16(a, b) emulated::maddubs(emulated::as<emulated::U8>(a), emulated::as<emulated::I8>(b))
 #define _mm512_add_epi16(a, b) emulated::as<__m512i>(emulated::as<emulated::U16>(a) + emulated::as<emulated::U16>(b))
 #define _mm512_set1_epi16(v) _mm512_set1_epi32((v) * 65537)
-#define _mm512_maskz_set1_epi8(mask, v) emulated::masked(mask, v)
 #define _mm512_shuffle_epi8(a, b) emulated::shuffled(emulated::as<emulated::U8>(a), emulated::as<emulated::U8>(b))
 #define _mm512_broadcast_i32x4(v) emulated::repeated(v)
 #define _mm512_castpd512_pd256(v) emulated::half(v, 0)

@@ -19,10 +19,10 @@ from specdec_cli.lm.llama.library import load_library
 from specdec_cli.lm.llama.llama_weights import Matrix
 from specdec_cli.lm.llama.structures import ModelFields, matrix_fields
 
-TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"]
-_SCALES = {"Q6_K": (208,)} | dict.fromkeys(
-    ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)
-)  # bytes of a block's 16-bit numbers
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
+K_TYPES = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}  # bytes of a block's 16-bit numbers
+_SCALES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 _INPUTS, _OUTPUTS = 512, 40
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason="no compiler")
 
@@ -38,25 +38,35 @@ def blocks(type_name, seed=0, fill=None):
     for place in _SCALES.get(type_name, (0,)):
         scales = random.standard_normal((*whole.shape[:2], 1)).astype(np.float16)
         whole[:, :, place : place + 2] = scales.view(np.uint8)
+    if type_name == "MXFP4":  # exponents
+        whole[:, :, 0] = random.integers(110, 140, whole.shape[:2])
     data = np.ascontiguousarray(whole.reshape(_OUTPUTS, -1))
-    return FileRows(type_name, int(kind), _INPUTS, data, torch.arange(_OUTPUTS)), gguf.quants.dequantize(data, kind)
+    return FileRows(type_name, "file", int(kind), _INPUTS, data, torch.arange(_OUTPUTS)), gguf.quants.dequantize(
+        data, kind
+    )
+
+
+def packed(parts, bias, arena):
+    """A matrix of a file's rows as the decoder has it."""
+    matrix = Matrix.of_rows(parts, bias, arena)
+    matrix.fill()
+    return matrix
 
 
 def product(matrix, rows):
     """Rows [n, in] times a matrix: [n, out]."""
-    caller = Caller()
-    caller.model = ModelFields(
-        head=matrix_fields(matrix), hidden=_INPUTS, kind=3, num_heads=1, num_key_heads=1, num_taken=1
-    )
+    caller = Caller("blocks", torch.float32)
+    head = matrix_fields(matrix)
+    caller.model = ModelFields(head=head, hidden=_INPUTS, num_heads=1, num_key_heads=1, num_taken=1)
     logits = torch.empty(len(rows), matrix.num_outputs)
     caller.size(len(rows), len(rows), 0, logits.data_ptr())
     caller.run(caller.library.head, rows.data_ptr())
     return logits
 
 
-def quantized(rows):
-    """Rows as the decoder multiplies them: whole numbers with a scale for each 32."""
-    parts = rows.view(len(rows), -1, 32)
+def quantized(rows, size):
+    """Rows as the decoder multiplies them: whole numbers with a scale for so many."""
+    parts = rows.view(len(rows), -1, size)
     scales = parts.abs().amax(-1, keepdim=True) / 127
     return ((parts / scales + 128.5).floor() - 128).mul(scales).view(rows.shape)
 
@@ -65,30 +75,37 @@ def some_rows(n):
     return torch.randn(n, _INPUTS, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, n)[:, None]
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", TYPES + K_TYPES)
 def test_numbers_are_those_of_the_file(name):
     part, numbers = blocks(name)
-    assert torch.equal(part.plain(), torch.from_numpy(numbers))
+    matrix, found, places = (
+        packed([part], None, Arena()),
+        torch.empty(_OUTPUTS, _INPUTS),
+        torch.arange(_OUTPUTS),
+    )
+    fields = ctypes.byref(ModelFields()), ctypes.byref(matrix_fields(matrix))
+    native.step("Blocks", is_half=False).plain_rows(*fields, places.data_ptr(), _OUTPUTS, found.data_ptr())
+    assert torch.equal(found, torch.from_numpy(numbers))
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", TYPES + K_TYPES)
 def test_a_product_is_that_of_the_numbers(name):
     part, numbers = blocks(name)
     rows = some_rows(5)
-    found = product(Matrix.of_rows([part], torch.ones(_OUTPUTS), Arena()), rows)
-    right = quantized(rows.double()) @ torch.from_numpy(numbers).double().t() + 1
+    found = product(packed([part], torch.ones(_OUTPUTS), Arena()), rows)
+    right = quantized(rows.double(), 256 if name in K_TYPES else 32) @ torch.from_numpy(numbers).double().t() + 1
     assert torch.allclose(found.double(), right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", TYPES + K_TYPES)
 def test_a_row_has_its_bits_in_any_company_and_order(name):
     part, _ = blocks(name)
     other, _ = blocks("Q8_0", seed=1)
     order = torch.randperm(_OUTPUTS, generator=torch.Generator().manual_seed(2))[:32]
     rows = some_rows(13)
-    whole = product(Matrix.of_rows([part], None, Arena()), rows)
+    whole = product(packed([part], None, Arena()), rows)
     for begin, end in ((0, 1), (3, 5), (2, 7), (1, 13)):
-        mixed = Matrix.of_rows([part[order], other], None, Arena())
+        mixed = packed([part[order], other], None, Arena())
         assert torch.equal(product(mixed, rows[begin:end].contiguous())[:, :32], whole[begin:end, order])
 
 
@@ -100,19 +117,19 @@ namespace {
 extern "C" void multiply(int64_t type, const uint8_t* rows, int64_t outputs, const float* inputs, int64_t n, int64_t in,
                          float* to) {
     const long num_blocks = in / BLOCK_INPUTS;
-    std::vector<InputBlock> x(n * num_blocks);
-    for (long r = 0; r < n; r++) quantize_inputs(inputs + r * in, in, &x[r * num_blocks]);
+    const long words = InputRow::words(num_blocks);
+    std::vector<int32_t> x(n * words);
+    for (long r = 0; r < n; r++) quantize_inputs(inputs + r * in, in, &x[r * words]);
     with_layout(type, [&](auto layout) {
         using L = decltype(layout);
         std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
         for (long o = 0; o < outputs; o++, to += n) {
-            std::fill(panel.begin(), panel.end(), 0);
-            for (long b = 0; b < num_blocks; b++)
-                put_block<L>(file_block<L>(rows + o * row_bytes<L>(num_blocks), b), b, o % WIDTH, panel.data());
+            const int64_t order[WIDTH] = {o / 3, o};  // whose second lane is looked at
+            fill_panel<L>(rows, order, 2, num_blocks, panel.data());
             for (long r = 0; r + 3 <= n; r += 3) {
                 Floats sums[3];
-                multiply_panel<L, 3>(panel.data(), &x[r * num_blocks], num_blocks, sums);
-                for (long i = 0; i < 3; i++) to[r + i] = sums[i][o % WIDTH];
+                multiply_rows<L>(panel.data(), &x[r * words], words, 3, num_blocks, sums);
+                for (long i = 0; i < 3; i++) to[r + i] = sums[i][1];
             }
         }
     });
@@ -139,14 +156,14 @@ def test_every_processor_has_the_same_bits(processor, monkeypatch):
     )
     rows = torch.cat((some_rows(7), torch.full((1, _INPUTS), 3.0), torch.full((1, _INPUTS), -3.0)))
     rounds_once = "no vectors" != processor != "AVX2 without FMA"
-    for name, fill in itertools.product(TYPES, (None, 0, 127, 128, 255)):
+    for name, fill in itertools.product(TYPES + K_TYPES, (None, 0, 127, 128, 255)):
         part, _ = blocks(name, fill=fill)
         right, found = multiply(here, part, rows), multiply(other, part, rows)
         room = torch.zeros(()) if rounds_once else right.abs().amax(0) * 1e-5
         assert ((found - right).abs() <= room).all(), (name, fill)
     if processor == "AVX2":
         part, _ = blocks("Q4_K")
-        assert torch.equal(multiply(here, part, rows).t(), product(Matrix.of_rows([part], None, Arena()), rows))
+        assert torch.equal(multiply(here, part, rows).t(), product(packed([part], None, Arena()), rows))
 
 
 def test_a_type_without_a_layout_is_told():

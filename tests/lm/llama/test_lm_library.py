@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from specdec_cli.lm.llama.library import BuildError, Library, load_library
 
 SOURCE = 'extern "C" long answer() { return 42; }'
 OTHER = 'extern "C" long answer() { return 7; }'
-LABEL = "compiling our own decoder for this CPU, once"
+WHAT = "our own decoder for this CPU"
+LABEL = f"compiling {WHAT}, once"
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or sys.platform == "win32", reason="there is no C++ compiler"
@@ -31,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
 
 def load(source: str = SOURCE, *command: str, may_lack_compiler: bool = False) -> Library:
     command = command or ("g++", "-x", "c++")
-    return load_library(source, command, may_lack_compiler=may_lack_compiler)
+    return load_library(source, command, may_lack_compiler=may_lack_compiler, name="llama-step", what=WHAT)
 
 
 def answer(found: Library) -> int:
@@ -117,7 +119,7 @@ def test_a_folder_in_a_librarys_place_is_no_obstacle(cache) -> None:
 IN_A_PROCESS = """
 import sys
 from specdec_cli.lm.llama.library import load_library
-assert load_library(sys.argv[1], [sys.argv[2], "-x", "c++"], may_lack_compiler=False).calls.answer() == 42
+assert load_library(sys.argv[1], [sys.argv[2], "-x", "c++"], may_lack_compiler=False, name="a").calls.answer() == 42
 """
 
 
@@ -152,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_obstacle(
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.setattr(module.Path, "home", home)
-    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = load(SOURCE)
     assert answer(found) == 42
     assert found.not_kept is not None
@@ -335,7 +337,7 @@ def test_20_a_link_is_neither_loaded_nor_written_through(cache: Path, tmp_path: 
     assert answer(load(SOURCE)) == 42
     precious = tmp_path / "precious"
     precious.write_text("text")
-    lock = cache / "llama-step.lock"
+    lock = cache / "building.lock"
     lock.unlink()
     lock.symlink_to(precious)
     cache.chmod(0o777)
@@ -357,3 +359,22 @@ def test_20_a_link_to_a_folder_of_ours_is_a_cache(cache: Path, tmp_path: Path) -
     assert load(SOURCE).not_kept is None
     (tmp_path / "own").chmod(0o777)
     assert load(SOURCE).not_kept == f"`{cache}` (others may write there)"
+
+
+def test_folders_of_builds_that_a_signal_ended_are_removed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the cache and of the temporary folder that are older than any build; nothing else that is there."""
+    temporary = tmp_path / "tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    places = [cache / "building-old", temporary / "specdec-building-old"]
+    others = [cache / "building-now", cache / "other", temporary / "specdec-gguf-old", temporary / "building-old"]
+    link = temporary / "specdec-building-link"
+    for place in (*places, *others):
+        place.mkdir(parents=True, mode=0o700)
+        (place / "made.so").write_text("half")
+        if place.name != "building-now":
+            os.utime(place, (0, 0))
+    link.symlink_to(others[-1])
+    assert answer(load()) == 42
+    assert [place for place in (*places, *others, link) if not place.exists()] == places

@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from planted import plant
+from planted import compile_otherwise, plant
 from shortened import mostly_slow
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
 
 from specdec_cli.drafted import NOTHING
+from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.memory import Arena
 from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.llama import llama_weights, native
 from specdec_cli.lm.llama.library import BuildError
 from specdec_cli.lm.load import load_lm
+from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
@@ -146,7 +149,7 @@ def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
-def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path, dtype: str, quantize: str) -> None:
+def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path, dtype: str, quantize: Quantize) -> None:
     """Sizes that no vector divides, and a part of the outputs for each of two to four threads."""
     shape = {"hidden_size": 88, "intermediate_size": 150, "num_attention_heads": 4, "head_dim": 22}
     lm = load_lm(str(make_tiny("llama", tmp_path, **shape)), dtype=dtype, quantize=quantize)
@@ -248,7 +251,7 @@ def set_embedding(lm, token, value) -> None:
     """Make a token's embedding something else, in our own decoder's panels."""
     tokens = torch.arange(97, dtype=lm.dtype)[:, None].expand(-1, lm.config.hidden_size)
     with torch.inference_mode():
-        is_its = llama_weights.panels(tokens, llama_weights.half_of(len(tokens))) == token
+        is_its = llama_weights.panels(tokens, llama_weights.half_of(len(tokens)), Arena()) == token
         lm._forward.decoder._embedding.weight[is_its] = value
 
 
@@ -269,8 +272,12 @@ def test_a_continuation_ends_where_the_numbers_do(tmp_path: Path) -> None:
     assert load_lm(folder, decoder="transformers").guess([Row(0, TEXT[:9], 6)], 97) is None
 
 
+def test_norms_that_add_nothing_run(tmp_path: Path) -> None:
+    assert load_lm(str(make_tiny("llama", tmp_path, rms_norm_eps=0.0))).decoder == "own"
+
+
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
-def test_what_is_no_number_stays_none(tmp_path: Path, dtype: str, quantize: str) -> None:
+def test_what_is_no_number_stays_none(tmp_path: Path, dtype: str, quantize: Quantize) -> None:
     lm = load_lm(str(make_tiny("llama", tmp_path)), dtype=dtype, quantize=quantize)
     set_embedding(lm, 7, torch.nan)
     assert not lm.score([Row(0, [7], 1)]).isfinite().any()
@@ -304,6 +311,17 @@ def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     native._built.cache_clear()
 
 
+def test_a_kind_of_weights_that_does_not_compile_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lays weights out was built; the forward is not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compile_otherwise(monkeypatch, {native.STEP: "int forward( {"})
+    folder = str(make_tiny("llama", tmp_path, seed=3))
+    with pytest.raises(RunError, match=r"our own decoder cannot run: its own does not compile: .*error"):
+        load_lm(folder)
+
+
 @pytest.mark.usefixtures("_anew")
 class TestBuilding:
     @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of such processors")
@@ -315,13 +333,15 @@ class TestBuilding:
         ),
     )
     def test_older_processors(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: str) -> None:
+        compile_otherwise(monkeypatch, {})
         monkeypatch.setenv("CXX", f"g++ {without}")
         folder = str(make_tiny("llama", tmp_path, seed=3, hidden_size=88, head_dim=22))
-        for dtype, quantize, tolerance in (
+        forms: list[tuple[str, Quantize, float]] = [
             ("float32", "none", 2e-4),
             ("bfloat16", "none", 0.2),
             ("float32", "int8", 0.2),
-        ):
+        ]
+        for dtype, quantize, tolerance in forms:
             own = load_lm(folder, dtype=dtype, quantize=quantize)
             theirs = load_lm(folder, dtype=dtype, quantize=quantize, decoder="transformers")
             assert own.decoder_obstacle is None
@@ -357,7 +377,7 @@ class TestBuilding:
         (built,) = (tmp_path / "specdec").glob("*.so")
         made = built.stat().st_mtime_ns
         native._built.cache_clear()
-        native.library()
+        native.layouts()
         assert built.stat().st_mtime_ns == made
 
     @pytest.mark.slow
@@ -387,9 +407,7 @@ class TestBuilding:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        source = tmp_path / "broken.cpp"
-        source.write_text("int forward( {")
-        monkeypatch.setattr(native, "SOURCE", source)
+        monkeypatch.setattr(native, "source", lambda _: "int forward( {")
         assert "does not compile" in not_none(native.missing())
         assert "error" in not_none(native.missing())
 
@@ -402,5 +420,5 @@ def test_two_threads_have_equally_many_outputs(num_outputs: int, unit: int, half
     """To a narrow panel or a head; each half has panels of its own."""
     assert llama_weights.half_of(num_outputs, unit) == half
     weight = torch.arange(num_outputs, dtype=torch.float32)[:, None]
-    laid_out = llama_weights.panels(weight, half).flatten()
+    laid_out = llama_weights.panels(weight, half, Arena())
     assert laid_out[:half].sort().values.equal(weight[:half, 0])

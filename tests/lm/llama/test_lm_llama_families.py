@@ -22,6 +22,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.llama import families, llama, llama_weights
 from specdec_cli.lm.llama.rotations import Rotations
 from specdec_cli.lm.load import load_lm
+from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.params import SamplingParams
 
 PARTLY = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
@@ -72,7 +73,7 @@ def test_float32_logits_and_tokens_are_those_of_transformers(folder: str) -> Non
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: str) -> None:
+def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: Quantize) -> None:
     """The median position's error: a mixture's rows lose more where one takes another expert."""
     exact = score(load_lm(folder))
     own, theirs = (
@@ -83,7 +84,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: 
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
-def test_a_row_has_the_same_bits_in_any_company(folder: str, dtype: str, quantize: str) -> None:
+def test_a_row_has_the_same_bits_in_any_company(folder: str, dtype: str, quantize: Quantize) -> None:
     """Alone, verified, in chunks, in a batch, on a shared prefix, as a tree's node, and guessed."""
     lm = load_lm(folder, dtype=dtype, quantize=quantize, block_size=4)
     before = torch.get_num_threads()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from planted import compile_otherwise
 from shortened import mostly_slow
 from tiny_models import make_tiny
 from typed import not_none
@@ -16,6 +17,7 @@ from typed import not_none
 from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.load import load_lm
+from specdec_cli.recipe.values import Quantize
 
 EMULATED, TILES = (
     Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("emulated_avx512.h", "emulated_amx.h")
@@ -51,18 +53,16 @@ def _flags() -> str:
 pytestmark = pytest.mark.skipif(not has_avx2(), reason="no compiler, or no AVX2 to emulate others with")
 
 
-def made_for(processor, monkeypatch: pytest.MonkeyPatch, source=None):
-    """The decoder as another processor's compiler would make it."""
-    quick = [flag.replace("-O3", "-O1") for flag in native._FLAGS]
-    monkeypatch.setattr(native, "_FLAGS", quick)  # emulated operations take the compiler long
-    return native.load(PROCESSORS[processor] + (source or native.source()))
+def compile_for(processor: str, monkeypatch: pytest.MonkeyPatch, step: str | None = None) -> None:
+    """Have the decoder made as another processor's compiler would, from now on."""
+    sources = {native.STEP: step or native.source(native.STEP), native.LAYOUTS: native.source(native.LAYOUTS)}
+    compile_otherwise(monkeypatch, {name: PROCESSORS[processor] + source for name, source in sources.items()})
 
 
 @pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AMX"]))
 def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Lets what is loaded from then on run as on another processor."""
-    library = made_for(request.param, monkeypatch)
-    return lambda: monkeypatch.setattr(native, "library", lambda: library)
+    return lambda: compile_for(request.param, monkeypatch)
 
 
 def scores(lm):
@@ -82,7 +82,7 @@ def scores(lm):
     ("dtype", "quantize", "near"), [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
 )
 def test_another_processor_s_paths_give_the_same_numbers(
-    other, family: str, dtype: str, quantize: str, near: float, tmp_path: Path
+    other, family: str, dtype: str, quantize: Quantize, near: float, tmp_path: Path
 ) -> None:
     folder = str(make_tiny(family, tmp_path, seed=3, vectors=0.1, **SHAPES.get(family, SHAPE)))
     contexts = [Row(3, TEXT[:20], 6), Row(4, TEXT[:7], 3)]
@@ -106,25 +106,26 @@ def test_another_processor_s_paths_give_the_same_numbers(
     torch.testing.assert_close(not_none(drawn).q[0], not_none(expected_draw).q[0], rtol=1.0, atol=near)
 
 
+TILE_FAULTS = [
+    ("row + size < n; row += 2 * size", "row + size < n; row += 2 * size - (row > 0)"),
+    ("x + size * in + p * PACK", "x + (size - 1) * in + p * PACK"),
+    ("packs / TILE_PACKS * TILE_PACKS * Kind::PACK; i < in", "0; i < in"),
+    ("r < 2 * size && row + r < n", "r < 2 * size && row + r + 1 < n"),
+]
+
+
 @pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "none"), ("bfloat16", "int8")])
 @pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("row + size < n; row += 2 * size", "row + size < n; row += 2 * size - (row > 0)"),
-        ("x + size * in + p * PACK", "x + (size - 1) * in + p * PACK"),
-        ("packs / TILE_PACKS * TILE_PACKS * Kind::PACK; i < in", "0; i < in"),
-        ("r < 2 * size && row + r < n", "r < 2 * size && row + r + 1 < n"),
-    ],
+    ("right", "wrong"), [TILE_FAULTS[0], *(pytest.param(*fault, marks=pytest.mark.slow) for fault in TILE_FAULTS[1:])]
 )
 def test_faults_planted_in_tiles_are_caught(
-    dtype: str, quantize: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    dtype: str, quantize: Quantize, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = native.source()
+    source = native.source(native.STEP)
     assert source.count(right) == 1
     folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
     expected = load_lm(folder, dtype=dtype, quantize=quantize).score([Row(0, TEXT[:60], 60)])
-    library = made_for("AMX", monkeypatch, source.replace(right, wrong))
-    monkeypatch.setattr(native, "library", lambda: library)
+    compile_for("AMX", monkeypatch, source.replace(right, wrong))
     lm = load_lm(folder, dtype=dtype, quantize=quantize, check=False)  # which finds some of these faults by itself
 
     def check() -> None:

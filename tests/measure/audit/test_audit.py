@@ -14,22 +14,23 @@ from typed import not_none, stand_in
 
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
-from specdec_cli.engine import judging
+from specdec_cli.engine import stepper
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.group import Verdict
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.engine.verify import Verdict
 from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit import draws as draws_module
 from specdec_cli.measure.audit import toy
 from specdec_cli.measure.audit.audit import AuditedPair, AuditPlan, AuditResult, audit
 from specdec_cli.measure.audit.divergence import DivergenceJudge, tolerance_of
 from specdec_cli.measure.audit.draws import Draws, ask_pair, check, full_power_draws
 from specdec_cli.measure.audit.equality import variant
+from specdec_cli.measure.audit.table import TableLM
+from specdec_cli.measure.documents.audit import audit_body
 from specdec_cli.sampling.params import SamplingParams
 
 V = 12
@@ -74,7 +75,7 @@ def test_a_clean_pair_passes_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(draws_module, "MIN_DRAWS", 60)
     result = run(pair(), ("greedy", "sampled", "gumbel"), time_limit_seconds=8.0)
     result.gate()
-    document = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+    document = json.loads(json.dumps(audit_body(result), allow_nan=False))
     assert document["verdict"] == "pass"
     assert document["mismatches"] == []
     assert document["checked"]["num_accepted_tokens"] > 0
@@ -88,14 +89,14 @@ def test_every_configuration_is_compared() -> None:
     result = run(pair(), ("greedy", "gumbel"))
     assert result.passed
     assert result.notices == []
-    assert result.compared["greedy"].num_configurations == 4
+    assert result.compared["greedy"].configurations == 4
     # the draft: 2 k × 2 batches; prompt lookup: 2 k in the larger batch; none: the larger batch
-    assert result.compared["gumbel"].num_configurations == 7
-    assert {one.num_prompts for one in result.compared.values()} == {3}
+    assert result.compared["gumbel"].configurations == 7
+    assert {one.prompts for one in result.compared.values()} == {3}
 
 
 def test_accepting_one_token_too_many_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = judging.verify
+    right = stepper.verify
 
     def wrong(p, rows):
         return [
@@ -103,7 +104,7 @@ def test_accepting_one_token_too_many_is_a_bug(monkeypatch: pytest.MonkeyPatch) 
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
-    monkeypatch.setattr(judging, "verify", wrong)
+    monkeypatch.setattr(stepper, "verify", wrong)
     result = run(pair(), ("greedy",))
     assert not result.passed
     assert {one.kind for one in result.mismatches} == {"bug"}
@@ -268,11 +269,11 @@ def test_full_power_is_what_the_contract_says() -> None:
 def test_a_time_limit_leaves_runs_out_and_says_so() -> None:
     result = run(pair(), ("greedy",), requests(5), time_limit_seconds=0.0)
     compared = result.compared["greedy"]
-    assert (compared.num_prompts, compared.num_configurations, compared.num_runs_done) == (2, 1, 1)
+    assert (compared.prompts, compared.configurations, compared.runs) == (2, 1, 1)
     assert result.notices == [
         "greedy: the time limit left 11 of 12 runs out (one configuration over a few prompts each)"
     ]
-    checked = result.as_dict()["checked"]
+    checked = audit_body(result)["checked"]
     assert (checked["configurations"], checked["runs"], checked["planned_runs"]) == (1, 1, 12)
 
 
@@ -285,7 +286,7 @@ def test_a_time_limit_leaves_tests_of_distributions_out_and_says_so() -> None:
     assert result.notices == [
         f"sampled, {stage}: the time limit left 7 of 8 tests of distributions out" for stage in ("table", "pair")
     ]
-    checked = result.as_dict()["checked"]
+    checked = audit_body(result)["checked"]
     assert (checked["runs"], checked["planned_runs"]) == (2, 16)
     assert result.passed
 
@@ -319,7 +320,7 @@ def test_the_table_alone_needs_no_pair() -> None:
         "table model, rejection, k=1",
         "table model, rejection, k=3",
     ]
-    assert result.as_dict()["lossless"]["checked_tokens"] is None
+    assert audit_body(result)["lossless"]["checked_tokens"] is None
 
 
 def test_leaving_out_the_batch_size_limit_is_said() -> None:
@@ -350,7 +351,7 @@ def test_the_table_model_drafts_trees_beside_chains(monkeypatch: pytest.MonkeyPa
     names = [f"table model, {mode}, tree {tree}" for tree in ("2", toy.TREE) for mode in ("traversal", "rejection")]
     assert [one.configuration for one in result.distribution] == names
     assert result.passed
-    assert result.as_dict()["lossless"]["verify"] == "traversal,rejection"
+    assert audit_body(result)["lossless"]["verify"] == "traversal,rejection"
 
 
 def test_a_dynamic_tree_is_tested_at_both_depths(monkeypatch: pytest.MonkeyPatch) -> None:

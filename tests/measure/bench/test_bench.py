@@ -10,13 +10,14 @@ from typed import not_none, stand_in
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.passes import Group, Pass, Track
-from specdec_cli.measure.bench.verdict import StepSplit, _why, costs_of, load_of, sentences
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
+from specdec_cli.measure.bench.verdict import _why, load_of, sentences
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.timing import Timing
 
 ROWS = [
     PromptRow(i, prompt, category=task)
@@ -116,7 +117,7 @@ def test_by_task_a_mixed_batch_knows_the_acceptance_and_no_times() -> None:
     alone, mixed = ran(bench()), ran(bench(batch_size=3))
     for task in ("x", "y"):
         one, other = alone.draft.counts(task), mixed.draft.counts(task)
-        assert one.histogram == other.histogram
+        assert one.acceptance_histogram == other.acceptance_histogram
         assert (one.num_draft_tokens, one.num_steps) == (other.num_draft_tokens, other.num_steps)
         assert alone.speedup("decode", task) is not None
         assert mixed.speedup("decode", task) is None
@@ -168,7 +169,7 @@ def test_a_draft_that_changes_a_token_is_found() -> None:
     one.draft.passes[0] = replace(one.draft.passes[0], run=wrong)
     found = one.differences()
     assert (found.num_outputs, found.first) == (1, (group.requests[0].row.index, 5))
-    assert found.as_dict()["first_divergence"] == {"index": 1, "position": 5}
+    assert found.result().as_json()["first_divergence"] == {"index": 1, "position": 5}
 
 
 def test_end_tokens_are_respected() -> None:
@@ -280,7 +281,16 @@ def test_it_says_what_is_sure_and_what_is_not() -> None:
     ],
 )
 def test_it_says_why_speculation_is_slower(draft: float, verify: float, rest: float, tokens: float, word: str) -> None:
-    lines = list(_why(StepSplit(1.0, 1.0, draft, verify, rest, tokens, 4.0)))
+    split = StepSplit(
+        plain_step_seconds=1.0,
+        plain_forward_seconds=1.0,
+        draft_seconds_per_step=draft,
+        verify_seconds_per_step=verify,
+        overhead_seconds_per_step=rest,
+        tokens_per_step=tokens,
+        drafted_per_step=4.0,
+    )
+    lines = list(_why(split))
     assert f"costs {draft + verify + rest:.2f} plain steps" in lines[0]
     assert lines[1].startswith(word)
 

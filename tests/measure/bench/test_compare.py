@@ -3,36 +3,40 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tiny_engine import drafter
 from tiny_models import make_tiny
 from toy_engine import LetterTokenizer, toy_engine
 from typed import not_none, stand_in
 
+from specdec_cli.document import Interval
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.choice import choose_draft, task_winner
-from specdec_cli.measure.bench.compare import DraftComparison
-from specdec_cli.measure.bench.compare_loaded import LoadedComparison, LoadedContender
+from specdec_cli.measure.bench.compare import Contender, DraftComparison
 from specdec_cli.measure.bench.passes import Group, Pass, Track
 from specdec_cli.measure.machine.load import Load
-from specdec_cli.measure.stats import Interval
+from specdec_cli.measure.predict import traced
+from specdec_cli.measure.predict.draft_shape import DraftShape
+from specdec_cli.measure.predict.predict import Predicted, Prediction
 from specdec_cli.measure.workload.workload import tokenize
+from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.timing import Timing
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_packed_draft_has_all_its_parameters(tmp_path: Path, dtype: str, quantize: str, tied: bool) -> None:
+def test_a_packed_draft_has_all_its_parameters(tmp_path: Path, dtype: str, quantize: Quantize, tied: bool) -> None:
     folder = str(make_tiny("llama", tmp_path, tie_word_embeddings=tied))
     lm = load_lm(folder, dtype=dtype, quantize=quantize)
     engine = Engine(lm, drafter(lm))
-    assert LoadedContender("draft", "model", engine=engine).sizes()[0] == describe(folder).num_parameters
+    assert Contender("draft", "model", engine=engine).sizes()[0] == describe(folder).num_parameters
 
 
 def compared(num_prompts, seconds) -> DraftComparison:
@@ -50,25 +54,28 @@ def compared(num_prompts, seconds) -> DraftComparison:
         return made
 
     engine = toy_engine()
-    drafts = [
-        LoadedContender(name, "model", engine=engine, tracks={2: track(name, each)}) for name, each in seconds.items()
-    ]
-    found = LoadedComparison(drafts, work, 2)
-    arms = [one.arm(2) for one in drafts]
+    drafts = [Contender(name, "model", engine=engine, tracks={2: track(name, each)}) for name, each in seconds.items()]
+    found = DraftComparison(drafts, work, 2)
+    arms = [EngineArm(f"{one.draft} k=2", engine, 2) for one in drafts]
     found._bench = bench = Bench(work, Plan(), arms[0], EngineArm("none", engine, 0), arms[1:])
     bench.draft, bench.plain = drafts[0].tracks[2], track("none", 1.0)
     bench.against = {one.draft: one.tracks[2] for one in drafts[1:]}
     return found
 
 
-def test_the_best_k_is_the_median_prompt_s_as_it_is_reported() -> None:
+def test_the_best_k_is_the_median_prompt_s_as_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """One long prompt decides totals, and says little of the others."""
     totals, prompts = (Interval(speedup, None, 3) for speedup in (1.9, 1.2))
+    ones = np.ones(3)
     rows = [
-        SimpleNamespace(k=k, speedup=total, median_speedup=median)
+        Predicted(DraftShape(k), prompts, total, median, ones, ones, ones, ones, None, stand_in(None))
         for k, total, median in ((2, prompts, totals), (5, totals, prompts))
     ]
-    contender = LoadedContender("d", "model", engine=toy_engine(), prediction=stand_in(SimpleNamespace(rows=rows)))
+    prediction = Prediction(rows, None, None, None, 2.0, 0.1, stand_in(None))
+    monkeypatch.setattr(traced, "replay", lambda *_: [])
+    monkeypatch.setattr(traced, "predict", lambda *_: prediction)
+    found = traced.Traced(stand_in(None), "d").predict(5, stand_in(None))
+    contender = Contender("d", "model", engine=toy_engine(), prediction=found)
     assert not_none(contender.predicted_best()).k == 2
 
 
@@ -92,7 +99,7 @@ def test_few_pairs_are_inconclusive_unless_a_prediction_says_the_same(num: int) 
     assert found.recommendation.startswith(
         "Inconclusive: too few pairs to be certain. The fastest, good (k = 2), is 2.00×"
     )
-    row = SimpleNamespace(k=2, median_speedup=Interval(1.9, (1.5, 2.3), 24))
+    row = SimpleNamespace(k=2, speedup=Interval(1.9, (1.5, 2.3), 24))
     for one in alone.contenders:
         one.prediction = stand_in(SimpleNamespace(rows=[row]))
     found = choose_draft(alone)
@@ -143,7 +150,7 @@ def test_a_busy_machine_has_no_winner() -> None:
 def test_drafts_predicted_to_lose_and_measured_to_win_are_inconclusive() -> None:
     odd = compared(12, {"good": 0.5})
     odd.contenders[0].prediction = stand_in(
-        SimpleNamespace(rows=[SimpleNamespace(k=2, median_speedup=Interval(0.8, (0.7, 0.9), 12))])
+        SimpleNamespace(rows=[SimpleNamespace(k=2, speedup=Interval(0.8, (0.7, 0.9), 12))])
     )
     choice = choose_draft(odd)
     assert choice.verdict == "inconclusive"

@@ -8,6 +8,7 @@ import pytest
 from typed import not_none, stand_in
 
 from specdec_cli.measure.bench.in_turn import InTurn
+from specdec_cli.measure.documents.sweep_k import costs_result
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, joined
 from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
 from specdec_cli.tree_shape import TreeShape
@@ -67,7 +68,7 @@ def test_costs_are_those_of_the_same_minutes() -> None:
         found.before(turn, 6)
     enough = found.costs(before)
     assert (enough.num_repeats, enough.num_in_turn, enough.target_seconds[0, 0]) == (6, 6, 3.0)
-    assert enough.as_dict()["rounds_in_turn"] == 6
+    assert costs_result(enough).rounds_in_turn == 6
 
 
 def test_joined_costs_are_the_medians_of_all_rounds() -> None:

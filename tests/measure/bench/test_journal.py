@@ -8,13 +8,14 @@ import pytest
 from toy_engine import LETTERS, LetterTokenizer, toy_engine
 from typed import not_none
 
+from specdec_cli.document import as_json
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.journal import check_journal, journal_path, open_journal, workload_digest
 from specdec_cli.measure.workload.workload import read_rows, tokenize
@@ -43,8 +44,8 @@ def bench_of(work, plan: Plan, journal) -> Bench:
 def figures(found: Bench) -> list[Any]:
     return [
         found.draft.counts().as_dict(), found.plain.counts().as_dict(), found.draft.num_steps,
-        found.draft.timing().as_dict(), not_none(found.speedup("decode")).as_dict(), found.differences().as_dict(),
-        found.draft.meter.shares,
+        found.draft.timing().as_dict(), as_json(not_none(found.speedup("decode"))),
+        found.differences().result(), found.draft.meter.shares,
     ]  # fmt: skip
 
 

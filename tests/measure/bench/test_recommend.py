@@ -8,17 +8,17 @@ import pytest
 from toy_engine import LetterTokenizer, toy_engine
 from typed import not_none, stand_in
 
+from specdec_cli.document import Interval
 from specdec_cli.engine.arms import ArmRun, EngineArm
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.recommend import Case
-from specdec_cli.measure.bench.sweep import Sweep, arms_of
+from specdec_cli.measure.bench.sweep import Sweep
 from specdec_cli.measure.machine.load import Load
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side
-from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.timing import Timing
 from specdec_cli.tree_shape import TreeShape
 
 
@@ -76,7 +76,7 @@ def test_an_interval_that_does_not_exist_says_nothing() -> None:
 
 def prediction(by_k, recommended=None):
     best = max(by_k, key=lambda k: by_k[k].median)
-    found = recommended or Recommendation(best, by_k[best], f"k = {best} is predicted best", "speculate")
+    found = recommended or Recommendation(best, None, by_k[best], f"k = {best} is predicted best", "speculate")
     rows = {DraftShape(k): SimpleNamespace(speedup=speedup) for k, speedup in by_k.items()}
     return SimpleNamespace(recommended=found, rows=list(rows.values()), trees=[], row=rows.get)
 
@@ -94,11 +94,11 @@ def swept(monkeypatch: pytest.MonkeyPatch, speedups_by_k, num_prompts=24, predic
 
     monkeypatch.setattr(EngineArm, "run", run)
     made = Sweep(
-        arms_of(toy_engine()),
-        work,
-        stand_in(None),
-        None,
-        max(speedups_by_k),
+        engine=toy_engine(),
+        workload=work,
+        costs=stand_in(None),
+        prediction=None,
+        k_max=max(speedups_by_k),
         is_exhaustive=True,
         in_use=DraftShape(5),
         **more,

@@ -9,16 +9,16 @@ import pytest
 from toy_engine import LetterTokenizer, toy_engine
 from typed import not_none, stand_in
 
+from specdec_cli.document import Interval
 from specdec_cli.engine.arms import ArmRun, EngineArm
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.candidates import MAX_CANDIDATES, candidates
-from specdec_cli.measure.bench.sweep import Sweep, _is_looked_at, arms_of
+from specdec_cli.measure.bench.sweep import Sweep, _is_looked_at
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Recommendation
-from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.timing import Timing
 
 NUM_PROMPTS = 12
 
@@ -36,7 +36,8 @@ def sweep(monkeypatch: pytest.MonkeyPatch, seconds_by_k, noise=0.0, **more) -> S
         return ArmRun(((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
 
     monkeypatch.setattr(EngineArm, "run", run)
-    made = Sweep(arms_of(toy_engine()), work, stand_in(None), None, max(seconds_by_k), is_exhaustive=True, repeats=2)
+    known = {"engine": toy_engine(), "workload": work, "costs": stand_in(None), "prediction": None}
+    made = Sweep(**known, k_max=max(seconds_by_k), is_exhaustive=True, repeats=2)
     made.is_exhaustive = more.get("is_exhaustive", False)
     return made
 
@@ -94,7 +95,7 @@ def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch: pytest.Monke
     assert one.measured()[DraftShape(2)].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
     assert one.recommended().why.startswith("too few pairs to be certain: k = 2 was measured 2.00× as fast as no draft")
-    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the most", "speculate")
+    predicted = Recommendation(1, None, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the most", "speculate")
     one.prediction = stand_in(
         SimpleNamespace(
             recommended=predicted, rows=[], trees=[], row=lambda _: SimpleNamespace(speedup=predicted.speedup)
@@ -109,7 +110,7 @@ def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch: pytest
     one = sweep(monkeypatch, {0: 1.0, 1: 1.5, 2: 2.0})
     not_none(one.bench).workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
-    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1", "speculate")
+    predicted = Recommendation(1, None, Interval(1.4, (1.2, 1.6), 24), "k = 1", "speculate")
     one.prediction = stand_in(
         SimpleNamespace(
             recommended=predicted, rows=[], trees=[], row=lambda _: SimpleNamespace(speedup=predicted.speedup)

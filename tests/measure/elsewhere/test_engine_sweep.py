@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
 from specdec_cli.measure.elsewhere import engine_sweep
 from specdec_cli.measure.elsewhere.engine_pass import decode_totals, measured_pass
-from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
+from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
+from specdec_cli.measure.endpoint import counters
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
@@ -28,11 +30,18 @@ from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.engine_costs import PassTotals
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
-from specdec_cli.report.engine_sweep import engine_sweep_body
 
 PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag", "dab a bead", "egg and ham"]
 PLAIN, BASE, SLOPE = 0.010, 0.001, 0.0005
 SAMPLING = Sampling(max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counts_at_once() -> Iterator[None]:
+    """The toy server counts before it answers, so nothing is waited for."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(counters, "_SETTLE_SECONDS", 0.0)
+        yield
 
 
 def rows() -> list[PromptRow]:
@@ -62,16 +71,33 @@ def timed(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -
     found = measured_pass(plan, sampling, asked, drafts=drafts)
     slower = 1.0 if plan.concurrency == 1 else 1.5
     seconds = found.num_steps * PLAIN + (found.num_drafts * BASE + found.num_draft_tokens * SLOPE) * slower * slower
-    return PassTotals(seconds * slower, *(getattr(found, name) for name in PassTotals.__slots__[1:]))
+    return replace(found, seconds=seconds * slower)
 
 
-@pytest.fixture
-def swept(monkeypatch: pytest.MonkeyPatch) -> EngineSweep:
-    monkeypatch.setattr(engine_sweep, "measured_pass", timed)
-    plan = EngineSweepPlan(rows(), SAMPLING, False, 5, (1, 2), 1, "rejection")
-    said: list[str] = []
-    made = EngineSweep(engine, plan, trace_as_itself, said.append)
+def sweep_of(k_max: int, sizes: tuple[int, ...], num_measured: int = 0, **more: Any) -> EngineSweep:
+    """A sweep that has run."""
+    made = EngineSweep(
+        start=engine,
+        rows=rows(),
+        sampling=SAMPLING,
+        k_max=k_max,
+        batch_sizes=sizes,
+        num_measured=num_measured,
+        rule="rejection",
+        trace_draft=trace_as_itself,
+        **more,
+    )
     made.run()
+    return made
+
+
+@pytest.fixture(scope="module")
+def swept() -> EngineSweep:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
+        patched.setattr(engine_sweep, "measured_pass", timed)
+        made = sweep_of(5, (1, 2), num_measured=1, tell=said.append)
     assert "measuring k = 5, 2 at a time" in said
     return made
 
@@ -79,21 +105,21 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> EngineSweep:
 def test_three_starts_predict_every_k_and_the_best_is_measured(swept: EngineSweep) -> None:
     assert swept.starts == [0, 1, 5, 4]
     assert swept.num_requests == len(PROMPTS)
-    one = swept.sizes[1]
-    assert one.costs is not None
-    assert (one.costs.plain_seconds, one.costs.base_seconds, one.costs.seconds_per_token) == pytest.approx(
+    alone, by_two = swept.by_size
+    fitted = alone.fitted
+    assert (fitted.plain_seconds, fitted.base_seconds, fitted.seconds_per_token) == pytest.approx(
         (PLAIN, BASE, SLOPE), rel=0.02
     )
-    assert one.fitted == (1, 5)
-    assert one.prediction is not None
-    assert [row.k for row in one.prediction.rows] == [1, 2, 3, 4, 5]
+    assert list(fitted.fitted_on) == [1, 5]
+    assert [row.k for row in alone.prediction.rows] == [1, 2, 3, 4, 5]
     assert swept.median_error() < 0.01
-    assert len(one.runs[4].rounds) == 6
-    assert len(swept.sizes[2].runs[4].rounds) == 3
+    assert len(alone.runs[4].rounds) == 6
+    assert len(by_two.runs[4].rounds) == 3
+    assert (len(alone.passes()), len(by_two.passes())) == (24, 12)
 
 
 def test_the_recommendation_is_the_fastest_that_was_measured(swept: EngineSweep) -> None:
-    found = swept.sizes[1].recommended()
+    found = swept.by_size[0].recommended()
     assert found.verdict == "speculate"
     assert found.k == 5
     assert found.speedup is not None
@@ -101,19 +127,20 @@ def test_the_recommendation_is_the_fastest_that_was_measured(swept: EngineSweep)
     assert set(swept.k_by_batch()) == {1, 2}
 
 
+def measured_rounds(monkeypatch: pytest.MonkeyPatch, repeats: int) -> tuple[PassTotals, ...]:
+    monkeypatch.setattr(engine_sweep, "measured_pass", timed)
+    return sweep_of(1, (1,), repeats=repeats, cpu_seconds=lambda: 0.0).by_size[0].runs[1].rounds
+
+
 def test_a_draft_that_costs_more_than_it_gives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def dear(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
         found = measured_pass(plan, sampling, asked, drafts=drafts)
-        return PassTotals(
-            found.num_steps * 0.01 + found.num_draft_tokens * 0.02,
-            *(getattr(found, name) for name in PassTotals.__slots__[1:]),
-        )
+        return replace(found, seconds=found.num_steps * 0.01 + found.num_draft_tokens * 0.02)
 
     monkeypatch.setattr(engine_sweep, "measured_pass", dear)
-    made = EngineSweep(engine, EngineSweepPlan(rows(), SAMPLING, False, 2, (1,), 0, "rejection"), trace_as_itself)
-    made.run()
+    made = sweep_of(2, (1,))
     assert made.starts == [0, 1, 2]
-    assert made.sizes[1].recommended().verdict == "do-not-speculate"
+    assert made.by_size[0].recommended().verdict == "do-not-speculate"
     assert made.k_by_batch() == {1: 0}
 
 
@@ -122,21 +149,24 @@ def test_times_that_fall_with_k_are_told_in_the_document(monkeypatch: pytest.Mon
         found = measured_pass(plan, sampling, asked, drafts=drafts)
         k = found.num_draft_tokens / max(found.num_drafts, 1)
         seconds = found.num_steps * (0.0 if not k else 0.004 if k == 1 else 0.001) + found.num_steps * PLAIN
-        return PassTotals(seconds, *(getattr(found, name) for name in PassTotals.__slots__[1:]))
+        return replace(found, seconds=seconds)
 
     monkeypatch.setattr(engine_sweep, "measured_pass", faster_later)
-    made = EngineSweep(engine, EngineSweepPlan(rows(), SAMPLING, False, 4, (1, 2), 0, "rejection"), trace_as_itself)
-    made.run()
-    one, two = [said for said in engine_sweep_body(made, "toy", "toy", {}, 1.0)["notices"] if "fitted costs" in said]
+    one, two = [notice for notice in sweep_of(4, (1, 2)).notices() if "fitted costs" in notice]
     assert one.startswith("by the fitted costs a step takes ")
     assert "at k = 1 and 11." in one
     assert two.startswith("with 2 requests at a time, by the fitted costs a step takes ")
 
 
 def test_a_stop_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = EngineSweepPlan(rows(), SAMPLING, False, 2, (1,), 0, "rejection")
     with pytest.raises(KeyboardInterrupt):
-        EngineSweep(engine, plan, trace_as_itself, stopped=lambda: True).run()
+        sweep_of(2, (1,), stopped=lambda: True)
+
+
+def test_repeats_send_every_prompt_again_and_other_programs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, twice = (measured_rounds(monkeypatch, repeats) for repeats in (1, 2))
+    assert [2 * one.num_tokens for one in once] == [one.num_tokens for one in twice]
+    assert all(one.lost_share is not None for one in twice)
 
 
 def test_an_engine_that_does_not_draft_is_named() -> None:

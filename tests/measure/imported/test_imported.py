@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from specdec_cli.cli.main import run
-from specdec_cli.report.imported import json_schema
+from specdec_cli.measure.documents.imported import ImportDocument
 
 VLLM_LOG = """\
 INFO 10:00:00 [metrics.py:98] SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 15.00 \
@@ -98,7 +98,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def imported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert run(["import", *words, "--json", "--quiet"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
+    jsonschema.validate(found, ImportDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     return found
 
 
@@ -629,3 +629,30 @@ def test_10_a_log_with_responses_is_refused(capsys: pytest.CaptureFixture[str]) 
     Path("both.txt").write_text(LLAMA_LOG + llama_chunk(4, 2) + "\n")
     assert run(["import", "both.txt"]) == 2
     assert "they may count the same tokens" in " ".join(capsys.readouterr().err.split())
+
+
+EMPTY_FIGURES = (
+    "draft acceptance = 0.5 (10 accepted / 20 generated), mean acceptance length = , acceptance rate per position = ()"
+)
+
+
+@pytest.mark.parametrize("line", [
+    EMPTY_FIGURES,
+    "draft acceptance = 0.5 (10 accepted / 20 generated), mean len = nan",
+    "draft acceptance = 0.5 (10 accepted / 20 generated)\nacc per pos = ()",
+    "SpecDecoding metrics: Mean acceptance length: nan, Accepted: 10 tokens, Drafted: 20 tokens",
+    "SpecDecoding metrics: Accepted: 10 tokens, Drafted: 20 tokens, Per-position acceptance rate: ",
+    "Decode batch, accept len: 2.5, accept rate: -, gen throughput (token/s): 1.0",
+])  # fmt: skip
+def test_a_figure_without_a_value_is_reported(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    Path("empty.log").write_text(line)
+    assert run(["import", "empty.log"]) == 0
+    assert "holds figures that are not understood" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_a_log_with_a_byte_order_mark_is_read(capsys: pytest.CaptureFixture[str], encoding: str) -> None:
+    marked = "\ufeff" + LLAMA_LOG.replace("\n", "\r\n")
+    Path("powershell.log").write_bytes(marked.encode(encoding))
+    Path("llama.log").write_text(LLAMA_LOG)
+    assert imported(capsys, "powershell.log")["speculative"] == imported(capsys, "llama.log")["speculative"]

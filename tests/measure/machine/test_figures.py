@@ -13,7 +13,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.errors import RunError
 from specdec_cli.lm import traffic
 from specdec_cli.measure.bench import verdict
-from specdec_cli.measure.bench.verdict import StepSplit
+from specdec_cli.measure.documents import bench as bench_document
 from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import preflight
 from specdec_cli.measure.machine.figures import figure
@@ -55,7 +55,7 @@ def broken(*_, **__) -> None:
     [
         (verdict, "measure_speed", "roofline"),
         (traffic, "_attention_width", "roofline"),
-        (StepSplit, "as_dict", "costs"),
+        (bench_document, "costs_of", "costs"),
     ],
 )
 def test_point_18_bench_prints_its_result_without_a_figure(

@@ -14,7 +14,6 @@ from typed import not_none
 
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.decoding import Request
-from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.journal import Journal, open_journal
@@ -23,6 +22,7 @@ from specdec_cli.measure.machine.interruption import MachineUsage, Usage
 from specdec_cli.measure.machine.load import Conditions, Load
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.timing import Timing
 
 LOOK = interruption.look_at_usage  # before the fixture that plants a quiet machine
 LOOK_AT_MACHINE = interruption.look_at_machine

@@ -4,7 +4,7 @@ import pytest
 from shortened import mostly_slow
 from typed import not_none
 
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.engine.synthetic import iid_length, synthetic_rates
 from specdec_cli.lm.facts import describe
 from specdec_cli.measure.machine.outlook import outlook

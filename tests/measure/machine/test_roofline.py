@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_engine import tiny_lm
+from typed import not_none
 
 from specdec_cli.lm.traffic import Traffic
 from specdec_cli.measure.machine.roofline import MeasuredStep, Speed, measure_speed, roofline
@@ -40,13 +41,13 @@ def test_a_step_is_bound_by_what_takes_longer() -> None:
     traffic = Traffic(1000, 250, 0, 0, 1.0, 10, 0)
     speed = Speed(1e6, 1000, 1e6)
     found = roofline(traffic, speed, MeasuredStep(1, 1, 20, 0.004), MeasuredStep(1, 5, 20, 0.005))
-    plain, verify = found["plain"], found["verify"]
-    assert (plain["bytes_per_step"], plain["flops_per_step"], plain["bound"]) == (1200, 500, "memory")
-    assert plain["fraction"] == pytest.approx(0.0012 / 0.004)
-    assert (verify["flops_per_step"], verify["bound"]) == (2500, "compute")
-    assert verify["fraction"] == pytest.approx(0.0025 / 0.005)
-    assert found["ridge_flops_per_byte"] == 1.0
-    assert roofline(traffic, speed, None, None)["plain"] is None
+    plain, verify = not_none(found.plain), not_none(found.verify)
+    assert (plain.bytes_per_step, plain.flops_per_step, plain.bound) == (1200, 500, "memory")
+    assert plain.fraction == pytest.approx(0.0012 / 0.004)
+    assert (verify.flops_per_step, verify.bound) == (2500, "compute")
+    assert verify.fraction == pytest.approx(0.0025 / 0.005)
+    assert found.ridge_flops_per_byte == 1.0
+    assert roofline(traffic, speed, None, None).plain is None
 
 
 def test_the_machine_is_measured() -> None:

@@ -83,8 +83,8 @@ def test_steps_that_accept_past_an_end_are_counted_once() -> None:
 
 
 def test_speedup_of_a_run() -> None:
-    assert run_of(2).acceptance_length == pytest.approx(1.4)
-    assert run_of(0).acceptance_length is None
+    assert run_of(2).counts.acceptance_length == pytest.approx(1.4)
+    assert run_of(0).counts.acceptance_length is None
     found = run_of(2).speedup_over(run_of(0))
     assert found.median == pytest.approx(1.4 * PLAIN / 0.017)
     assert found.ci95 == pytest.approx((found.median, found.median))

@@ -13,7 +13,7 @@ from specdec_cli.export import ENGINES
 from specdec_cli.measure.predict.acceptance import rule_rows, sampled_faults
 from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END, ENGINE_RULES, engine_rule, engines_with
-from specdec_cli.measure.predict.replay import RULES, replay, replay_table
+from specdec_cli.measure.predict.replay import REPLAYABLE, replay, replay_table
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt, load
 from specdec_cli.sampling.params import SamplingParams
 
@@ -32,7 +32,7 @@ def trace_of(output: list[int], is_argmax: list[bool], beyond: int = 0, temperat
 def test_every_row_names_an_engine_of_export_and_a_rule_that_can_be_replayed() -> None:
     for one in ENGINE_RULES:
         assert one.engine in ENGINES
-        assert one.rule in RULES or (one.rule is None and one.fault)
+        assert one.rule in REPLAYABLE or (one.rule is None and one.fault)
     assert all(one in ENGINES for one in DRAFTS_PAST_END)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typed import not_none
 
+from specdec_cli.document import as_json
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.decoding import Request
@@ -19,7 +20,8 @@ from specdec_cli.engine.synthetic import iid_length
 from specdec_cli.engine.verify import verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
+from specdec_cli.measure.documents.sweep_k import costs_result
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.predict import choose, predict
 from specdec_cli.measure.predict.profiling import MAX_REPEATS, MIN_REPEATS, profile
@@ -59,7 +61,7 @@ class TimedLM(TableLM):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch):
     made = Clock()
-    for room in ("measure.predict.profiling", "engine.engine", "engine.clock"):
+    for room in ("measure.predict.profiling", "engine.engine", "engine.stepper"):
         monkeypatch.setattr(f"specdec_cli.{room}.perf_counter", made)
     return made
 
@@ -113,7 +115,7 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
         engine.target.fixed = 0.03
         return verify(p, rows)
 
-    monkeypatch.setattr("specdec_cli.engine.judging.verify", verify_and_empty_caches)
+    monkeypatch.setattr("specdec_cli.engine.stepper.verify", verify_and_empty_caches)
     costs = profile(engine, 2, (16,), time_limit_seconds=0.0, params=SamplingParams(temperature=1.0), batch_size=2)
     assert costs.target_seconds[0] == pytest.approx([0.03 + 0.002 * rows + 16e-5 for rows in (1, 2, 3)], abs=5e-4)
     assert {(2, True), (1, True), (0, False)} == {one for rows in verified for one in rows}
@@ -121,7 +123,7 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
 
 def test_the_engines_own_work_is_that_of_steps_that_have_settled(clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ran before has pushed it out of the caches: the first steps of a kind take longer than those in a row."""
-    engine, step, begun = timed_engine(clock), Engine.step, []
+    engine, step, begun = timed_engine(clock), Engine._step, []
 
     def slow_at_first(self):
         events = step(self)
@@ -133,7 +135,7 @@ def test_the_engines_own_work_is_that_of_steps_that_have_settled(clock, monkeypa
         begun.append(1)
         return [replace(first, overhead_seconds=9e-4 if len(begun) < 4 else 1e-4), *events[1:]]
 
-    monkeypatch.setattr(Engine, "step", slow_at_first)
+    monkeypatch.setattr(Engine, "_step", slow_at_first)
     engine.target.fixed = engine.target.per_row = engine.drafter.lm.fixed = 0.0
     costs = profile(engine, 2, (16,), time_limit_seconds=0.0)
     assert costs.overhead_seconds == pytest.approx([1e-4] * 3)
@@ -275,7 +277,7 @@ def test_the_formula() -> None:
     assert prediction.rows[2].iid_speedup == pytest.approx((1 - 0.7**4) / 0.3 / (1 + 3 * 2 / 11))
     best_free = max((1 + sum(SURVIVAL[:k])) * 11 / (verify[k] + 1) for k in range(1, 6))
     assert prediction.ceiling == pytest.approx(best_free)
-    assert prediction.iid_as_dict()["speedup_by_k"]["1"] == pytest.approx(1.7 / (1 + 2 / 11))
+    assert prediction.chains[0].iid_speedup == pytest.approx(1.7 / (1 + 2 / 11))
 
 
 def noisy_costs(seed, num_rounds=15, noise=0.06):
@@ -378,7 +380,7 @@ def test_a_gain_that_is_not_sure_is_no_recommendation() -> None:
 
 
 def test_costs_as_json_have_the_contracts_keys() -> None:
-    document = made_costs().as_dict()
+    document = costs_result(made_costs()).as_json()
     assert {"target_seconds_by_rows", "draft_seconds_per_token", "overhead_seconds"} <= set(document)
     assert document["target_seconds_by_rows"] == pytest.approx([0.010, 0.011, 0.012, 0.014, 0.018, 0.030])
     assert document["draft_seconds_per_token"] == pytest.approx(0.002)
@@ -393,7 +395,7 @@ def test_outputs_of_one_token_have_nothing_to_speed_up(clock) -> None:
     assert prediction.recommended.k == 0
     assert "nothing" in prediction.recommended.why
     assert prediction.alpha is None
-    assert prediction.rows[0].speedup.as_dict()["median"] is None
+    assert as_json(prediction.rows[0].speedup)["median"] is None
 
 
 def test_a_draft_that_never_guesses_costs_what_asking_costs(clock) -> None:
@@ -464,8 +466,8 @@ def test_trees_are_profiled_beside_chains(clock) -> None:
         want = [0.02 + 0.001 * 2 * (nodes + 1) + 1e-5 * length for length in (16, 64)]
         assert costs.target_seconds[:, column] == pytest.approx(want, abs=2e-4)
         assert costs.draft_seconds[:, column] == pytest.approx(0.002 * depth, abs=2e-4)
-    assert list(costs.as_dict()["by_tree"]) == ["2,1,1", "3", "3,2+1"]
-    assert len(costs.as_dict()["target_seconds_by_rows"]) == 4
+    assert list(costs_result(costs).by_tree) == ["2,1,1", "3", "3,2+1"]
+    assert len(costs_result(costs).target_seconds_by_rows) == 4
     assert engine.target.num_free_blocks == engine.target.num_blocks, "the cache is given back"
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from expected_counts import expected_counts
 from many_tokenizers import tokenizer
 from typed import not_none, stand_in
 from universal_engine import reciter, universal_engine
@@ -21,7 +22,8 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
+from specdec_cli.measure.documents.replayed import ReplayedResult, replayed_figures
 from specdec_cli.measure.predict.replay import by_position, by_task, check_knowable, replay, replay_table
 from specdec_cli.measure.predict.starts import Starts
 from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace
@@ -86,7 +88,7 @@ def count(engine, requests, k, verify: str = "auto") -> SpeculativeCounts:
 
 
 def assert_equal_counts(replayed, counts) -> None:
-    want, got = counts.as_dict(), replayed.as_dict()
+    want, got = counts.as_dict(), expected_counts(replayed)
     for name in got:
         left = got[name] if not isinstance(got[name], list) else got[name][: len(want[name])]
         np.testing.assert_allclose(
@@ -133,7 +135,7 @@ def test_a_guessing_draft_is_replayed_with_its_state(spec: str, temperature: flo
     for one in replay(trace, "draft", "auto" if temperature == 0 else "gumbel", 5):
         counts = count(engine, requests, one.k, "gumbel")
         if spec == "none":
-            assert one.as_dict()["acceptance_length"] is None
+            assert expected_counts(one)["acceptance_length"] is None
         assert_equal_counts(one, counts)
 
 
@@ -271,8 +273,8 @@ def test_a_table_of_k_follows_the_batch() -> None:
     trace = trace_target(engine, requests)
     trace.drafts["draft"] = trace_draft(trace, drafter, 4)
     flat = replay_table(trace, "draft", "auto", {1: 4}, max_num_seqs=3)
-    for name, value in replay(trace, "draft", k_max=4)[3].as_dict().items():
-        assert flat.as_dict()[name] == pytest.approx(value)
+    for name, value in expected_counts(replay(trace, "draft", k_max=4)[3]).items():
+        assert expected_counts(flat)[name] == pytest.approx(value)
     options = EngineOptions(num_speculative_tokens=4, max_num_seqs=3, disable_by_batch_size=2)
     counts = count(Engine(target, drafter, None, options), requests, 4)
     assert_equal_counts(replay_table(trace, "draft", "auto", {1: 4, 3: 0}, max_num_seqs=3), counts)
@@ -306,25 +308,25 @@ def test_tasks_and_places_in_the_text_are_the_engines() -> None:
         own = [request for request in requests if request.row.category == name]
         for row in rows:
             counts = count(engine, own, row["k"], "gumbel")
-            assert row["acceptance_length"]["median"] == pytest.approx(counts.acceptance_length)
-            assert row["acceptance_rate"]["median"] == pytest.approx(counts.acceptance_rate)
-            assert row["acceptance_length"]["ci95"][0] < counts.acceptance_length < row["acceptance_length"]["ci95"][1]
-            assert row["acceptance_length"]["pairs"] == len(own)
+            assert row["acceptance_length"].median == pytest.approx(counts.acceptance_length)
+            assert row["acceptance_rate"].median == pytest.approx(counts.acceptance_rate)
+            assert row["acceptance_length"].ci95[0] < counts.acceptance_length < row["acceptance_length"].ci95[1]
+            assert row["acceptance_length"].pairs == len(own)
     assert (bins[0]["from"], bins[-1]["to"]) == (1, 23)
     for k in (1, 4):
         places = gumbel_places(engine, requests, k)
-        assert len({round(one["by_k"][k - 1]["acceptance_length"]["median"], 6) for one in bins}) > 4
+        assert len({round(one["by_k"][k - 1]["acceptance_length"].median, 6) for one in bins}) > 4
         for one in bins:
             accepted = [number for begin, number in places if one["from"] <= begin <= one["to"]]
             found = one["by_k"][k - 1]["acceptance_length"]
-            assert found["median"] == pytest.approx(1 + np.mean(accepted))
-            assert found["ci95"][0] < found["median"] < found["ci95"][1]
+            assert found.median == pytest.approx(1 + np.mean(accepted))
+            assert found.ci95[0] < found.median < found.ci95[1]
 
 
 def test_acceptance_as_json_has_the_counts_and_their_intervals(sampled) -> None:
     _, _, trace, _ = sampled
     one = replay(trace, "draft", "block", 4)[3]
-    found, counts = one.acceptance(), one.as_dict()
+    found, counts = ReplayedResult.of(replayed_figures(one)), expected_counts(one)
     for name in ("per_position_acceptance_rates", "conditional_acceptance_rates", "acceptance_histogram"):
         assert found[name] == pytest.approx(counts[name])
     for name in ("acceptance_rate", "acceptance_length"):

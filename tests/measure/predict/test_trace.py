@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from expected_counts import expected_counts
 from safetensors.numpy import save_file
 from tiny_models import VOCAB, make_tiny
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
@@ -138,14 +139,16 @@ def test_a_file_gives_the_trace_back(trace, tmp_path: Path) -> None:
     for name in ("model", "ngram"):
         for rule in ("rejection", "block"):
             want, got = (replay(one, name, rule, 4) for one in (trace, again))
-            assert [one.as_dict() for one in got] == [one.as_dict() for one in want]
+            assert [expected_counts(one) for one in got] == [expected_counts(one) for one in want]
 
 
 def test_a_file_of_an_earlier_version_predicts_chains_and_not_trees(trace, tmp_path: Path) -> None:
     path = tmp_path / "text.trace"
     replace(trace, drafts={"model": replace(trace.drafts["model"], rank=None)}).save(path)
     again = load(path)
-    assert [one.as_dict() for one in replay(again, "model")] == [one.as_dict() for one in replay(trace, "model")]
+    assert [expected_counts(one) for one in replay(again, "model")] == [
+        expected_counts(one) for one in replay(trace, "model")
+    ]
     with pytest.raises(UsageError, match="an earlier version wrote it, and it predicts chains but not trees"):
         again.ranks("model")
 

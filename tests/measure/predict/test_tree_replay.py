@@ -8,19 +8,19 @@ from functools import cache
 
 import numpy as np
 import pytest
+from expected_counts import expected_counts
 from typed import stand_in
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine, EngineOptions
-from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.engine.verify import verify
+from specdec_cli.engine.verify import VerifyRow, verify
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.table import TableLM
+from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
@@ -69,11 +69,9 @@ def traced(max_context=4096, temperature=0.0) -> Trace:
 class Walked:
     num_steps: int = 0
     num_drafts: int = 0
-    num_nodes: int = 0
     at_depth: Counter[int] = field(default_factory=Counter)
     drafted_to: Counter[int] = field(default_factory=Counter)
     by_rank: Counter[int] = field(default_factory=Counter)
-    reached: Counter[int] = field(default_factory=Counter)
 
 
 def walk(trace, target, draft, shape) -> Walked:
@@ -102,13 +100,11 @@ def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape) -> No
     tokens += emitted[:end]
     counts.num_steps += 1
     counts.num_drafts += bool(drafted)
-    counts.num_nodes += len(drafted)
     depth = drafted.max_depth if drafted else 0
     counts.drafted_to.update(range(1, depth + 1))
     before = -1
     for node in [*verdict.path[:end], None][: min(end, depth)]:
         children = drafted.children(before)
-        counts.reached.update(range(len(children)))
         if node is not None:
             counts.at_depth[drafted.depth(node)] += 1
             counts.by_rank[children.index(node)] += 1
@@ -121,17 +117,14 @@ def test_ranks_predict_every_count_of_a_real_walk(shape, max_context: int) -> No
     target, draft = pair(max_context)
     trace = traced(max_context)
     tree = TreeShape.parse(shape)
-    found, counts = replay_tree(trace, "draft", tree.parents), walk(trace, target, draft, tree)
-    by_depth, depths = found.by_depth, range(1, tree.depth + 1)
+    by_depth, counts = replay_tree(trace, "draft", tree.parents), walk(trace, target, draft, tree)
+    depths = range(1, tree.depth + 1)
     assert by_depth.num_steps.sum() == counts.num_steps
     assert by_depth.num_drafts.sum() == counts.num_drafts
-    assert found.num_nodes.sum() == counts.num_nodes
     assert by_depth.accepted_at_least.sum(axis=0).tolist() == [counts.at_depth[i] for i in depths]
     assert by_depth.drafted_at_least.sum(axis=0).tolist() == [counts.drafted_to[i] for i in depths]
-    assert found.accepted_by_rank.sum(axis=0).tolist() == [counts.by_rank[r] for r in range(64)]
-    assert found.reached_by_rank.sum(axis=0).tolist() == [counts.reached[r] for r in range(64)]
     emitted = sum(len(prompt.output) - 1 for prompt in trace.prompts)
-    assert found.tokens_per_step().median == pytest.approx(emitted / counts.num_steps)
+    assert by_depth.tokens_per_step().median == pytest.approx(emitted / counts.num_steps)
     assert counts.by_rank[1] > 5 or tree.is_chain, "siblings of the first child are accepted, too"
 
 
@@ -148,20 +141,17 @@ def test_ranks_predict_what_the_engine_counts(shape: str) -> None:
             for emitted in event.emitted if isinstance(event, Stepped) else ():
                 counts.add(emitted)
     found = replay_tree(trace, "draft", tree.parents)
-    assert found.by_depth.num_steps.sum() == counts.num_steps
-    assert found.num_nodes.sum() == counts.num_draft_nodes
-    predicted, counted = found.by_depth.as_dict(), counts.as_dict()
+    assert found.num_steps.sum() == counts.num_steps
+    predicted, counted = expected_counts(found), counts.as_dict()
     for name, value in predicted.items():
         assert value == pytest.approx(counted[name]), name
-    assert found.rates_by_rank() == pytest.approx(counts.acceptance_by_rank)
 
 
 def test_a_chain_is_the_tree_without_siblings() -> None:
     trace = traced()
     for chain in replay(trace, "draft", "greedy", 4):
         tree = replay_tree(trace, "draft", range(-1, chain.k - 1))
-        assert tree.by_depth.as_dict() == chain.as_dict()
-        assert tree.num_nodes.tolist() == chain.num_draft_tokens.tolist()
+        assert expected_counts(tree) == expected_counts(chain)
 
 
 def test_siblings_of_different_widths_are_followed() -> None:
@@ -179,7 +169,7 @@ def test_siblings_of_different_widths_are_followed() -> None:
             two = one and path[0] == 1 and room >= 2 and len(path) == 2 and path[1] < 2
             wide, deep, start = wide + one, deep + two, start + 1 + one + two
         first += len(prompt.output)
-    assert found.by_depth.accepted_at_least.sum(axis=0).tolist() == [wide, deep]
+    assert found.accepted_at_least.sum(axis=0).tolist() == [wide, deep]
     assert deep > 5
 
 

@@ -145,9 +145,17 @@ GPT = {"from": "gpt", "value": "Hello"}
         {"messages": [said("user", None), said("assistant", "Hello")]},
         {"messages": [said("user", [])]},
         {"messages": [said("user", [{"type": "text", "text": ""}])]},
+        {"conversations": [{"from": "human"}]},
+        {"conversations": [{"value": "x"}]},
+        {"conversations": [{"from": None, "value": "x"}, GPT]},
+        {"messages": [{"role": "user"}, said("assistant", "Hello")]},
+        {"messages": [said("", "a")]},
+        {"conversations": [None]},
+        {"conversations": [{"from": "human", "value": "a"}, {"value": "x"}]},
         {"id": "x"},
         {},
         [],
+        None,
     ],
 )
 def test_point_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row: Any, chat: bool | None) -> None:
@@ -159,6 +167,9 @@ def test_point_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row:
     whole = tmp_path / "whole.json"
     whole.write_text(json.dumps([row, {"conversations": SHAREGPT}, {"messages": STORY}]))
     assert [one.prompt for one in both(str(whole), chat).rows] == ["Hi", "Tell me a story"]
+    inner = tmp_path / "inner.json"
+    inner.write_text(json.dumps({"data": [{"conversations": SHAREGPT}, row, {"messages": STORY}]}))
+    assert [one.prompt for one in both(str(inner), chat).rows] == ["Hi", "Tell me a story"]
     for asked in (name, str(whole)):
         with pytest.raises(UsageError):
             both(f"{asked}?empty=refuse", chat)

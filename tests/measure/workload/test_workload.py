@@ -11,6 +11,7 @@ from typed import not_none
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.load import load_tokenizer
+from specdec_cli.measure.documents.parts import WorkloadResult
 from specdec_cli.measure.workload.dataset import read_dataset as read_prompts
 from specdec_cli.measure.workload.workload import read_rows as read_some
 from specdec_cli.measure.workload.workload import select, task_of, tokenize
@@ -166,11 +167,13 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
     encode = LetterTokenizer().encode
     workload = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=20), 32)
     assert [request.row.index for request in workload.requests] == [0]
-    assert [(one.index, one.id, one.num_tokens, one.max_new_tokens) for one in workload.skipped] == [
+    assert [(one.index, one.id, one.prompt_tokens, one.max_new_tokens) for one in workload.skipped] == [
         (1, "long", 40, 20),
         (2, None, 2, 50),
     ]
     assert "2 prompts were left out" in not_none(workload.notice)
+    left_out = {"index": 1, "id": "long", "prompt_tokens": 40, "max_new_tokens": 20}
+    assert WorkloadResult.of(workload)["skipped"][0] == left_out
     with pytest.raises(UsageError, match="no prompt of `mine` fits the context of `10` tokens"):
         tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=20), 10)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from requests_for_tests import TOOL, TOOL_TEMPLATE, chat, completion, facts, tokenizer
+from requests_for_tests import TOOL, TOOL_TEMPLATE, chat, completion, facts, step_delta, tokenizer
 from typed import stand_in
 
 from specdec_cli.engine.jobs.records import Delta
@@ -15,7 +15,7 @@ from specdec_cli.events import TokenLogprob
 from specdec_cli.serve.answer.respond import CompletionAnswer, compact, sse
 from specdec_cli.serve.errors import ApiError, as_api_error
 from specdec_cli.serve.request.prepare import Prepared
-from specdec_cli.serve.tools.tools import ToolPlan
+from specdec_cli.serve.tools.parser import ToolPlan
 
 WORDS = tokenizer().encode("the little cat sat down", add_special_tokens=False)
 
@@ -25,12 +25,12 @@ def deltas(logprobs: bool = False, **last) -> list[Delta]:
     stream, found = tokenizer().stream(), []
     for tokens, drafted, accepted in ((WORDS[:1], 0, 0), (WORDS[1:4], 3, 2), (WORDS[4:], 2, 0)):
         known = tuple(TokenLogprob(t, -0.5, ((t, -0.5), (9, -1.5))) for t in tokens) if logprobs else ()
-        found.append(Delta(stream.feed(tokens).text, tuple(tokens), drafted, accepted, known))
+        found.append(step_delta(stream.feed(tokens).text, tokens, drafted, accepted, known))
     return [*found[:-1], replace(found[-1], **({"finish_reason": "stop"} | last))]
 
 
 def whole(prepared: Prepared, given: list[Delta], over=None) -> dict[str, Any]:
-    answer = CompletionAnswer(prepared, over or facts(), created=1)
+    answer = CompletionAnswer(prepared, created=1)
     for index in range(len(prepared.jobs)):
         for delta in given:
             answer.observe(index, delta)
@@ -38,7 +38,7 @@ def whole(prepared: Prepared, given: list[Delta], over=None) -> dict[str, Any]:
 
 
 def streamed(prepared: Prepared, given: list[Delta], over=None, **how) -> list[dict[str, Any]]:
-    answer = CompletionAnswer(prepared, over or facts(), created=1, **how)
+    answer = CompletionAnswer(prepared, created=1, **how)
     found = answer.opening() + [chunk for delta in given for chunk in answer.chunks(0, delta)] + answer.closing()
     return [json.loads(sse(chunk)[6:]) for chunk in found]
 
@@ -113,7 +113,8 @@ def test_an_echoed_prompt_is_scored_with_offsets() -> None:
     prepared = completion(prompt="the cat", echo=True, max_tokens=1, logprobs=1)
     prompt = prepared.jobs[0].token_ids
     scored = tuple(TokenLogprob(t, -2.0, ((3, -1.0),)) for t in prompt[1:])
-    own = Delta(" sat", (WORDS[2],), 0, 0, (TokenLogprob(WORDS[2], -0.5, ((WORDS[2], -0.5),)),), "length")
+    known = (TokenLogprob(WORDS[2], -0.5, ((WORDS[2], -0.5),)),)
+    own = step_delta(" sat", (WORDS[2],), 0, 0, known, finish_reason="length")
     choice = whole(prepared, [replace(own, prompt_logprobs=scored)])["choices"][0]
     assert choice["text"] == "the cat sat"
     logprobs = choice["logprobs"]
@@ -143,7 +144,11 @@ CALL = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_
 
 def test_tool_calls_whole_and_streamed() -> None:
     over = facts(TOOL_TEMPLATE)
-    given = [Delta(CALL[:20], (5,)), Delta(CALL[20:50], (6,)), Delta(CALL[50:], (7,), finish_reason="stop")]
+    given = [
+        step_delta(CALL[:20], (5,)),
+        step_delta(CALL[20:50], (6,)),
+        step_delta(CALL[50:], (7,), finish_reason="stop"),
+    ]
     choice = whole(called(chat(over=over, tools=[TOOL]), "hermes"), given, over)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     call = choice["message"]["tool_calls"][0]
@@ -160,7 +165,7 @@ def test_tool_calls_whole_and_streamed() -> None:
 
 
 def test_the_stop_string_is_in_the_text_only_if_asked_for() -> None:
-    given = [Delta("ab", (5,), finish_reason="stop", stop_reason="END")]
+    given = [step_delta("ab", (5,), finish_reason="stop", stop_reason="END")]
     assert whole(completion(stop="END"), given)["choices"][0]["text"] == "ab"
     assert whole(completion(stop="END", include_stop_str_in_output=True), given)["choices"][0]["text"] == "abEND"
 
@@ -184,7 +189,7 @@ def test_a_chats_prompt_stands_beside_its_choices() -> None:
 
 
 def test_an_error_ends_the_answer() -> None:
-    answer = CompletionAnswer(completion(stream=True), facts())
+    answer = CompletionAnswer(completion(stream=True))
     with pytest.raises(ApiError) as caught:
         answer.chunks(0, Delta(error=ValueError("secret")))
     assert (caught.value.status, "secret" in caught.value.message) == (500, False)
@@ -213,10 +218,11 @@ def test_steps_that_arrive_as_one_delta_keep_their_colours() -> None:
 
 def test_cached_tokens_are_those_of_the_prompts() -> None:
     prepared = completion(prompt=["hello there", "you"], n=2)
-    answer = CompletionAnswer(prepared, facts(), created=1)
+    answer = CompletionAnswer(prepared, created=1)
     for index, cached in enumerate((0, 2, 1, 1)):
-        for place, delta in enumerate(deltas()):
-            answer.observe(index, replace(delta, num_cached_tokens=None if place else cached))
+        first, *rest = deltas()
+        for delta in (replace(first, steps=(replace(first.steps[0], num_cached_tokens=cached),)), *rest):
+            answer.observe(index, delta)
     assert json.loads(compact(answer.document()))["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 

@@ -13,9 +13,10 @@ from toy_server import toy_client
 from typed import not_none
 
 from specdec_cli.events import TokenLogprob
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.answer.responses import ResponseAnswer
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.request.prepare import Facts, Prepared
+from specdec_cli.serve.request.prepare import ModelInfo, Prepared
 from specdec_cli.serve.request.read import parse
 from specdec_cli.serve.request.responses_protocol import ResponsesRequest
 from specdec_cli.serve.request.responses_request import prepare_response
@@ -38,23 +39,23 @@ READS_ALL = (
 )
 
 
-def prepared(over: Facts | None = None, **fields: Any) -> tuple[ResponsesRequest, Prepared, list[str]]:
+def prepared(over: ModelInfo | None = None, **fields: Any) -> tuple[ResponsesRequest, Prepared, list[str]]:
     known = over or facts()
     body = {"input": "hello there", **fields}
-    request, ignored = parse(ResponsesRequest, json.dumps(body).encode(), known.limits)
+    request, ignored = parse(ResponsesRequest, json.dumps(body).encode(), known.serve)
     return request, compiled(prepare_response(request, known, "r1"), known), ignored
 
 
 def answered(
-    text: str, over: Facts, reason: str = "stop", **fields: Any
+    text: str, over: ModelInfo, reason: str = "stop", **fields: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The whole response, and the events of the same text streamed."""
-    request, jobs, _ = prepared(over, **fields)
-    whole = ResponseAnswer(request, jobs, over)
+    _, jobs, _ = prepared(over, **fields)
+    whole = ResponseAnswer(jobs)
     for delta in deltas(text, reason=reason):
         whole.observe(0, delta)
-    request, jobs, _ = prepared(over, **fields, stream=True)
-    stream = ResponseAnswer(request, jobs, over)
+    _, jobs, _ = prepared(over, **fields, stream=True)
+    stream = ResponseAnswer(jobs)
     events = stream.opening()
     for delta in deltas(text, seed=1, reason=reason):
         events += stream.chunks(0, delta)
@@ -128,7 +129,7 @@ def test_events_come_in_openais_order() -> None:
 
 
 def test_thinking_and_a_call_are_items_of_their_own() -> None:
-    known = facts(TOOL_TEMPLATE, tool_call_parser="hermes", reasoning_parser="qwen3")
+    known = facts(TOOL_TEMPLATE, serve=Serve(tool_call_parser="hermes", reasoning_parser="qwen3"))
     whole, events = answered(f"<think>sun?</think>I look.{CALL}", known, tools=[WEATHER])
     thought, message, call = whole["output"]
     assert (thought["type"], thought["content"], thought["summary"]) == (
@@ -223,7 +224,7 @@ def test_a_named_tool_is_named_as_it_was_sent() -> None:
 
 
 def test_unknown_fields_are_listed_and_known_ones_kept() -> None:
-    request, jobs, ignored = prepared(
+    _, jobs, ignored = prepared(
         colour="red", top_k=3, seed=5, metadata={"a": "b"}, store=True, include=["reasoning.encrypted_content"],
         speculative={"num_speculative_tokens": 1}, max_output_tokens=7, temperature=0.5,
     )  # fmt: skip
@@ -231,7 +232,7 @@ def test_unknown_fields_are_listed_and_known_ones_kept() -> None:
     job = jobs.jobs[0]
     assert (job.params.top_k, job.params.seed, job.params.max_new_tokens) == (3, 5, 7)
     assert job.num_speculative_tokens == 1
-    answer = ResponseAnswer(request, jobs, facts()).opening()[0]["response"]
+    answer = ResponseAnswer(jobs).opening()[0]["response"]
     assert (answer["metadata"], answer["store"], answer["temperature"]) == ({"a": "b"}, False, 0.5)
 
 
@@ -253,19 +254,23 @@ def test_logprobs_stand_with_the_text() -> None:
     assert len(told) == len(part["logprobs"])
 
 
+def scored(tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(token, -1.0, ()) for token in tokens)
+
+
 @pytest.mark.parametrize("text", ["abc", "日本語 é", "a" + CALL, CALL, "<think>hé</think>日本"])
 def test_logprobs_do_not_depend_on_steps(text: str) -> None:
-    known = facts(TOOL_TEMPLATE, reasoning_parser="qwen3") if "think" in text else facts(TOOL_TEMPLATE)
+    known = facts(TOOL_TEMPLATE, serve=Serve(reasoning_parser="qwen3")) if "think" in text else facts(TOOL_TEMPLATE)
     fields = {"tools": [WEATHER], "include": ["message.output_text.logprobs"]}
     given = [
-        replace(delta, logprobs=tuple(TokenLogprob(one, -1.0, ()) for one in delta.token_ids))
+        replace(delta, steps=tuple(replace(step, logprobs=scored(step.tokens)) for step in delta.steps))
         for delta in deltas(text, seed=2)
     ]
-    request, jobs, _ = prepared(known, **fields)
-    whole = ResponseAnswer(request, jobs, known)
+    _, jobs, _ = prepared(known, **fields)
+    whole = ResponseAnswer(jobs)
     for delta in given:
         whole.observe(0, delta)
-    stream = ResponseAnswer(request, jobs, known)
+    stream = ResponseAnswer(jobs)
     events = [event for delta in given for event in stream.chunks(0, delta)]
     output = stable(whole.document()["output"])
     assert stable(stream.closing()[0]["response"]["output"]) == output
@@ -278,8 +283,8 @@ def test_logprobs_do_not_depend_on_steps(text: str) -> None:
 
 
 def test_an_error_in_the_middle_is_a_failed_response() -> None:
-    request, jobs, _ = prepared(stream=True)
-    answer = ResponseAnswer(request, jobs, facts())
+    _, jobs, _ = prepared(stream=True)
+    answer = ResponseAnswer(jobs)
     answer.opening()
     (failed,) = read_events(answer.failure(ApiError(500, "the server failed")).decode())
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")

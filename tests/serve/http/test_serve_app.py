@@ -255,7 +255,6 @@ def test_an_answer_that_takes_too_long_is_a_504() -> None:
 def test_prompts_are_logged_only_if_asked(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
-    logging.getLogger("specdec_cli").propagate = True
     for wanted in (False, True):
         with caplog.at_level(logging.INFO, "specdec_cli"), toy_client(log_prompts=wanted) as client:
             client.post("/v1/completions", json={"prompt": "deadbeef", "max_tokens": 1})
@@ -267,7 +266,7 @@ def test_several_models_are_loaded_when_asked_for() -> None:
     from specdec_cli.serve.models import Model, Models
 
     settings = Settings(Serve())
-    models = Models([Model(name, lambda: served_engine(toy_engine()), settings) for name in ("one", "two")])
+    models = Models([Model(name, lambda: served_engine(toy_engine()), settings.serve) for name in ("one", "two")])
     with toy_client(models=models) as client:
         assert client.get("/health").status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["one", "two"]

@@ -11,7 +11,7 @@ from live_server import live, until
 from toy_engine import toy_engine
 
 from specdec_cli.serve.http import grammar_queue
-from specdec_cli.serve.http.desk import Desk
+from specdec_cli.serve.http.request_handler import RequestHandler
 from specdec_cli.serve.http.server import Server
 from specdec_cli.serve.http.watched_pool import WatchedPool
 
@@ -25,8 +25,8 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-def desk(server: Server) -> Desk:
-    return server._desk
+def handler(server: Server) -> RequestHandler:
+    return server._handler
 
 
 def test_15_hostile_grammars_hold_up_no_other_client() -> None:
@@ -39,7 +39,7 @@ def test_15_hostile_grammars_hold_up_no_other_client() -> None:
         ]
         for client in clients:
             client.start()
-        until(lambda: desk(server).grammars.pool.is_busy)
+        until(lambda: handler(server).grammars.pool.is_busy)
         assert server.text(PLAIN) == expected
         for client in clients:
             client.join()
@@ -51,7 +51,7 @@ def test_15_hostile_grammars_hold_up_no_other_client() -> None:
             "response_format.json_schema.schema",
             "structured_outputs.json",
         }
-        until(lambda: not desk(server).is_busy)
+        until(lambda: not handler(server).is_busy)
         assert set(server.text(PLAIN | {"guided_regex": "[ab]+"})) <= {"a", "b"}
 
 
@@ -60,9 +60,9 @@ def test_15_a_client_that_leaves_ends_its_compilation() -> None:
         server.text(PLAIN | {"guided_regex": "[ab]+"})
         connection = server.connect()
         connection.request("POST", C, json.dumps(PLAIN | HOSTILE[3]), {"content-type": "application/json"})
-        until(lambda: desk(server).grammars.pool.is_busy)
+        until(lambda: handler(server).grammars.pool.is_busy)
         connection.close()
-        until(lambda: not desk(server).is_busy)
+        until(lambda: not handler(server).is_busy)
         assert server.models.all[0].num_preparing == 0
 
 
@@ -82,7 +82,7 @@ def test_15_a_stuck_pool_shows_in_health_and_does_not_hold_up_the_end(
     monkeypatch.setattr("specdec_cli.serve.http.server.os._exit", ended.append)
     release = threading.Event()
     with live(toy_engine(), hang_timeout_seconds=0.05) as server:
-        threads = desk(server).pool if pool == "pool" else desk(server).grammars.pool
+        threads = handler(server).pool if pool == "pool" else handler(server).grammars.pool
         work = [threads.submit(release.wait) for _ in range(threads._num_threads)]
         until(lambda: health(server) == (503, "stuck"))
         server.should_exit = True

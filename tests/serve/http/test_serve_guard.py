@@ -69,7 +69,6 @@ def test_the_reference_works_offline() -> None:
 
 
 def test_polls_are_not_logged_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("specdec_cli").propagate = True
     for logs_polls in (False, True):
         caplog.clear()
         with caplog.at_level(logging.INFO, "specdec_cli"), toy_client(log_polls=logs_polls) as client:
@@ -141,7 +140,6 @@ def test_errors_of_the_framework_have_openais_form() -> None:
 def test_a_bug_is_a_500_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
     with toy_client() as client:
         client.models.all[0].metrics.render = stand_in(lambda _: 1 / 0)
-        logging.getLogger("specdec_cli").propagate = True
         response = client.get("/metrics", headers={"x-request-id": "bug-1"})
     assert response.status_code == 500
     assert error_of(response)["message"] == "the server failed: `ZeroDivisionError`"

@@ -2,20 +2,10 @@
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from specdec_cli.serve.http.logs import configure_logs
-
-
-@pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
-    yield
-    for name in ("specdec_cli", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], True
-        logger.setLevel(logging.NOTSET)
 
 
 def say(message: str, **facts) -> None:

@@ -17,7 +17,7 @@ SETTINGS = Settings(Serve())
 
 
 def model(name: str = "toy", **given: Any) -> Model:
-    return Model(name, lambda: served_engine(toy_engine()), SETTINGS, **given)
+    return Model(name, lambda: served_engine(toy_engine()), SETTINGS.serve, **given)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_with_keys_the_request_brings_one(ready) -> None:
 
 
 def test_without_a_template_the_request_is_a_completion(ready) -> None:
-    ready.all[0].facts.tokenizer.hf.chat_template = None
+    ready.all[0].info.tokenizer.hf.chat_template = None
     curl = curl_line(ready, "http://h:1", None)
     assert "/v1/completions" in curl
     assert '"prompt"' in curl

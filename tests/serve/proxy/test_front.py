@@ -229,6 +229,7 @@ def test_keys_share_no_cached_prompts_at_the_engine() -> None:
         (b"[" * 5000, "application/json", 400),
         (b'{"prompt": "' + b"a" * 5_000_000 + b'"}', "application/json", 413),
     ],
+    ids=["text", "form", "cut", "a key twice", "deep", "long"],
 )
 def test_a_body_that_our_own_server_refuses_is_refused_here(body: bytes, kind: str, status: int) -> None:
     with front("echo") as live:

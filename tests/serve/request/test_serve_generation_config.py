@@ -14,7 +14,7 @@ from tiny_models import make_tiny
 
 from specdec_cli.cli import serve as command
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import Shared, draft_methods
+from specdec_cli.cli.shared import Shared, draft_methods
 from specdec_cli.recipe import resolve
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.http.app import create_app
@@ -49,7 +49,7 @@ def write(folder: Path, given: dict[str, Any]) -> None:
 
 
 def prepared(models: Models, **fields):
-    return completion(over=models.all[0].facts, prompt="the end", **fields).jobs[0].params
+    return completion(over=models.all[0].info, prompt="the end", **fields).jobs[0].params
 
 
 def test_point_14_a_silent_request_takes_the_checkpoints_values(model: Path) -> None:
@@ -112,7 +112,6 @@ def test_do_not_sample_is_greedy_and_a_greedy_server_stays_so(model: Path) -> No
 def test_what_is_not_applied_is_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
-    logging.getLogger("specdec_cli").propagate = True
     write(model, {"num_beams": 4})
     with caplog.at_level(logging.WARNING, "specdec_cli"):
         assert served(model).stop()

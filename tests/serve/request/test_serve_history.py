@@ -8,11 +8,11 @@ from requests_for_tests import USER, chat, facts, tokenizer
 from tool_templates import TEMPLATES, UNKNOWN, template
 from typed import not_none, stand_in
 
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.request.history import call_writers
-from specdec_cli.serve.tools.formats import PARSERS
-from specdec_cli.serve.tools.tools import ToolPlan
-from specdec_cli.serve.tools.written_calls import write_calls
+from specdec_cli.serve.tools.formats import FORMATS, PARSERS
+from specdec_cli.serve.tools.parser import ToolPlan
 
 CUT = '{"city": "Rom'
 MALFORMED = [
@@ -132,7 +132,7 @@ def test_10_calls_of_a_template_that_reads_none_are_written_in_its_format(form: 
     said = [("weather", json.dumps(given), given), ("ping", "", {})]
     schema = {"properties": {"city": {"type": "string"}}}
     parser = ToolPlan(stand_in(form), {"weather": schema, "ping": {}}).parser()
-    deltas = parser.feed(write_calls(form, said)) + parser.finish()
+    deltas = parser.feed(FORMATS[form].write(said)) + parser.finish()
     assert not "".join(one.content for one in deltas).strip()
     assert [one.name for one in deltas if one.name] == ["weather", "ping"]
     for place, arguments in enumerate((given, {})):
@@ -144,7 +144,7 @@ def test_10_a_template_that_shows_the_format_alone_refuses_no_later_turn() -> No
     text = prompt(source, turns(CUT))
     assert form == "qwen3_coder"
     assert "<function=weather>\n<parameter=city>\nRom\n</parameter>" in text
-    over = facts(UNKNOWN["the word alone"], tool_call_parser="hermes", max_context=9_999)
+    over = facts(UNKNOWN["the word alone"], serve=Serve(tool_call_parser="hermes"), max_context=9_999)
     job = chat(over=over, messages=turns(CUT)).jobs[0]
     assert f'"arguments": {CUT}}}\n</tool_call>' in not_none(over.tokenizer).decode(
         job.token_ids, skip_special_tokens=False

@@ -82,7 +82,7 @@ def test_speculation_is_the_requests_own(fields: dict[str, Any], expected: tuple
 
 def test_a_turn_is_the_api_key_or_else_the_request() -> None:
     assert {job.turn for job in completion(n=3).jobs} == {"r1"}
-    request, _ = parse(CompletionRequest, b'{"prompt": "hello", "n": 2, "cache_salt": "own"}', facts().limits)
+    request, _ = parse(CompletionRequest, b'{"prompt": "hello", "n": 2, "cache_salt": "own"}', facts().serve)
     assert {job.turn for job in prepare_completion(request, facts(), "r2", "key").jobs} == {"key"}
 
 
@@ -135,7 +135,8 @@ def test_forced_tools_are_a_schema() -> None:
     assert schema["$defs"] == {"x": {}}
     assert schema["maxItems"] == 1
     assert [one["properties"]["name"] for one in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "g"}]
-    assert json.loads(force_tools(tools, "weather", only_one=False).source) == {"type": "object"}
+    closed = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert json.loads(force_tools(tools, "weather", only_one=False).source) == closed
 
 
 def test_structured_outputs_become_grammars() -> None:

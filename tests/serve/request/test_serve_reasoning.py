@@ -6,13 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from requests_for_tests import TOOL, chat, facts, planner, tokenizer
+from requests_for_tests import TOOL, chat, facts, planner, step_delta, tokenizer
 from test_serve_respond import streamed, whole
 from typed import not_none
 
 from specdec_cli.engine.jobs.records import Delta
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.request.prepare import Facts
+from specdec_cli.serve.request.prepare import ModelInfo
 from specdec_cli.serve.request.reasoning import ReasoningPlan, ThoughtReader, markers_of
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}|"
@@ -48,8 +49,8 @@ CASES = [
 ]
 
 
-def given(parser: str, template: str = PLAIN) -> Facts:
-    return facts(template, reasoning_parser=parser)
+def given(parser: str, template: str = PLAIN) -> ModelInfo:
+    return facts(template, serve=Serve.model_validate({"reasoning_parser": parser}))
 
 
 def deltas(text: str, seed: int | None = None, reason: Any = "stop") -> list[Delta]:
@@ -58,9 +59,9 @@ def deltas(text: str, seed: int | None = None, reason: Any = "stop") -> list[Del
     draw = random.Random(seed)
     while tokens:
         num = len(tokens) if seed is None else draw.randint(1, 3)
-        found.append(Delta(stream.feed(tokens[:num]).text, tuple(tokens[:num]), 0, 0))
+        found.append(step_delta(stream.feed(tokens[:num]).text, tokens[:num]))
         tokens = tokens[num:]
-    return [*found, Delta(stream.finish(), finish_reason=reason)]
+    return [*found, Delta(rest=stream.finish(), finish_reason=reason)]
 
 
 def folded(chunks: list[dict[str, Any]]) -> tuple[str, str, list[dict[str, Any]]]:
@@ -141,7 +142,7 @@ def test_an_earlier_turns_thought_does_not_count() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tool_calls_come_after_the_thought(seed: int) -> None:
-    over = facts(TOOLS, reasoning_parser="qwen3", tool_call_parser="hermes")
+    over = facts(TOOLS, serve=Serve(reasoning_parser="qwen3", tool_call_parser="hermes"))
     text = f"<think>{CALL}</think>Well.\n{CALL}"
     prepared = chat(over=over, tools=[TOOL])
     choice = whole(prepared, deltas(text), over)["choices"][0]
@@ -198,7 +199,7 @@ def test_markers_that_are_special_tokens_are_seen() -> None:
     text.hf.chat_template = PLAIN
     text.hf.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
     text = Tokenizer(text.hf)
-    over = Facts(text, text.num_tokens, 512, ("demo",), planner(), reasoning_parser="mistral")
+    over = ModelInfo(text, text.num_tokens, 512, ("demo",), planner(), serve=Serve(reasoning_parser="mistral"))
     assert chat(over=over).jobs[0].params.skip_special_tokens is False
     assert chat(over=given("mistral")).jobs[0].params.skip_special_tokens is True
 

@@ -22,6 +22,9 @@ DECLARED: list[dict[str, Any]] = [
     {"parameters": {"type": "object", "properties": {}}},
     {"parameters": {"type": "object", "properties": {}, "required": []}},
     {"parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    {"parameters": {"type": "object"}},
+    {"parameters": {"properties": {}}},
+    {"parameters": {"title": "Ping", "required": []}},
 ]
 NAMED = {"type": "function", "function": {"name": "ping"}}
 
@@ -76,7 +79,7 @@ def test_11_an_enforced_call_has_no_argument_that_its_function_does_not_declare(
     listed = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "title": "t"}
     assert FunctionTool(name="f", parameters=listed).arguments_schema == {**listed, "additionalProperties": False}
     for as_given in (
-        {"type": "object"},
+        {"type": "object", "additionalProperties": True},
         {"type": "object", "properties": {}, "additionalProperties": True},
         {"type": "object", "properties": {}, "required": ["x"]},
         {"type": "object", "properties": {}, "patternProperties": {"^a": {}}},

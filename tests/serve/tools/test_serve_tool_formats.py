@@ -7,14 +7,16 @@ from typing import Any, get_args
 
 import pytest
 from requests_for_tests import TOOL, USER, chat, facts, tokenizer
-from tool_templates import TEMPLATES, UNKNOWN, template
+from tool_templates import TEMPLATES, UNKNOWN, each, template
 from typed import not_none, stand_in
 
-from specdec_cli.recipe.schema import ToolCallParser
+from specdec_cli.recipe.schema import Serve
+from specdec_cli.recipe.values import ToolCallParser
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.tools.calls import ToolDelta
-from specdec_cli.serve.tools.formats import PARSERS, find_format
-from specdec_cli.serve.tools.tools import ToolPlan
+from specdec_cli.serve.tools.formats import FORMATS, PARSERS, find_format
+from specdec_cli.serve.tools.json_calls import MarkedObjects
+from specdec_cli.serve.tools.parser import ToolPlan
 
 NAMES = list(TEMPLATES)
 MARKS_INSIDE = (
@@ -273,7 +275,7 @@ def test_9_an_unknown_format_is_a_400_for_tools(name: str) -> None:
         chat(over=facts(UNKNOWN[name]), tools=[TOOL])
     assert (refused.value.status, refused.value.param) == (400, "tools")
     assert chat(over=facts(UNKNOWN[name]), tools=[TOOL], tool_choice="none").plan.tools is None
-    named = chat(over=facts(UNKNOWN[name], tool_call_parser="glm47"), tools=[TOOL])
+    named = chat(over=facts(UNKNOWN[name], serve=Serve(tool_call_parser="glm47")), tools=[TOOL])
     assert not_none(named.plan.tools).form == "glm45"
 
 
@@ -307,3 +309,20 @@ def test_9_numbered_ids_count_the_calls_of_earlier_turns() -> None:
     assert not_none(prepared.plan.tools).call_id(0, "weather") == "functions.weather:1"
     text = not_none(over.tokenizer).decode(prepared.jobs[0].token_ids, skip_special_tokens=False)
     assert "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>" in text
+
+
+def test_a_new_format_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found in a template, read, written and enforced."""
+    pytest.importorskip("llguidance", reason="needs the extra `structured`")
+    row = MarkedObjects("<planted>", "</planted>", written=r'<planted>\s*\[\s*\{[^{}]*"name"[^{}]*NAME')
+    monkeypatch.setitem(stand_in(FORMATS), "planted", row)
+    source = template(each('<planted>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}]</planted>'))
+    assert find_format(tokenizer(source), source) == "planted"
+    text = row.write([("f", '{"count": 1}', {"count": 1})])
+    assert read("planted", f"Hi{text}", 3) == ("Hi", [("f", '{"count": 1}')])
+    strict = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+    prepared = chat(over=facts(source), tools=[strict])
+    assert not_none(prepared.plan.tools).form == "planted"
+    matcher = not_none(prepared.jobs[0].grammar).start(facts().num_tokens, {0})
+    tokens = not_none(facts().tokenizer).encode(text, add_special_tokens=False)
+    assert matcher.accept(tokens) == len(tokens)

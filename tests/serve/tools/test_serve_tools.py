@@ -6,7 +6,7 @@ import pytest
 from test_serve_tool_formats import folded
 
 from specdec_cli.serve.tools.calls import ToolDelta
-from specdec_cli.serve.tools.tools import ToolPlan
+from specdec_cli.serve.tools.parser import ToolPlan
 
 SCHEMAS: dict[str, dict[str, Any]] = {"f": {}, "g": {}}
 CASES = [

@@ -1,0 +1,299 @@
+"""Drafters with a draft on the target's hidden states: published heads of every format, and what MTP shares with them.
+
+The methods of published drafts have no files of their own here: each is made of a row in `lm/files/draft_formats.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import make_dataclass, replace
+from functools import cache
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from specdec_cli.drafted import Drafted
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
+from specdec_cli.drafters.growing_draft import (
+    GrowingDraft,
+    check_guess,
+    draw_of,
+    grow_deeper,
+    grow_marginals,
+    grow_whole,
+    rows_at,
+    take_chains,
+)
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.heads.published import PublishedDraft
+
+
+class HeadDrafter(WithoutFeatures):
+    """Guesses with a head on the target's hidden states.
+
+    A head that drafts from its own outputs goes round by round, each depth of all rows in one call, or drafts chains in
+    one CUDA graph where it is recorded. One that drafts all tokens in one pass gives every depth's distribution.
+
+    Args:
+        name: of the draft, for messages.
+    """
+
+    builds_trees = True
+    draws = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sequences: Any = None
+        self._num_tokens = 0
+        self._max_context: int | None = None
+
+    @property
+    def sequences(self) -> Any:
+        """The sequences of the loaded draft."""
+        assert self._sequences is not None, "a drafter is loaded before it drafts"
+        return self._sequences
+
+    def load(self, resources: Resources) -> None:
+        """Load the head.
+
+        Raises:
+            RunError: its files are missing, broken, or of other shapes.
+            UsageError: it was made for another target.
+        """
+        assert resources.target is not None, "a head is loaded for a target"
+        self._sequences = self.load_sequences(resources, resources.target)
+        self._num_tokens, self._max_context = resources.num_tokens, resources.target.max_context
+        if self.sequences.has_cache:
+            resources.plan_cache(self._sequences)
+
+    def load_sequences(self, resources: Resources, target: LM) -> Any:
+        """The sequences of the head; see `load`."""
+        raise NotImplementedError
+
+    @property
+    def max_context(self) -> int | None:
+        """As long as the target's: a head's rotary positions go on."""
+        return self._max_context
+
+    @property
+    def most_depth(self) -> int | None:
+        """As many as the draft gives, whatever is wanted; None has no limit."""
+        return None if self._sequences is None else self._sequences.most_tokens
+
+    @property
+    def graphs_obstacle(self) -> str | None:
+        """Why its head records no graphs beside a target that does; None where it does, or the target has none."""
+        return None if self._sequences is None else self._sequences.graphs_obstacle
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Of the head and of what it holds of sequences now."""
+        return (0, 0) if self._sequences is None else self._sequences.sizes
+
+    @property
+    def origin(self) -> Origin | None:
+        """None: its numbers are the target's."""
+        return None
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin with the keys and values of a prefix that another sequence has left; it needs no features of these."""
+        return 0 if self._sequences is None else self._sequences.adopt(handle, context, salt)
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence."""
+        if self._sequences is not None:
+            self._sequences.release(handle)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Up to k tokens per row, or a tree of that depth; fewer where the draft gives fewer.
+
+        Raises:
+            RunError: what it guessed before, unread, was no token.
+        """
+        longest, most = self._max_context, self.most_depth
+        assert longest is not None, "a drafter is loaded before it drafts"
+        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows)]
+        if not self.one_pass:
+            self._guess([draft for draft in drafts if draft.wants_more(longest)], longest)
+        others = [draft for draft in drafts if not draft.depth]
+        self._feed([draft.row for draft in others], [draft.row.k for draft in others])
+        able = [draft for draft in others if self.sequences.can_draft(draft.row.handle)]
+        drafting = [draft for draft in able if draft.wants_more(longest)]
+        depths = {draft.place: draft.most_depth(longest) for draft in drafting}
+        if drafting:
+            grow = self._grow_ahead if self.one_pass else self._grow_rounds
+            grow(drafting, {place: min(depth, most or depth) for place, depth in depths.items()})
+        return [draft.guesses() for draft in drafts]
+
+    def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Logits [len(path), V] float32 along each path."""
+        import torch
+
+        from specdec_cli.lm.heads.head_sequences import HeadRow
+
+        self._feed(rows, [len(path) for path in paths])
+        if self.one_pass:
+            ahead = self.sequences.ahead(
+                [(row.handle, row.context[-1], len(path)) for row, path in zip(rows, paths, strict=True)]
+            )
+            if ahead.behind is None:
+                return list(ahead.logits)
+            before = [[row.context[-1], *path[:-1]] for row, path in zip(rows, paths, strict=True)]
+            return [ahead.behind(*one) for one in zip(ahead.logits, ahead.states, before, strict=True)]
+        logits: list[list[Tensor]] = [[] for _ in rows]
+        for depth in range(max(map(len, paths))):
+            going = [i for i, path in enumerate(paths) if len(path) > depth]
+            asked = [HeadRow(rows[i].handle, Drafted.chain(paths[i][:depth]), [depth - 1]) for i in going]
+            for i, row in zip(going, self.sequences.logits(asked), strict=True):
+                logits[i].append(row)
+        return [torch.stack(row) for row in logits]
+
+    def _feed(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> None:
+        """Take the features that rows bring; `depths` tokens are wanted behind each."""
+        news = [(row, depth) for row, depth in zip(rows, depths, strict=True) if row.features is not None]
+        self.sequences.feed([(row.handle, row.context, row.features) for row, _ in news], [depth for _, depth in news])
+
+    def _guess(self, drafts: Sequence[GrowingDraft], longest: int) -> None:
+        """Guess chains in one graph where the head is recorded and its scores alone decide; features go with it.
+
+        Args:
+            drafts: that want more.
+            longest: context that is read.
+        """
+        from specdec_cli.lm.heads.head_graphs import HeadChainRow
+
+        unread, self.sequences.last_guess = self.sequences.last_guess, None
+        check_guess(unread, self._name, "try --dtype float32, or another draft if it is float32 already")
+        if not self.sequences.is_recorded:
+            return
+        chains = [draft for draft in drafts if draft.is_plain and self._can_begin(draft.row)]
+        counts = [draft.most_depth(longest) for draft in chains]
+        rows = [
+            HeadChainRow(draft.row.handle, draft.row.context, draft.row.features, num, draw_of(draft.row, num))
+            for draft, num in zip(chains, counts, strict=True)
+        ]
+        continuations = self.sequences.guess(rows, self._num_tokens) if rows else None
+        if continuations is not None:
+            take_chains(chains, continuations)
+
+    def _can_begin(self, row: DraftRow) -> bool:
+        """Whether there is, or comes with the row, what a first guess follows from."""
+        return self.sequences.can_draft(row.handle) or (row.features is not None and len(row.features) > 0)
+
+    def _grow_rounds(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:
+        """Grow guesses, each by its place to a depth of at least 1, one depth of all of them after the other."""
+        from specdec_cli.lm.heads.head_sequences import HeadRow
+
+        while growing := [draft for draft in drafting if not draft.is_done and draft.depth < depths[draft.place]]:
+            rows = [HeadRow(one.row.handle, one.drafted, one.ends, one.is_dynamic) for one in growing]
+            grow_deeper(growing, self.sequences.logits(rows), self._num_tokens, self._name)
+
+    def _grow_ahead(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:
+        """Grow guesses by what one pass gives of all their depths."""
+        ends = [(draft.row.handle, draft.row.context[-1], depths[draft.place]) for draft in drafting]
+        ahead = self.sequences.ahead(ends)
+        logits = {draft.place: its for draft, its in zip(drafting, ahead.logits, strict=True)}
+        behind, sure = ahead.behind, ahead.confidence
+        if behind is None:
+            grow_marginals(drafting, logits, self._num_tokens, self._name)
+            return
+        states = {draft.place: its for draft, its in zip(drafting, ahead.states, strict=True)}
+        grow_whole(
+            drafting,
+            depths,
+            lambda growing: behind(rows_at(growing, logits), rows_at(growing, states), _tokens_before(growing)),
+            self._num_tokens,
+            self._name,
+            None if sure is None else lambda growing: sure(rows_at(growing, states), _tokens_before(growing)),
+        )
+
+
+def _tokens_before(growing: Sequence[GrowingDraft]) -> list[int]:
+    """The token at every end."""
+    return [one.tokens[end] if end >= 0 else one.row.context[-1] for one in growing for end in one.ends]
+
+
+class PublishedDrafter(HeadDrafter):
+    """Guesses with a published draft; `published_drafter` makes the class of each kind.
+
+    Args:
+        model: hub id or folder of the draft.
+        layers: hidden states of the target that it reads, joined by dashes: numbers of layers, counted from 0, whose
+            outputs they are, such as 1-15-28, or `final`; unset takes those that its configuration names. Methods that
+            read the final states alone have no such option.
+    """
+
+    kind: ClassVar[PublishedKind]
+    model: str
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty name, and layers that are no numbers."""
+        if not self.model.strip():
+            raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a draft head")
+        super().__init__(self.model)
+        self.source: PublishedDraft | None = None  # what its folder says, where it was read
+        words = ("final",) if "final" in self.kind.layers else ()
+        if self.layers is not None and not all(one.isdecimal() or one in words for one in self.layers.split("-")):
+            message = f"`layers` must be numbers joined by dashes, such as {self.kind.layers}, not `{self.layers}`"
+            raise UsageError(message)
+
+    def published(self, revision: str | None = None) -> PublishedDraft:
+        """The draft by its folder, which is read once.
+
+        Raises:
+            RunError: it cannot be read.
+            UsageError: it is of another method.
+        """
+        from specdec_cli.lm.heads.published import parsed_taps, read_published
+
+        if self.source is None:
+            draft = read_published(self.model, revision, method=self.kind.method)
+            self.source = draft if self.layers is None else replace(draft, taps=parsed_taps(self.layers))
+        return self.source
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """The hidden states.
+
+        Raises:
+            UsageError: neither the option nor its configuration names them.
+            RunError: its configuration cannot be read.
+        """
+        taps = self.published().taps
+        if taps is None:
+            message = f"the draft head `{self.model}` does not say which of the target's layers it reads"
+            example = quote(f"{self.kind.method}:model={self.model},layers={self.kind.layers}")
+            raise UsageError(message, f"for example `--draft {example}`")
+        return taps
+
+    @property
+    def origin(self) -> Origin | None:
+        """The published folder."""
+        from specdec_cli.lm.heads.head_tensors import head_origin
+
+        return None if self.source is None else head_origin(self.source)
+
+    def load_sequences(self, resources: Resources, target: LM) -> Any:
+        """The sequences of the draft; see `load`."""
+        from specdec_cli.lm.heads.published import load_sequences
+
+        return load_sequences(self.published(resources.revision), target, resources.num_tokens)
+
+
+@cache
+def published_drafter(method: str) -> Any:
+    """The drafter of a method that runs published drafts: a dataclass with its options; None of another method."""
+    kind = kinds_by_method().get(method)
+    if kind is None:
+        return None
+    fields: list[Any] = [("model", str), *([("layers", str | None, None)] if kind.layers else [])]
+    namespace = {"kind": kind, "one_pass": kind.one_pass, "has_tokenizer": kind.has_tokenizer}
+    namespace["__doc__"] = f"Guesses with {kind.what}, as published."
+    return make_dataclass("Drafter", fields, bases=(PublishedDrafter,), namespace=namespace)

@@ -1,0 +1,405 @@
+"""DFlash drafts (arXiv 2602.06036) and DSpark's: a block of mask rows that reads a context made of the target's states.
+
+Every layer's keys and values of the context come from one vector of each position, which joins the target's hidden
+states there. A block's rows attend to these and to each other, and each gives one token.
+
+Sources: z-lab/dflash (`dflash/model.py`), the speculators library (`models/dflash`, `models/dspark`) and
+deepseek-ai/DeepSpec (`modeling/dspark`). z-lab and DeepSpec name target layers by the state that leaves them
+(`target_layer_ids`), speculators by the state that enters them (`aux_hidden_state_layer_ids`). Where a block's rows
+predict the token at their own place, the first row gives none; DSpark's and those with `sample_from_anchor` predict the
+token behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn import functional
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.draft_formats import DraftFolder, block_shape
+from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.head import PublishedHead
+from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
+from specdec_cli.lm.heads.head_sequences import Ahead, HeadSequences
+from specdec_cli.lm.heads.head_tensors import drafted_size
+from specdec_cli.lm.heads.layer_stack import BlockLayer, positions_of
+from specdec_cli.lm.heads.published import (
+    AGAIN,
+    NONE_ELSE,
+    PublishedDraft,
+    check_has_usual_layers,
+    listed_layers,
+    vocabulary_shapes,
+)
+from specdec_cli.lm.heads.stacks import product_of
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.door import LM, Tap
+
+_MASK_EMBEDDING = "mask_embedding.pt"
+_MARKOV = ("vanilla", "gated")
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkHeads:
+    """The heads of DSpark behind a block's rows.
+
+    Args:
+        rank: of the Markov head; 0 without one.
+        is_gated: a row's own state scales the token before it.
+        has_confidence: whether there is a head that predicts acceptance.
+        confidence_reads_token: whether that reads the token before it, too.
+    """
+
+    rank: int = 0
+    is_gated: bool = False
+    has_confidence: bool = False
+    confidence_reads_token: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashDraft(PublishedDraft):
+    """A DFlash draft by its folder.
+
+    Args:
+        file_format: who writes such folders: `z-lab`, `DeepSpec` or `speculators` with its version.
+        layer: transformers configuration of its layers.
+        block_layers: how each attends.
+        block_size: rows of a block, B.
+        mask_token: that all rows but the first read.
+        from_anchor: row i predicts the token behind its place, and a block gives B tokens; otherwise the token at its
+            place, and a block gives B - 1.
+        dspark: its further heads.
+        embedding_scale: of what the rows read.
+        logit_scale: of the output layer's results.
+        softcap: of the logits; None without one.
+    """
+
+    file_format: str
+    layer: Any
+    block_layers: tuple[BlockLayer, ...]
+    block_size: int
+    mask_token: int
+    from_anchor: bool
+    dspark: DSparkHeads = field(default_factory=DSparkHeads)
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a block gives."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+    @property
+    def num_taps(self) -> int:
+        """Hidden states that it reads of each position."""
+        return len(self.block_layers) if self.taps is None else len(self.taps)
+
+    @property
+    def has_mask_embedding(self) -> bool:
+        """Whether mask rows read an embedding of a file of its own."""
+        return (self.folder / _MASK_EMBEDDING).is_file()
+
+    def __str__(self) -> str:
+        """For people: what it is, what it reads, and what it can draft."""
+        heads = [f"a Markov head of rank {self.dspark.rank}"] if self.dspark.rank else []
+        heads += ["a confidence head"] if self.dspark.has_confidence else []
+        kind = f"{'DSpark' if heads else 'DFlash'} draft, {self.file_format} format"
+        more = f", with {' and '.join(heads)}" if heads else ""
+        vocabulary = f"{self.draft_vocab_size} of {self.layer.vocab_size} tokens"
+        return f"{kind}: reads {self.reading}; drafts up to {self.most_tokens} tokens in one pass{more}; {vocabulary}"
+
+    def usual_taps(self, num_layers: int) -> tuple[Tap, ...]:
+        """Layers spread over the target."""
+        if self.num_taps > 1:
+            check_has_usual_layers(self.name, num_layers)
+        return default_layers(num_layers, self.num_taps)
+
+    @property
+    def kv_numbers(self) -> int:
+        """Keys and values of every layer."""
+        return cached_numbers(self.layer, len(self.block_layers))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the layers, of what joins the target's states, and of further heads."""
+        size = int(self.layer.hidden_size)
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (size, self.num_taps * (self.target_hidden_size or 0)),
+            "hidden_norm.weight": (size,),
+            "norm.weight": (size,),
+        }
+        shapes |= vocabulary_shapes(self, size)
+        for i in range(len(self.block_layers)):
+            shapes |= layer_shapes(self.layer, size, f"layers.{i}.")
+            shapes[f"layers.{i}.input_layernorm.weight"] = (size,)
+        return shapes | self._dspark_shapes(size)
+
+    def _dspark_shapes(self, size: int) -> dict[str, tuple[int, ...]]:
+        rank, shapes = self.dspark.rank, dict[str, tuple[int, ...]]()
+        if rank:
+            shapes["markov_head.markov_w1.weight"] = (self.vocab_size or 0, rank)
+            shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size or 0, rank)
+        if self.dspark.is_gated:
+            shapes |= {"markov_head.gate_proj.weight": (rank, size + rank), "markov_head.gate_proj.bias": (rank,)}
+        if self.dspark.has_confidence:
+            width = size + (rank if self.dspark.confidence_reads_token else 0)
+            shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias?": (1,)}
+        return shapes
+
+    @staticmethod
+    def common_name(name: str) -> str:
+        """As in speculators folders."""
+        name = name.removeprefix("model.")
+        return {"draft_id_to_target_id": "d2t"}.get(name, name)
+
+
+def default_layers(num_layers: int, num: int) -> tuple[int, ...]:
+    """The layers whose outputs a draft with so many taps reads unless it says otherwise."""
+    if num == 1:
+        return (num_layers // 2,)
+    return tuple(round(1 + i * (num_layers - 4) / (num - 1)) for i in range(num))
+
+
+def read(name: str, source: DraftFolder) -> DFlashDraft:
+    """The DFlash or DSpark draft in a folder.
+
+    Args:
+        name: of the draft, for messages.
+        source: the folder.
+
+    Raises:
+        UsageError: a variant that is not supported.
+        RunError: its configuration cannot be read.
+    """
+    content = source.content
+    nested = content.get("dflash_config")
+    keys = {**content, **(nested if isinstance(nested, dict) else {})}
+    is_speculators = "speculators_model_type" in content
+    _check_variant(name, keys)
+    own = content.get("transformer_layer_config") if is_speculators else content
+    if not isinstance(own, dict):
+        raise UsageError(f"the configuration of `{name}` has no `transformer_layer_config`", AGAIN)
+    layer = _layer_config(name, own)
+    try:
+        block_size, from_anchor = block_shape(content)
+        return DFlashDraft(
+            name=name,
+            source=source,
+            taps=_layers(name, keys, is_speculators),
+            target_hidden_size=int(keys.get("target_hidden_size") or layer.hidden_size),
+            vocab_size=int(layer.vocab_size),
+            draft_vocab_size=drafted_size(
+                DFlashDraft, name, source, keys.get("draft_vocab_size"), int(layer.vocab_size)
+            ),
+            file_format=_file_format(source),
+            layer=layer,
+            block_layers=_block_layers(name, keys, own, int(layer.num_hidden_layers)),
+            block_size=_checked_block_size(name, block_size),
+            mask_token=_mask_token(name, keys, source, int(layer.vocab_size)),
+            from_anchor=from_anchor,
+            dspark=_dspark(name, keys),
+            embedding_scale=float(keys.get("input_embedding_scale") or 1.0),
+            logit_scale=float(keys.get("output_multiplier") or 1.0),
+            softcap=float(keys.get("final_logit_softcapping") or 0.0) or None,
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        message = f"`{source.path / 'config.json'}` is not a valid configuration: {first_line(error)}"
+        raise RunError(message, AGAIN) from error
+
+
+def _file_format(source: DraftFolder) -> str:
+    if "speculators_model_type" in source.content:
+        return f"speculators {source.content.get('speculators_version', '')}".strip()
+    return "DeepSpec" if source.kind.name == "dspark" else "z-lab"
+
+
+def _check_variant(name: str, keys: Mapping[str, Any]) -> None:
+    """Refuse relatives with further parts."""
+    kind = keys.get("speculators_model_type", "dflash")
+    called = str(keys.get("architectures")).lower()
+    relative = kind if kind not in ("dflash", "dspark") else "dflash2" if "dflash2" in called else None
+    relative = relative or ("domino" if keys.get("projector_type") == "domino" else None)
+    if relative is not None:
+        raise UsageError(f"`{name}` is a draft of the kind `{relative}`, which is not supported", NONE_ELSE)
+    for key, usual in (("attention_sink_bias", (None, False)), ("attention_value_scale", (None, 1, 1.0))):
+        if keys.get(key) not in usual:
+            raise UsageError(f"the draft `{name}` has `{key}: {keys[key]}`, which is not supported", NONE_ELSE)
+
+
+def _layer_config(name: str, own: dict[str, Any]) -> Any:
+    if own.get("model_type", "qwen3") != "qwen3":
+        message = f"the draft `{name}` is built of `{own['model_type']}` layers, which are not supported"
+        raise UsageError(message, NONE_ELSE)
+    return read_layer_config(name, transformers.Qwen3Config, own)
+
+
+def _layers(name: str, keys: Mapping[str, Any], is_speculators: bool) -> tuple[int, ...] | None:
+    key = "aux_hidden_state_layer_ids" if is_speculators else "target_layer_ids"
+    given = keys.get(key)
+    if given is None and not is_speculators:
+        return None
+    layers = tuple(layer - 1 if is_speculators else layer for layer in listed_layers(name, key, given))
+    if min(layers) < 0:
+        raise UsageError(f"the draft `{name}` reads its target's embeddings, which is not supported", NONE_ELSE)
+    return layers
+
+
+def _checked_block_size(name: str, size: Any) -> int:
+    if type(size) is not int or not 2 <= size <= 512:
+        raise UsageError(f"`block_size` of `{name}` must be from 2 to 512, not `{size}`", AGAIN)
+    return int(size)
+
+
+def _mask_token(name: str, keys: Mapping[str, Any], source: DraftFolder, vocab_size: int) -> int:
+    mask = keys.get("mask_token_id")
+    if type(mask) is not int:
+        raise UsageError(f"the configuration of the draft `{name}` has no `mask_token_id`", AGAIN)
+    if not 0 <= mask < vocab_size and not (source.path / _MASK_EMBEDDING).is_file():
+        raise UsageError(f"`mask_token_id` of `{name}` is `{mask}`, and it knows {vocab_size} tokens", AGAIN)
+    return mask
+
+
+def _block_layers(name: str, keys: Mapping[str, Any], own: Mapping[str, Any], num: int) -> tuple[BlockLayer, ...]:
+    """How each layer attends: sliding layers are causal unless the configuration says otherwise, full ones are not."""
+    kinds = own.get("layer_types") or ["full_attention"] * num
+    if keys.get("use_swa") and "sliding_attention" not in kinds:
+        kinds = ["sliding_attention"] * num
+    window = keys.get("swa_window_size") or own.get("sliding_window")
+    if "sliding_attention" in kinds and type(window) is not int:
+        raise UsageError(f"the draft `{name}` has sliding layers without a window", AGAIN)
+    every = keys.get("causal", keys.get("is_causal"))
+    sliding = not keys.get("sliding_window_non_causal", False)
+    layers = []
+    for kind in kinds[:num]:
+        is_sliding = kind == "sliding_attention"
+        layers.append(
+            BlockLayer(window if is_sliding else None, is_sliding and sliding if every is None else bool(every))
+        )
+    return tuple(layers)
+
+
+def _dspark(name: str, keys: Mapping[str, Any]) -> DSparkHeads:
+    rank, kind = int(keys.get("markov_rank") or 0), str(keys.get("markov_head_type", "vanilla"))
+    if rank and kind not in _MARKOV:
+        message = f"the Markov head of `{name}` is of the type `{kind}`, which is not supported"
+        raise UsageError(message, NONE_ELSE)
+    has_confidence = bool(keys.get("enable_confidence_head", False))
+    reads = has_confidence and rank > 0 and bool(keys.get("confidence_head_with_markov", False))
+    return DSparkHeads(rank, rank > 0 and kind == "gated", has_confidence, reads)
+
+
+class BlockHead(PublishedHead):
+    """A DFlash draft, with DSpark's heads where it has them. A block is always whole, as in training."""
+
+    draft: DFlashDraft
+
+    def __init__(self, draft: DFlashDraft, target: LM) -> None:
+        super().__init__(draft, target, draft.layer, "fc", draft.block_layers)
+        mask = _mask_embedding(draft)
+        self._mask = self.embed([draft.mask_token]) if mask is None else mask.to(target.device, target.dtype)
+        self._markov = product_of(self.weights, "markov_head.markov_w2") if draft.dspark.rank else None
+        self.most_tokens, self.num_rows = draft.most_tokens, draft.block_size
+
+    def mix(self, features: Tensor) -> Tensor:
+        """One vector [n, hidden] of the target's states, normalized."""
+        return self.norm(self._join(features.flatten(1)).to(features.dtype), "hidden_norm")
+
+    def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
+        """File the keys and values of further context in every layer; the vectors themselves come back."""
+        self.layers.remember(feature, positions, feeds)
+        return feature
+
+    def rows(self, anchors: Sequence[int], feeds: list[LayerFeed]) -> Tensor:
+        """States [sequences, B, hidden] of a block behind each context, behind the final norm.
+
+        Args:
+            anchors: each context's last token, which the first row reads.
+            feeds: the sequences; their new slots are the block's rows.
+        """
+        masks = self._mask.expand(self.draft.block_size - 1, -1)
+        hidden = torch.cat([torch.cat([one[None], masks]) for one in self.embed(anchors)]) * self.draft.embedding_scale
+        states = self.layers.run(hidden, positions_of(feeds, hidden.device), feeds)
+        return self.norm(states, "norm").view(len(anchors), self.draft.block_size, -1)
+
+    def ahead(self, sequences: HeadSequences, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        """Logits of a block's rows; DSpark's heads look at the token before each, and nothing else does."""
+        feeds = [sequences.new_rows(handle, self.draft.block_size) for handle, _, _ in ends]
+        rows = self.rows([token for _, token, _ in ends], feeds)
+        rows = rows if self.draft.from_anchor else rows[:, 1:]
+        states = [own[:depth] for own, (_, _, depth) in zip(rows, ends, strict=True)]
+        logits = list(torch.split(self.logits(torch.cat(states)), [len(own) for own in states]))
+        if self.draft.dspark.rank or self.draft.dspark.has_confidence:
+            return Ahead(logits, states, self.behind, self.confidence if self.draft.dspark.has_confidence else None)
+        return Ahead([self.spread(own) for own in logits])
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Logits [n, drafted vocabulary] float32 of rows' states [n, hidden], before DSpark's Markov head."""
+        logits = self.scores(output)
+        logits = logits * self.draft.logit_scale if self.draft.logit_scale != 1 else logits
+        cap = self.draft.softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def behind(self, logits: Tensor, states: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Logits [n, V] float32 behind given tokens.
+
+        Args:
+            logits: as `logits` gives them [n, drafted vocabulary].
+            states: of the rows [n, hidden].
+            tokens: what stands before each row's token.
+        """
+        if self._markov is not None:
+            latent = self._before(tokens)
+            if self.draft.dspark.is_gated:
+                latent = latent * self._linear(torch.cat([states, latent], -1), "markov_head.gate_proj").sigmoid()
+            logits = logits + self._markov(latent).float()
+        return self.spread(logits)
+
+    def confidence(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
+        """P [n] that rows' tokens are accepted if those before them are; arguments as for `behind`."""
+        reads = self.draft.dspark.confidence_reads_token
+        features = torch.cat([states, self._before(tokens)], -1) if reads else states
+        return self._linear(features, "confidence_head.proj").float().sigmoid()[:, 0]
+
+    def _before(self, tokens: Sequence[int]) -> Tensor:
+        table = self.weights["markov_head.markov_w1.weight"]
+        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
+
+    def _linear(self, inputs: Tensor, name: str) -> Tensor:
+        return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+
+def _mask_embedding(draft: DFlashDraft) -> Tensor | None:
+    """Embedding that mask rows read, if a file beside the weights has it; nothing of the pickle is run.
+
+    Raises:
+        RunError: the file cannot be read.
+        UsageError: it holds something else.
+    """
+    path = draft.folder / _MASK_EMBEDDING
+    if not draft.has_mask_embedding:
+        return None
+    try:
+        embedding = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RunError(f"`{path}` cannot be read: {first_line(error)}", "copy or download the draft again") from error
+    if isinstance(embedding, dict):
+        embedding = next((one for one in embedding.values() if isinstance(one, Tensor)), None)
+    if (
+        not isinstance(embedding, Tensor)
+        or embedding.numel() != draft.layer.hidden_size
+        or not embedding.isfinite().all()
+    ):
+        raise UsageError(f"`{path}` is no embedding of {draft.layer.hidden_size} numbers", "download the draft again")
+    return embedding.reshape(1, -1)
+
+
+def sequences(draft: DFlashDraft, target: LM, _num_tokens: int) -> HeadSequences:
+    """The draft's sequences, its weights loaded."""
+    return HeadSequences([BlockHead(draft, target)], target, draft.name)

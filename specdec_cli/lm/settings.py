@@ -1,0 +1,42 @@
+"""How one model is loaded: the settings that recipes, the command line and Python share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from specdec_cli.call_checks import checked_fields
+from specdec_cli.recipe.values import Compute, LoadFormat, Quantize
+
+
+@checked_fields
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model is loaded.
+
+    Args:
+        revision: branch, tag or commit on the hub.
+        dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N.
+        load_format: auto, or dummy for random weights.
+        quantize: none or int8.
+        compute: auto (a GGUF file's blocks as they are, where that is possible), native, or dequantized.
+    """
+
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: LoadFormat = "auto"
+    quantize: Quantize = "none"
+    compute: Compute = "auto"
+
+
+class ModelArguments(TypedDict, total=False):
+    """The fields of ModelSettings as keyword arguments, for type checkers; a test compares both."""
+
+    revision: str | None
+    dtype: str
+    device: str
+    load_format: LoadFormat
+    quantize: Quantize
+    compute: Compute

@@ -1,0 +1,1 @@
+"""The JSON documents of the commands: one pydantic model each, made from what was measured."""

@@ -1,0 +1,110 @@
+"""Parts that several documents have in common."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.document import (
+    Count,
+    DifferencesResult,
+    Ends,
+    Interval,
+    LosslessResult,
+    Result,
+    Seconds,
+    Share,
+    absent,
+)
+from specdec_cli.measure.elsewhere.near_ties import LeftText
+from specdec_cli.measure.workload.workload import Skipped
+from specdec_cli.timing import Timing
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.promise import Promise
+
+UNCHECKED = DifferencesResult(checked_tokens=None, mismatches=None, first_divergence=None)
+NO_INTERVAL = Interval(nan, None, 0)
+
+
+class WorkloadResult(Result):
+    """The prompts that were decoded; `prompt_tokens` is null where another engine tokenizes them."""
+
+    dataset: str
+    num_prompts: Count
+    prompt_tokens: Count | None
+    tasks: dict[str, Count]
+    skipped: list[Skipped]
+
+
+class LoadResult(Result):
+    """Load of the machine before and after."""
+
+    load_before: Seconds
+    load_after: Seconds
+    num_cores: Count
+    busy: str | None
+
+
+class ConditionsResult(LoadResult):
+    """Load of the machine, and passes that other processes interrupted.
+
+    `lost_share` is the share of the counted passes' time that other processes cost; null where the system does not say.
+    """
+
+    num_interrupted_passes: Count
+    num_discarded_passes: Count
+    lost_share: Share | None
+
+
+class SpeedupResult(Result):
+    """Speed-ups over the same engine without a draft: of decoding, and from a prompt's arrival to its end."""
+
+    decode: Interval
+    latency: Interval
+
+
+class AgainstResult(Result):
+    """Another engine beside ours: what it took, how much faster the draft is, and whether its tokens are the same."""
+
+    version: str
+    timing: Timing
+    speedup: SpeedupResult
+    equal: DifferencesResult
+
+
+class GateResult(Result):
+    """A gate and what became of it.
+
+    Args:
+        expression: what was asked.
+        value: the figure or the verdict; None where nothing was measured, which fails.
+        ci95: its interval, or None for a plain number.
+        passed: whether the gate holds.
+        reason: in words.
+    """
+
+    expression: str
+    value: float | str | None
+    ci95: Ends
+    passed: bool
+    reason: str
+
+
+class EngineResult(Result):
+    """The other engine that decoded, and where its output with a draft leaves its own plain text."""
+
+    name: str
+    version: str | None
+    commands: dict[str, str]
+    differences: list[LeftText]
+
+
+def engine_of_another() -> Any:
+    """The field `engine` of a document, which is absent where specdec itself decoded."""
+    return absent("The other engine that decoded; absent where specdec did.")
+
+
+def lossless(promise: Promise, found: DifferencesResult = UNCHECKED) -> LosslessResult:
+    """Promise of a verification mode, and the result of comparing tokens."""
+    return LosslessResult(promised=promise.is_lossless, verify=promise.verify, **dict(found))

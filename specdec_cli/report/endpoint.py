@@ -1,0 +1,185 @@
+"""A server's measurement in sentences and tables, the same on a terminal, on a page and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specdec_cli.measure.endpoint.endpoint_plan import pace_words
+from specdec_cli.quantities import counted
+from specdec_cli.report.columns import PageTable, TableColumn, interval_paths, named_rows
+from specdec_cli.report.table import NOTHING, number, percent, rank_words
+
+LEGEND = (
+    "In milliseconds; in brackets: 95 % intervals of the median, by bootstrap over prompts. A chunk may hold several "
+    "tokens."
+)
+
+FIGURE_NAMES = {
+    "ttft_s": "to the first text",
+    "tpot_s": "per token after it",
+    "itl_s": "between chunks",
+    "latency_s": "whole answer",
+    "queue_s": "arrival to sending",
+    "arrival_ttft_s": "arrival to first text",
+    "arrival_latency_s": "arrival to whole answer",
+}
+
+
+def requests_words(body: Mapping[str, Any]) -> str:
+    """`16 of 16 requests answered, 4 at a time`."""
+    requests, plan = body["requests"], body["plan"]
+    pace = pace_words(plan["concurrency"], plan["request_rate"])
+    return f"{requests['answered']} of {requests['planned']} requests answered, {pace}"
+
+
+def acceptance_words(acceptance: Mapping[str, Any] | None) -> str | None:
+    """Acceptance as the answers report it, or None."""
+    if acceptance is None:
+        return None
+    rate, length = acceptance["rate"], acceptance["length"]
+    rate_ends = f" ({percent(rate['ci95'][0])}–{percent(rate['ci95'][1])})" if rate["ci95"] else ""
+    length_ends = f" ({number(length['ci95'][0])}–{number(length['ci95'][1])})" if length["ci95"] else ""
+    message = f"Acceptance by {acceptance['requests']} answers' own counts: rate {percent(rate['median'])}{rate_ends}"
+    return f"{message}, length {number(length['median'])}{length_ends}."
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Milliseconds with as many digits as they are good for, or a dash."""
+    return NOTHING if seconds is None else f"{1000 * seconds:.{2 if seconds < 0.1 else 0}f}"
+
+
+def throughput_words(body: Mapping[str, Any]) -> str:
+    """Tokens and requests per second, and what they rest on."""
+    output, rates = body["output"], body["throughput"]
+    requests = f"{number(rates['requests_per_second'])} requests/s"
+    if output["tokens"] is None:
+        return f"Throughput: {requests} over {rates['seconds']:.1f} s."
+    return (
+        f"Throughput: {number(rates['output_tokens_per_second'], 1)} output tokens/s, {requests}: {output['tokens']} "
+        f"tokens (by {output['counted_by']}, in {output['chunks']} chunks) in {rates['seconds']:.1f} s."
+    )
+
+
+def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
+    """The server's own counts, in words."""
+    if counters is None:
+        return []
+    head, lines = f"{counters['engine']}'s {counters['source']}", []
+    counts = counters["speculative"]
+    if counts is not None:
+        drafted = " ".join(
+            f"{NOTHING if counts[key] is None else counts[key]} {word}"
+            for key, word in (("num_draft_tokens", "tokens drafted,"), ("num_accepted_tokens", "accepted"))
+        )
+        steps = "" if counts["num_drafts"] is None else f" in {counts['num_drafts']} steps"
+        rates = counts["per_position_acceptance_rates"]
+        by_position = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
+        if "num_draft_nodes" in counts:
+            by_position += f"; {counts['num_draft_nodes']} nodes of trees"
+            by_position += f", accepted by rank 1, 2, …: {rank_words(counts['acceptance_by_rank'])}"
+        lines.append(
+            f"Speculation by {head}: {drafted}{steps}: rate {percent(counts['acceptance_rate'])}, "
+            f"length {number(counts['acceptance_length'])}{by_position}."
+        )
+    if counters["gauges"]:
+        shown = ", ".join(
+            f"{name} {NOTHING if value is None else format(value, 'g')}" for name, value in counters["gauges"].items()
+        )
+        lines.append(f"Gauges of {head}, of its last moments: {shown}.")
+    return lines
+
+
+Document = Mapping[str, Any]
+
+_TASK_FIGURES = ("ttft_s", "tpot_s", "latency_s")
+
+
+def _with_interval(figure: Mapping[str, Any]) -> str:
+    ends = "" if figure["ci95"] is None else f" ({milliseconds(figure['ci95'][0])}–{milliseconds(figure['ci95'][1])})"
+    return f"{milliseconds(figure['median'])}{ends}"
+
+
+TIME_COLUMNS = (
+    TableColumn("", "name", FIGURE_NAMES.__getitem__),
+    TableColumn("median (95 %)", "figure", _with_interval),
+    TableColumn("p95", "figure.p95", milliseconds),
+    TableColumn("p99", "figure.p99", milliseconds),
+)
+PART_COLUMNS = (
+    TableColumn("prompts", "num_prompts"),
+    TableColumn("output tokens", "output_tokens"),
+    *(TableColumn(FIGURE_NAMES[name], f"timing.{name}", _with_interval) for name in _TASK_FIGURES),
+    TableColumn("accepted", "acceptance.rate.median", percent),
+)
+ERROR_COLUMNS = (
+    TableColumn("prompt", "index"),
+    TableColumn("status", "status", lambda status: "" if status is None else str(status)),
+    TableColumn("error", "message"),
+)
+
+
+def endpoint_findings(document: Document) -> list[str]:
+    """The findings, throughput first."""
+    accepted = acceptance_words(document["acceptance"])
+    return [
+        throughput_words(document),
+        f"{requests_words(document)}.",
+        *([accepted] if accepted else []),
+        *counter_lines(document["counters"]),
+    ]
+
+
+def endpoint_facts(document: Document) -> list[tuple[str, str]]:
+    """How it was measured, each with its name."""
+    workload, plan, machine = document["workload"], document["plan"], document["machine"]
+    endpoint, environment = document["endpoint"], document["environment"]
+    pace = pace_words(plan["concurrency"], plan["request_rate"])
+    server = " ".join(word for word in (endpoint["server"], endpoint["version"]) if word)
+    load = f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {machine['num_cores']} cores"
+    between = [("between", endpoint["proxy"])] if endpoint["proxy"] else []
+    return [
+        ("server", f"{endpoint['url']}{f', {server}' if server else ''}"),
+        *between,
+        ("workload", f"{workload['num_prompts']} prompts of {workload['dataset']}{', as chats' * plan['chat']}"),
+        ("plan", f"{counted(plan['repeats'], 'repeat')}, {pace}{', interrupted' if plan['interrupted'] else ''}"),
+        ("client", f"{environment.get('platform', NOTHING)}, load {load}"),
+        ("made", f"{document['created']} by specdec {document['specdec_version']}"),
+    ]
+
+
+def endpoint_tables(document: Document) -> Iterator[PageTable]:
+    """Times, tasks, turns and errors."""
+    times = [{"name": name, "figure": figure} for name, figure in document["timing"].items()]
+    yield PageTable.of("Times in milliseconds", TIME_COLUMNS, times)
+    yield from part_tables(document)
+    if document["errors"]:
+        yield PageTable.of("Failed requests", ERROR_COLUMNS, document["errors"])
+
+
+def part_tables(document: Document) -> Iterator[PageTable]:
+    """Tasks and turns."""
+    for title, name in (("Tasks", "task"), ("Turns", "turn")):
+        if parts := document[f"by_{name}"]:
+            yield PageTable.of(title, (TableColumn(name, "name"), *PART_COLUMNS), named_rows(parts))
+
+
+def endpoint_csv(document: Document) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Columns and rows: all requests together, then one row for each task and each turn; times in seconds."""
+    columns = {name: name for name in ("task", "turn", "num_prompts", "output_tokens")}
+    columns |= {name: f"throughput.{name}" for name in ("output_tokens_per_second", "requests_per_second")}
+    columns |= {f"acceptance_{name}": f"acceptance.{name}.median" for name in ("rate", "length")}
+    for figure in document["timing"]:
+        columns |= interval_paths(figure, f"timing.{figure}")
+        columns |= {f"{figure}_{name}": f"timing.{figure}.{name}" for name in ("p95", "p99")}
+    counts = {"num_prompts": document["workload"]["num_prompts"], "output_tokens": document["output"]["tokens"]}
+    rows = [{"task": "", "turn": "", **document, **counts}]
+    rows += [{"task": task, "turn": "", **part} for task, part in document["by_task"].items()]
+    return columns, rows + [{"task": "", "turn": turn, **part} for turn, part in document["by_turn"].items()]
+
+
+def acceptance_by_position(document: Document) -> list[tuple[str, Sequence[float | None]]]:
+    """Acceptance by position from the server's counters."""
+    counted = (document["counters"] or {}).get("speculative") or {}
+    kinds = {"per_position": "all up to this position", "conditional": "this position, given those before"}
+    return [(name, counted.get(f"{kind}_acceptance_rates") or []) for kind, name in kinds.items()]

@@ -1,1 +1,0 @@
-"""Prometheus metrics: counters, histograms and their text format."""

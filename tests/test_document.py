@@ -1,0 +1,19 @@
+"""JSON documents: their keys by the schema, and parts that are measured objects."""
+
+import math
+
+from specdec_cli.document import Interval, as_json
+from specdec_cli.measure.documents.bench import BenchDocument
+from specdec_cli.measure.documents.recipes import PlanDocument
+
+
+def test_every_key_that_is_always_written_is_required() -> None:
+    schema = BenchDocument.json_schema()
+    assert {*schema["properties"]} - {*schema["required"]} == {"engine"}, "which is absent where specdec decoded"
+    assert {"chat", "resumed"} <= {*schema["$defs"]["PassesPlan"]["required"]}
+    assert "k_max" not in PlanDocument.json_schema()["required"], "each command has keys of its own"
+
+
+def test_a_figure_that_does_not_exist_is_null() -> None:
+    assert as_json(Interval(math.nan, (math.nan, 1.0), 3)) == {"median": None, "ci95": None, "pairs": 3}
+    assert as_json(Interval(1.5, (1.0, 2.0), 3)) == {"median": 1.5, "ci95": [1.0, 2.0], "pairs": 3}
