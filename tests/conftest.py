@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -42,3 +44,16 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(0.0, 0.0, 0.0, 0))
     monkeypatch.setattr(interruption, "look_at_machine", lambda _: MachineUsage(0.0, 0.0, 0.0, 1))
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No engine that a test starts outlives it; one that does fails this test and no later one."""
+    from fake_vllm import running
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where logs of those that fail stay
+    yield
+    left = running(os.getpid())
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    assert not left

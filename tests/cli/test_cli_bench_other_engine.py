@@ -6,30 +6,21 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from fake_vllm import command_of, running
+from fake_vllm import command_of
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.bench import BenchDocument
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.machine.interruption import MachineUsage
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 COMMAND = shlex.join(command_of(os.getpid()))
 ARGUMENTS = ["bench", "--engine", "vllm", "--engine-command", COMMAND, "-n", "9", "-k", "3", "--quiet"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No engine outlives its command."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where logs of those that fail stay
-    yield
-    assert not running(os.getpid())
 
 
 @pytest.fixture
@@ -139,7 +130,6 @@ def test_a_signal_ends_the_engine_too(number: signal.Signals, code: int, tmp_pat
         assert ours.poll() is None
     ours.send_signal(number)
     assert ours.wait(timeout=200) == code
-    assert not running(os.getpid())
 
 
 def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

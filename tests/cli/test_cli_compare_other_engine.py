@@ -7,11 +7,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from fake_vllm import command_of, running
+from fake_vllm import command_of
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.compare_drafts import CompareDocument
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 ARGUMENTS = ["compare-drafts", "--engine", "vllm", "--engine-command", shlex.join(command_of(os.getpid())), "-n", "9"]
 DRAFTS = ["-d", "builtin:draft", "-d", "ngram", "-d", "none"]
 
@@ -43,7 +44,6 @@ def test_drafts_are_compared_with_one_plain_server(
     assert set(found["engine"]["commands"]) == {"without a draft", "builtin:draft k=3", "ngram k=3"}
     assert [one["arm"] for one in found["engine"]["differences"]] == ["builtin:draft k=3", "ngram k=3"]
     assert any(notice.startswith("ngram k=3: prompt 1 leaves the plain text at token 9") for notice in found["notices"])
-    assert not running(os.getpid())
 
 
 @pytest.mark.parametrize("option", [["--k-max", "3"], ["--exhaustive"], ["--trace", "x.npz"]])

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_vllm import command_of, running
+from fake_vllm import command_of
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.elsewhere.launch import free_port
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 SECONDS = 60.0
 
 
@@ -46,4 +47,3 @@ def test_an_engine_that_dies_is_told_once_and_the_model_by_its_name(
     told = capsys.readouterr().err
     assert told.count("\nvLLM: torch.OutOfMemoryError: no room left") == 1
     assert f"serving {tmp_path / 't'} at http://127.0.0.1:{port}, with vLLM behind it" in told
-    assert not running(os.getpid())

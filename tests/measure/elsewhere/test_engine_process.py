@@ -5,14 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from fake_vllm import command_of, running
+from fake_vllm import command_of
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.elsewhere.engine_log import last_lines, reason
@@ -20,6 +18,7 @@ from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProc
 from specdec_cli.measure.elsewhere.launch import Launch, find_program, free_port, split_arguments
 from specdec_cli.measure.elsewhere.process_group import ProcessGroup
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 COMMAND = command_of(os.getpid())
 
 
@@ -36,14 +35,6 @@ def alive(group_id: int) -> list[int]:
             if os.getpgid(one.pid) == group_id and one.status() != psutil.STATUS_ZOMBIE:
                 found.append(one.pid)
     return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test starts is gone after it."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where logs of those that fail stay
-    yield
-    assert not running(os.getpid())
 
 
 def failing(started: EngineProcess) -> tuple[EngineError, int]:
@@ -188,7 +179,8 @@ try:
     with process:
         Path({str(tmp_path / "part")!r}).write_text(str(process.group_id))
         Path({str(tmp_path / "part")!r}).rename({str(ready)!r})
-        time.sleep(600)
+        while True:  # one long sleep would not be cut short by a signal just before it
+            time.sleep(0.1)
 except KeyboardInterrupt:
     sys.exit(130)
 """
