@@ -24,7 +24,7 @@ test-slow: $(DEV)
 # What rounds otherwise on another processor, as on one without AVX-512: torch's kernels, oneDNN's and our own.
 test-avx2: $(DEV)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
-		tests/lm tests/drafters tests/engine tests/sampling tests/measure/audit tests/cli/test_cli_bench_endpoint_doubts.py
+		tests/test_exact*.py tests/lm tests/drafters tests/engine tests/sampling tests/measure/audit tests/cli/test_cli_bench_endpoint_doubts.py
 
 # The site in `site/`. `docs/` is readable as it is, too.
 docs: $(DEV)
