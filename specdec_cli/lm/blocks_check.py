@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.gguf_blocks import empty_model
+from specdec_cli.lm.machine.threads import fixed_threads
 from specdec_cli.lm.oracle import relative_error, spread_tokens
 from specdec_cli.lm.self_draft import SelfDraft
 
@@ -41,7 +42,8 @@ class BlocksOracle:
         num_tokens = max(2, min(_NUM_TOKENS, model.config.max_position_embeddings))
         self._tokens = spread_tokens(num_tokens, vocab_size)
         self._outputs = torch.linspace(0, vocab_size - 1, min(_NUM_OUTPUTS, vocab_size)).long()
-        with torch.no_grad():
+        # On one thread: a dozen rows are few, and threads that wait for each other on a busy machine cost more.
+        with torch.no_grad(), fixed_threads(1):
             self._logits = self._reference(model)
 
     def check(self, lm: TransformersLM) -> None:
@@ -65,10 +67,11 @@ class BlocksOracle:
         if not is_short:
             shown.hold(-(-_NUM_TOKENS // lm.block_size) + 1)
         half = len(self._tokens) // 2
-        parts = [shown.score([Row(0, self._tokens[:half], half)])]
-        parts += [shown.score([Row(0, self._tokens[: place + 1], 1)]) for place in range(half, len(self._tokens))]
+        rows = [Row(0, self._tokens[:half], half)]
+        rows += [Row(0, self._tokens[: place + 1], 1) for place in range(half, len(self._tokens))]
+        logits = torch.cat([shown.score([row])[:, self._outputs] for row in rows])
         shown.release(0)
-        return relative_error(torch.cat(parts)[:, self._outputs], self._logits)
+        return relative_error(logits, self._logits)
 
     def _reference(self, model: Any) -> Tensor:
         """Logits of the outputs [tokens, outputs] float32, by transformers."""

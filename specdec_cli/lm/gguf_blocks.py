@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import mmap
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,8 +15,11 @@ from torch import nn
 from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor
 from specdec_cli.lm.files.gguf_tensors import place_of, tensor_names
-from specdec_cli.lm.llama.file_rows import FileRows, has_layout
+from specdec_cli.lm.llama.file_rows import FileRows, MappedBytes, has_layout
 from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.files.gguf_weights import Progress
 
 
 def ggml_type(tensor: GgufTensor) -> int:
@@ -42,7 +48,28 @@ def block_bytes(header: GgufHeader, outline: Any) -> dict[str, int]:
     return {place: tensor.num_bytes for place, tensor in found.items() if place is not None}
 
 
-def model_in_blocks(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype) -> Any:
+class _PackedBytes:
+    """Counts the bytes of a file's matrices that several threads have packed.
+
+    Args:
+        header: of the file.
+        progress: told how many, and of how many.
+    """
+
+    def __init__(self, header: GgufHeader, progress: Progress) -> None:
+        self._num_bytes = sum(tensor.num_bytes for tensor in header.tensors.values() if len(tensor.shape) == 2)
+        self._progress, self._lock, self._done = progress, Lock(), 0
+
+    def count(self, num_bytes: int) -> None:
+        """Take that so many more are packed."""
+        with self._lock:
+            self._done += num_bytes
+            self._progress(self._done, self._num_bytes)
+
+
+def model_in_blocks(
+    name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progress: Progress | None = None
+) -> Any:
     """The transformers model of a GGUF file without the numbers of its matrices.
 
     Norms and biases are read, in float32. A matrix is its module's `file_rows`; the `weight` there takes no memory.
@@ -52,27 +79,33 @@ def model_in_blocks(name: str, header: GgufHeader, outline: Any, dtype: torch.dt
         header: of a file without a `blocks_obstacle` and with the tensors of its configuration.
         outline: of the model.
         dtype: that the model decodes in.
+        progress: told how many bytes of the matrices are packed, and of how many.
 
     Raises:
         NotFiniteError: a norm or a bias holds numbers that are not finite; a matrix is asked when it is packed.
     """
     model = empty_model(type(outline), copy.deepcopy(outline.config), dtype)
-    names, data = tensor_names(header, outline), {path: np.memmap(path, np.uint8, "r") for path in header.paths}
+    names, mappings = tensor_names(header, outline), {path: _mapped(path) for path in header.paths}
+    packed = _PackedBytes(header, progress or (lambda *_: None))
     for key, tensor in header.tensors.items():
         place = place_of(names, key)
         if place is None:
             continue
         module_name, _, part = place.rpartition(".")
         module = model.get_submodule(module_name)
-        own = data[tensor.path][tensor.begin : tensor.begin + tensor.num_bytes]
+        mapped = MappedBytes(mappings[tensor.path], tensor.begin, tensor.num_bytes)
         if len(tensor.shape) == 2:
             module.weight = nn.Parameter(torch.zeros((), dtype=dtype).expand(tensor.shape), requires_grad=False)
-            rows = own.reshape(tensor.shape[0], -1)
+            rows = mapped.array().reshape(tensor.shape[0], -1)
             # The file's row of each of transformers' rows.
             order = names.restored(key, np.arange(tensor.shape[0], dtype=np.float32)[:, None])[:, 0].astype(np.int64)
-            module.file_rows = FileRows(key, name, ggml_type(tensor), tensor.shape[1], rows, torch.from_numpy(order))
+            module.file_rows = FileRows(
+                *(key, name, ggml_type(tensor), tensor.shape[1], rows, torch.from_numpy(order)),
+                mapped=mapped,
+                packed=packed.count,
+            )
         else:
-            numbers = own.view(f"<f{tensor.num_bytes // tensor.num_numbers}").astype(np.float32)
+            numbers = mapped.array().view(f"<f{tensor.num_bytes // tensor.num_numbers}").astype(np.float32)
             if not np.isfinite(numbers).all():
                 raise NotFiniteError(key, name)
             numbers = names.restored(key, numbers.reshape(tensor.shape))
@@ -81,6 +114,11 @@ def model_in_blocks(name: str, header: GgufHeader, outline: Any, dtype: torch.dt
     if not hasattr(outputs, "file_rows"):  # it is tied
         outputs.file_rows, outputs.weight = inputs.file_rows, inputs.weight
     return model
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def empty_model(model_class: Any, config: Any, dtype: torch.dtype) -> Any:

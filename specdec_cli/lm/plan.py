@@ -394,7 +394,7 @@ class ModelPlan:
 
         Args:
             check: compare the logits of a few tokens with transformers' own forward (see lm.oracle).
-            progress: told how many bytes of a GGUF file are dequantized, and of how many.
+            progress: told how many bytes of a GGUF file are packed or dequantized, and of how many.
             cache: what sizes its cache, as TransformersLM takes it.
 
         Raises:
@@ -443,7 +443,7 @@ class ModelPlan:
         if self.is_native and self.header is not None:
             from specdec_cli.lm.gguf_blocks import model_in_blocks
 
-            return model_in_blocks(self.name, self.header, self.outline, self.dtype)
+            return model_in_blocks(self.name, self.header, self.outline, self.dtype, progress)
         if self.is_native:
             from specdec_cli.lm.integer_blocks import model_of_integers
 

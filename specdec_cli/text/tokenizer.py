@@ -45,6 +45,8 @@ class Tokenizer:
     ) -> None:
         self.hf = hf_tokenizer
         self.chat_variables = dict(chat_variables or {})
+        # Its tables are asked token by token: a copy of a large vocabulary takes long to make, and 30 MB.
+        self._backend: Any = getattr(hf_tokenizer, "backend_tokenizer", None)
         self._is_template_given = chat_template is not None
         if chat_template is not None:
             self.hf.chat_template = chat_template
@@ -73,7 +75,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary (a padded one's) have none."""
-        known = [i for i in token_ids if i in self._tokens_by_id]
+        known = [i for i in token_ids if self._token(i) is not None]
         text: str = self.hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return text
 
@@ -85,6 +87,10 @@ class Tokenizer:
     @cached_property
     def num_tokens(self) -> int:
         """V, the size of the real vocabulary: the largest id + 1, whatever the embedding was padded to."""
+        if self._backend is not None:
+            size: int = self._backend.get_vocab_size()
+            if all(self._backend.id_to_token(i) is not None for i in range(size)):  # so many tokens leave no larger id
+                return size
         return max(self.vocabulary.values(), default=-1) + 1
 
     @property
@@ -114,10 +120,9 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Tokens that `skip_special_tokens` leaves out of the text."""
-        backend = getattr(self.hf, "backend_tokenizer", None)
-        if backend is None:
+        if self._backend is None:
             return frozenset(self.hf.all_special_ids)
-        return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def chat(
         self,
@@ -250,7 +255,7 @@ class Tokenizer:
 
     def special_token(self, role: str) -> int | None:
         """The id of the token that has a role (`eos_token`, ...); None without one."""
-        return self.vocabulary.get(self._special_tokens().get(role, ""))
+        return self.id_of(self._special_tokens().get(role, ""))
 
     def _special_tokens(self) -> dict[str, str]:
         special: Mapping[str, Any] = self.hf.special_tokens_map
@@ -273,8 +278,7 @@ class Tokenizer:
     @cached_property
     def _is_byte_level(self) -> bool:
         """Whether a text is the concatenated bytes of its tokens; looked up, then tried on a few tokens."""
-        backend = getattr(self.hf, "backend_tokenizer", None)
-        if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
+        if type(getattr(self._backend, "decoder", None)).__name__ != "ByteLevel":
             return False
         probe = list(range(0, self.num_tokens, max(1, self.num_tokens // 64)))
         detokenizer = ByteLevelDetokenizer(self, skip_special_tokens=True)
@@ -282,13 +286,15 @@ class Tokenizer:
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether a token is left out before decoding: special ones, and ids that no token has."""
-        return (skip_special_tokens and token_id in self.special_ids) or token_id not in self._tokens_by_id
+        return (skip_special_tokens and token_id in self.special_ids) or self._token(token_id) is None
 
     def bytes_of(self, token_id: int) -> bytes:
         """A token's bytes; only of a byte-level tokenizer."""
         found = self._bytes.get(token_id)
         if found is None:
-            found = self._bytes[token_id] = byte_level_bytes(self._tokens_by_id[token_id])
+            token = self._token(token_id)
+            assert token is not None, "the tokenizer has the token"
+            found = self._bytes[token_id] = byte_level_bytes(token)
         return found
 
     def text_of(self, token_id: int) -> str:
@@ -304,14 +310,14 @@ class Tokenizer:
 
     def piece(self, token_id: int) -> str:
         """A token's text as it reads inside a text, its leading space included; a special one's is its name."""
-        token = self._tokens_by_id.get(token_id, "")
+        token = self._token(token_id) or ""
         if not self._is_byte_level and "\u2581" in token:
             return token.replace("\u2581", " ")
         return self.text_of(token_id)
 
     def piece_bytes(self, token_id: int) -> bytes:
         """A token's bytes as it stands inside a text; part of a character's where the token is no more."""
-        if token_id not in self._tokens_by_id:
+        if self._token(token_id) is None:
             return b""
         if self._is_byte_level:
             return self.bytes_of(token_id)
@@ -349,23 +355,37 @@ class Tokenizer:
     @cached_property
     def _letter(self) -> int | None:
         """A token that is nothing but a letter, behind which others show what they add to a text."""
-        ids = (i for i in sorted(self._tokens_by_id) if i not in self.special_ids)
+        ids = (i for i in range(self.num_tokens) if self._token(i) is not None and i not in self.special_ids)
         return next((i for i in ids if len(text := self.text_of(i)) == 1 and text.isalpha()), None)
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
         """Ids of byte-fallback tokens (`<0x41>`) with their byte; empty where `<0x41>` is not an A."""
-        letter = self.vocabulary.get("<0x41>")
+        letter = self.id_of("<0x41>")
         if letter is None or self.text_of(letter) != "A":
             return {}
-        names = {f"<0x{byte:02X}>": byte for byte in range(256)}
-        return {self.vocabulary[name]: byte for name, byte in names.items() if name in self.vocabulary}
+        ids = ((self.id_of(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {token_id: byte for token_id, byte in ids if token_id is not None}
 
     @cached_property
     def strips_first_space(self) -> bool:
         """Whether a byte-fallback space at the beginning of a text is dropped, as Llama's decoder does."""
-        space = self.vocabulary.get("<0x20>")
+        space = self.id_of("<0x20>")
         return space is not None and self.text_of(space) == ""
+
+    def _token(self, token_id: int) -> str | None:
+        """The token of an id; None where there is none."""
+        if self._backend is None:
+            return self._tokens_by_id.get(token_id)
+        token: str | None = None if token_id < 0 else self._backend.id_to_token(token_id)
+        return token
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None where there is none."""
+        if self._backend is None:
+            return self.vocabulary.get(token)
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     @cached_property
     def _tokens_by_id(self) -> dict[int, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,6 +13,31 @@ from torch import Tensor
 
 from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.llama import native
+
+
+@dataclass(frozen=True, slots=True)
+class MappedBytes:
+    """A tensor's bytes in a file that is mapped into memory.
+
+    Args:
+        mapping: of the file.
+        begin: the first one.
+        num_bytes: how many.
+    """
+
+    mapping: mmap.mmap
+    begin: int
+    num_bytes: int
+
+    def array(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """The bytes, which are read when they are used."""
+        return np.frombuffer(self.mapping, np.uint8, self.num_bytes, self.begin)
+
+    def release(self) -> None:
+        """Let go of the memory that the bytes take; they are read again when they are used again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            first = self.begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self.mapping.madvise(mmap.MADV_DONTNEED, first, self.begin + self.num_bytes - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +51,8 @@ class FileRows:
         num_inputs: in.
         data: the tensor's bytes [rows, bytes of a row] uint8, mapped from the file.
         order: [out] int64, the file's row of each output.
+        mapped: the tensor in its file, if `data` is mapped.
+        packed: called with the bytes of outputs that were copied into panels.
     """
 
     name: str
@@ -32,6 +61,8 @@ class FileRows:
     num_inputs: int
     data: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
     order: Tensor
+    mapped: MappedBytes | None = field(default=None, kw_only=True)
+    packed: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -64,6 +95,13 @@ class FileRows:
         )  # fmt: skip
         if num_broken:
             raise NotFiniteError(self.name, self.model)
+        self.release()
+        self.packed(self.num_bytes)
+
+    def release(self) -> None:
+        """Let go of the memory that was taken by reading the file."""
+        if self.mapped is not None:
+            self.mapped.release()
 
     def reference(self) -> Tensor:
         """The numbers [out, in] float32 as the gguf package reads them, which shares nothing with our decoder."""

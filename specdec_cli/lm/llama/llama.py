@@ -117,7 +117,9 @@ class LlamaDecoder:
             outputs, numbers = some + begin, torch.empty(len(some), matrix.num_inputs)
             addresses = outputs.data_ptr(), len(outputs), numbers.data_ptr()
             self._library.plain_rows(ctypes.byref(self._model), ctypes.byref(fields), *addresses)
-            if not torch.equal(numbers, rows[some].reference()):
+            is_equal = torch.equal(numbers, rows[some].reference())
+            rows.release()
+            if not is_equal:
                 return False
             begin += len(rows)
         return True

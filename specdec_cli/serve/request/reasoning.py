@@ -73,7 +73,7 @@ def plan_reasoning(
         begins = "thinking"
     elif tail.endswith(markers.end):
         begins = "content"
-    ids = (tokenizer.vocabulary.get(text) for text in (markers.start, markers.end))
+    ids = (tokenizer.id_of(text) for text in (markers.start, markers.end))
     is_special = any(token in tokenizer.special_ids for token in ids)
     return ReasoningPlan(markers, begins or otherwise, is_shown, is_special)
 

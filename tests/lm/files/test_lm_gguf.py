@@ -298,13 +298,40 @@ def test_49_4_pieces_and_threads_do_not_change_a_number(llama, monkeypatch: pyte
         assert torch.equal(found[key], weights[key])
 
 
+def wide_file(folder: Path) -> Path:
+    path = folder / "wide.gguf"
+    if not path.exists():
+        sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
+        write_gguf(make_tiny("qwen2", folder / "wide", **SIZES | sizes), path, "Q8_0")
+    return path
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_pages_of_a_file_are_let_go_as_its_blocks_are_packed(folder: Path) -> None:
+    path, done, resident = wide_file(folder), [], []
+
+    def mapped_bytes() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        sizes = [
+            int(next(one for one in lines if one.startswith("Rss")).split()[1]) for line in lines if str(path) in line
+        ]
+        return 1024 * sum(sizes)
+
+    def progress(num_done: float, num: float) -> None:
+        done.append(num_done / num)
+        resident.append(mapped_bytes())
+
+    lm = load_lm(str(path), progress=progress, num_blocks=8)
+    assert lm.decoder == "own, native"
+    assert (done, done[-1]) == (sorted(done), 1)
+    assert max(resident) < lm.weight_bytes / 2
+    assert mapped_bytes() < lm.weight_bytes / 10
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_49_4_no_second_copy_of_all_weights_is_made(folder: Path, quantize: Quantize) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
-    path = folder / "wide.gguf"
-    if not path.exists():
-        write_gguf(make_tiny("qwen2", folder / "wide", **SIZES | sizes), path, "Q8_0")
+    path = wide_file(folder)
     # A process of its own: memory that earlier tests freed would be used again, and not count.
     made = subprocess.run(
         [sys.executable, "-c", RESIDENT, str(path), quantize], capture_output=True, text=True, check=True
