@@ -340,12 +340,14 @@ class _TrainCommand:
         best, is_interrupted = document["best"], document["interrupted"]
         if best is None:
             return
-        message = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
-        self.screen.say(message)
-        if not is_interrupted:
+        k, is_measured = "", bool(best["acceptance_by_depth"])
+        if is_measured:
+            message = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
+            self.screen.say(message)
+        if is_measured and not is_interrupted:
             payoff = self._payoff(session, best)
             self.screen.say(payoff.words())
-        k = "" if is_interrupted or payoff.k == best["k"] else f" -k {payoff.k}"
+            k = "" if payoff.k == best["k"] else f" -k {payoff.k}"
         self.screen.say_whole(f"try it: specdec bench -r {quote(str(self.output / 'recipe.yaml'))}{k}")
 
     def _payoff(self, session: TrainingSession, best: dict[str, Any]) -> Payoff:

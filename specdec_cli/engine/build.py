@@ -11,7 +11,7 @@ from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
 from specdec_cli.engine.drafts import check_draft_numbers, check_drafters, draft_model, draft_weights, read_draft
-from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings, model_settings
+from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings, load_parameters, model_settings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
@@ -219,6 +219,26 @@ def engines_from_recipes(
             progress=progress,
         ),
     )
+
+
+def check_draft_arguments(draft: str | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments of `Engine.load` that say how a draft is loaded which loads no model.
+
+    Args:
+        draft: as `Engine.load` takes it.
+        changes: the keyword arguments.
+
+    Raises:
+        UsageError: there is one with another value than its default.
+    """
+    fields = _draft_fields(draft)
+    if "model" in fields or not isinstance(fields.get("method"), str):
+        return
+    for parameter in load_parameters():
+        value = changes.get(parameter.name, parameter.field.default)
+        if parameter.is_draft and value != parameter.field.default:
+            message = f"{parameter.name} has no meaning for the draft `{drafters.to_spec(fields)}`"
+            raise UsageError(f"{message}, which loads no model", "leave it out")
 
 
 def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:

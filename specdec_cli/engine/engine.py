@@ -137,11 +137,12 @@ class Engine:
             UsageError: an unknown argument, method or value, or a draft that does not fit the target.
             RunError: a model that does not load.
         """
-        from specdec_cli.engine.build import load_engines
+        from specdec_cli.engine.build import check_draft_arguments, load_engines
 
         if not target.strip():
             raise UsageError("the target is empty", 'name a model or a folder, or "builtin:target"')
         options, settings = settle(changes, options, settings)
+        check_draft_arguments(draft, changes)
         return load_engines(cls, target, [draft], options=options, settings=settings)[0]
 
     @classmethod

@@ -69,6 +69,8 @@ class LoadSettings:
         check_ranges(self, EngineSection)
         if self.block_size < 1:
             raise UsageError(f"block_size is out of range: `{self.block_size}`", "it must be at least 1")
+        if isinstance(self.kv_cache_bytes, int) and self.kv_cache_bytes < 1:
+            raise UsageError(f"kv_cache_bytes is out of range: `{self.kv_cache_bytes}`", "it must be at least 1")
 
 
 class LoadArguments(ModelArguments, total=False):
@@ -116,6 +118,11 @@ class LoadParameter:
     field: Field[Any]
     owner: type
 
+    @property
+    def is_draft(self) -> bool:
+        """Whether it says how the draft is loaded."""
+        return self.owner is ModelSettings and self.name.startswith(_DRAFT)
+
 
 def load_parameters() -> list[LoadParameter]:
     """Keyword arguments of `Engine.load`: the fields of EngineOptions, LoadSettings and, for each model, ModelSettings.
@@ -148,8 +155,8 @@ def settle(
         for is_here in (
             lambda parameter: parameter.owner is EngineOptions,
             lambda parameter: parameter.owner is LoadSettings,
-            lambda parameter: parameter.owner is ModelSettings and not parameter.name.startswith(_DRAFT),
-            lambda parameter: parameter.owner is ModelSettings and parameter.name.startswith(_DRAFT),
+            lambda parameter: parameter.owner is ModelSettings and not parameter.is_draft,
+            lambda parameter: parameter.is_draft,
         )
     )
     target = replace(settings.target, **of_target)

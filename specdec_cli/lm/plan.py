@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -175,7 +174,7 @@ class ModelPlan:
 
         Where quantized weights of safetensors stay in blocks, it is bfloat16 instead of float16.
         """
-        named = _dtype(self.settings.dtype)
+        named = DTYPES.get(self.settings.dtype)
         if named is not None:
             return named
         config = self.plain_config or self.config
@@ -285,7 +284,7 @@ class ModelPlan:
     @cached_property
     def faults(self) -> tuple[SpecdecError, ...]:
         """Errors of the model or its settings on any machine, in the order in which loading raises them."""
-        first: list[Callable[[], object]] = [self._check_words, lambda: self.folder, self._check_architecture]
+        first: list[Callable[[], object]] = [lambda: self.folder, self._check_architecture]
         first += [lambda: self.is_complete, lambda: self.dtype]
         more: list[Callable[[], object]] = [
             self._check_decoder,
@@ -323,10 +322,6 @@ class ModelPlan:
                 if stops:
                     break
         return raised
-
-    def _check_words(self) -> None:
-        _dtype(self.settings.dtype)
-        _device(self.settings.device)
 
     def _check_device(self) -> None:
         if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
@@ -539,16 +534,7 @@ def device_named(device: str) -> torch.device:
 def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UsageError(f"unknown device `{device}`", "use auto, cpu, cuda or cuda:N")
     return torch.device(device)
-
-
-def _dtype(dtype: str) -> torch.dtype | None:
-    """The dtype of a name; None for auto."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UsageError(f"unknown dtype `{dtype}`", f"use auto, {', '.join(DTYPES)}")
-    return DTYPES.get(dtype)
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from specdec_cli.call_checks import checked_fields
-from specdec_cli.recipe.values import Compute, LoadFormat, Quantize
+from specdec_cli.errors import UsageError
+from specdec_cli.recipe.keys import check_ranges
+from specdec_cli.recipe.schema import LoadedModel
+from specdec_cli.recipe.values import Compute, LoadFormat, Quantize, is_device
 
 
 @checked_fields
@@ -29,6 +32,12 @@ class ModelSettings:
     load_format: LoadFormat = "auto"
     quantize: Quantize = "none"
     compute: Compute = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, each by its name."""
+        check_ranges(self, LoadedModel)
+        if not is_device(self.device):
+            raise UsageError(f"device is out of range: `{self.device}`", "use auto, cpu, cuda or cuda:N")
 
 
 class ModelArguments(TypedDict, total=False):

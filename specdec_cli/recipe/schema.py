@@ -24,6 +24,8 @@ DEFAULT_DRAFT_QUANTIZE: Final = "int8"
 DEFAULT_PAIR_K = 5
 """Settings of the built-in pair if no model is named, as in the recipe `builtin`."""
 
+_MOST_SEQUENCES = 4096  # in a batch, of decoding as of training
+
 
 class Section(BaseModel):
     """A mapping of a recipe: unknown keys, wrong types and NaN are refused; nothing is converted."""
@@ -197,7 +199,7 @@ class EngineSection(Section):
     """How another engine runs on several devices or machines, such as mp or ray; it chooses by default."""
     start_timeout_seconds: float = Field(600.0, gt=0)
     """How long another engine may take until it answers."""
-    max_num_seqs: int = Field(8, ge=1, le=4096)
+    max_num_seqs: int = Field(8, ge=1, le=_MOST_SEQUENCES)
     """Maximum number of sequences in a batch."""
     max_model_len: int | None = Field(None, ge=2, le=2**24)
     """Maximum context length, at most the target's own limit."""
@@ -361,7 +363,7 @@ class Train(Section):
     """Passes over the samples."""
     max_steps: int | None = Field(None, ge=1, le=2**31 - 1)
     """Stop after this many steps, before or after `epochs`."""
-    batch_size: int = Field(8, ge=1, le=2**16)
+    batch_size: int = Field(8, ge=1, le=_MOST_SEQUENCES)
     """Samples in a step, over all devices."""
     learning_rate: float | None = Field(None, gt=0, le=10)
     """Peak learning rate, after a linear warm-up and before a cosine to zero. null goes by the target's width."""

@@ -45,8 +45,13 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
+def is_device(word: str) -> bool:
+    """Whether a word names a device: auto, cpu, cuda or cuda:N."""
+    return bool(re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", word))
+
+
 def _device(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
+    if isinstance(value, str) and not is_device(value):
         raise PydanticCustomError("device", "must be auto, cpu, cuda or cuda:N")
     return value
 

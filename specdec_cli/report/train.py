@@ -42,11 +42,16 @@ def train_facts(document: Document) -> list[tuple[str, str]]:
     ]
 
 
+NOTHING_DRAFTED = "acceptance was not measured: the answers to the held-out prompts are too short to draft in"
+
+
 def train_findings(document: Document) -> list[str]:
     """The best acceptance that was measured."""
     best = document["best"]
     if best is None:
         return ["acceptance was not measured"]
+    if not best["acceptance_by_depth"]:
+        return [f"{NOTHING_DRAFTED}."]
     held_out = counted(document["recipe"]["train"]["num_held_out"], "held-out prompt")
     length = f"{best['acceptance_length']:.2f}"
     return [f"Acceptance length {length} at k = {best['k']} on {held_out}, after step {best['step']}."]
@@ -159,6 +164,8 @@ class TrainView(LiveTable):
 
 def evaluation_words(evaluation: Evaluated) -> str:
     """`step 40: acceptance length 2.31 at k = 5 (62 % 41 % ...), the best so far`."""
+    if not evaluation.acceptance_by_depth:
+        return f"step {evaluation.step}: {NOTHING_DRAFTED}"
     rates = " ".join(_percentages(evaluation.acceptance_by_depth))
     best = ", the best so far" if evaluation.is_best else ""
     length = f"acceptance length {evaluation.acceptance_length:.2f} at k = {evaluation.k}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +40,7 @@ class Checkpoints:
         Raises:
             RunError: the disk is full, or the folder cannot be written.
         """
-        with writing(self._folder), deleted_on_error(self._new):
+        with writing(self._folder), deleted_on_error(self._new), _hushed():
             processes.from_main(lambda: shutil.rmtree(self._new, ignore_errors=True))
             processes.each(lambda: processes.accelerator.save_state(str(self._new)))
             processes.from_main(self._take_over)
@@ -45,8 +48,8 @@ class Checkpoints:
     def _take_over(self) -> None:
         """Let the new checkpoint take the last one's place."""
         flush(self._new)
-        shutil.rmtree(self._old, ignore_errors=True)
-        if self._now.exists():
+        if self._now.exists():  # otherwise the old one is all there is
+            shutil.rmtree(self._old, ignore_errors=True)
             self._now.rename(self._old)
         self._new.rename(self._now)
         shutil.rmtree(self._old, ignore_errors=True)
@@ -85,3 +88,15 @@ class Checkpoints:
                 with deleted_on_error(half):
                     shutil.copyfile(path, half)
                     half.replace(folder.path / path.name)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep accelerate from warning that it saves weights once which two layers share."""
+    logger = logging.getLogger("accelerate")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

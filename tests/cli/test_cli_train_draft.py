@@ -66,6 +66,18 @@ def test_a_trained_head_runs_as_a_draft(
     assert output["speculative"]["num_draft_tokens"] > 0
 
 
+def test_49_answers_too_short_to_draft_in_are_no_acceptance(
+    target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "run.html"
+    assert train(target, prompts, tmp_path / "head", "-n", "2", "--max-steps", "1", "--html", str(page)) == 0
+    err = capsys.readouterr().err
+    assert "step 1: acceptance was not measured: the answers to the held-out prompts are too short" in err
+    assert "best:" not in err
+    assert "try it: specdec bench -r" in err
+    assert "acceptance was not measured" in page.read_text()
+
+
 def test_a_run_goes_on_with_more_steps_only_if_nothing_else_changed(
     target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,31 @@ def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: s
     assert hint in not_none(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draft_dtype": "float64"}, "draft_dtype is out of range: `float64`"),
+        ({"dtype": "float64"}, "dtype is out of range: `float64`"),
+        ({"draft_device": "tpu"}, "draft_device is out of range: `tpu`"),
+        ({"kv_cache_bytes": -1}, "kv_cache_bytes is out of range: `-1`"),
+    ],
+)
+def test_49_a_value_out_of_range_is_refused_by_its_arguments_name(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
+        Engine.load("no-such-model", "no-such-draft", **stand_in(arguments))
+    assert not_none(caught.value.hint)
+
+
+@pytest.mark.parametrize("draft", [None, "none", "ngram:max=3", "suffix", "self-int8", "mtp", {"method": "ngram"}])
+@pytest.mark.parametrize(
+    "name", [parameter.name for parameter in load_parameters() if parameter.name.startswith("draft_")]
+)
+def test_49_a_draft_without_a_model_takes_no_argument_for_one(draft: str | None, name: str) -> None:
+    value = {"draft_dtype": "float32", "draft_quantize": "int8", "draft_compute": "native", "draft_load_format": "dummy"}
+    with pytest.raises(UsageError, match=f"^{name} has no meaning for the draft `.*`, which loads no model"):
+        Engine.load("no-such-model", draft, **stand_in({name: value.get(name, "cpu")}))
+
+
 def test_a_subclass_loads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Engine):
         pass

@@ -102,6 +102,16 @@ def test_prompts_and_padding_change_nothing(engine: Engine) -> None:
     assert batch.num_counted == 17
 
 
+def test_49_depths_behind_the_longest_sample_add_no_loss(engine: Engine) -> None:
+    found = []
+    for depth in (max(len(sample.tokens) for sample in SAMPLES), 64):
+        method = Eagle3Training(Train(depth=depth), TrainingTarget.of(engine.target))
+        method.prepare(SAMPLES)
+        found.append(method.build()(TargetFeatures(engine.target, method.taps).batch(SAMPLES)))
+    assert found[0].value.item() == found[1].value.item() > 0
+    assert found[1].num_counted.tolist() == found[0].num_counted.tolist() + [0] * (64 - len(found[0].num_counted))
+
+
 def test_a_target_without_enough_layers_is_refused(tmp_path: Path) -> None:
     engine = Engine.load(tiny_target(tmp_path, layers=2), None)
     method = Eagle3Training(Train(), TrainingTarget.of(engine.target))

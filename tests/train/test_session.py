@@ -11,6 +11,7 @@ from tiny_training import PROMPTS, ignore, never, session, tiny_target
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.train.answers import Answers, TrainingPrompt, fingerprint
+from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.documents import TrainDocument
 from specdec_cli.train.events import Saved, Trained
 from specdec_cli.train.log import TrainingLog, last_saved
@@ -125,6 +126,29 @@ def test_a_full_disk_leaves_the_last_checkpoint(target: str, tmp_path: Path, mon
     resumed = again.start(again.answer(ignore, never), True)
     assert saved == [2] == [resumed.progress.step]
     assert not (found.folder.work / "checkpoint.new").exists(), "a full disk needs the room"
+
+
+def test_49_a_second_interruption_between_renames_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("checkpoint.new", "checkpoint.old"):  # the first one came before the new one had its name
+        (tmp_path / name).mkdir()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoints(tmp_path)._take_over()
+    assert (tmp_path / "checkpoint.old").exists()
+
+
+def test_49_a_checkpoint_of_tied_weights_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tied = tiny_target(tmp_path / "tied", layers=2, tie_word_embeddings=True)
+    found = session(tied, tmp_path / "draft", method="distill", max_steps=1)
+    samples = found.answer(ignore, never)
+    assert [event.event for event in found.start(samples, False).run(never)][-1] == "checkpoint"
+    assert not [record.getMessage() for record in caplog.records if record.name.startswith("accelerate")]
 
 
 def test_an_unreadable_checkpoint_is_named(target: str, tmp_path: Path) -> None:

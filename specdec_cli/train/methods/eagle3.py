@@ -181,14 +181,14 @@ class _Targets:
 
     def given(self, step: int) -> Tensor:
         """The tokens [B * T] that a step reads: anchor t that of t + step + 1; 0 behind the end."""
-        return functional.pad(self._tokens[:, step + 1 :], (0, step)).flatten()
+        return functional.pad(self._tokens, (0, step))[:, step + 1 :].flatten()
 
     def wanted(self, step: int) -> tuple[Tensor, Tensor]:
         """Rows [n] int64 of the anchors that count, and the target's log-probabilities [n, drafted] there.
 
         Step i at anchor t predicts the token at t + i + 2, by the target's logits at t + i + 1.
         """
-        counts = functional.pad(self._counts[:, step + 2 :], (0, step + 1))
+        counts = functional.pad(self._counts, (0, step + 1))[:, step + 2 :]
         samples, anchors = counts.nonzero(as_tuple=True)
         return samples * counts.shape[1] + anchors, self._log_probs[samples, anchors + step + 1]
 
