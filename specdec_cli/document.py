@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic.json_schema import GenerateJsonSchema
 
-from specdec_cli.timing import Timing
+from specdec_cli.timing import NotNegative, Timing
 
 if TYPE_CHECKING:
     computed = property
@@ -60,7 +60,7 @@ def _number(kind: str = "number", **limits: float) -> WithJsonSchema:
 
 Count = Annotated[int, _number("integer", minimum=0)]
 Share = Annotated[float, _number(minimum=0, maximum=1)]
-Seconds = Annotated[float, _number(minimum=0)]
+Seconds = NotNegative
 Known = PlainSerializer(known)
 """Not a number and infinity are null in a document."""
 Figure = Annotated[float | None, Known]

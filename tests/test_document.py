@@ -17,3 +17,8 @@ def test_every_key_that_is_always_written_is_required() -> None:
 def test_a_figure_that_does_not_exist_is_null() -> None:
     assert as_json(Interval(math.nan, (math.nan, 1.0), 3)) == {"median": None, "ci95": None, "pairs": 3}
     assert as_json(Interval(1.5, (1.0, 2.0), 3)) == {"median": 1.5, "ci95": [1.0, 2.0], "pairs": 3}
+
+
+def test_49_times_are_not_negative() -> None:
+    times = BenchDocument.json_schema()["$defs"]["Timing"]["properties"].values()
+    assert [one["anyOf"][0] for one in times] == [{"type": "number", "minimum": 0}] * 4
