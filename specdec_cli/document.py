@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic.json_schema import GenerateJsonSchema
 
-from specdec_cli.timing import NotNegative, Timing
+from specdec_cli.timing import Timing
 
 if TYPE_CHECKING:
     computed = property
@@ -60,7 +60,11 @@ def _number(kind: str = "number", **limits: float) -> WithJsonSchema:
 
 Count = Annotated[int, _number("integer", minimum=0)]
 Share = Annotated[float, _number(minimum=0, maximum=1)]
-Seconds = NotNegative
+Seconds = Annotated[float, _number(minimum=0)]
+_SECONDS = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "null"}]}
+_TIMES = [field.name for field in fields(Timing)]
+_TIMING = {"title": "Timing", "type": "object", "properties": dict.fromkeys(_TIMES, _SECONDS), "required": _TIMES}
+TimingResult = Annotated[Timing, WithJsonSchema(_TIMING)]
 Known = PlainSerializer(known)
 """Not a number and infinity are null in a document."""
 Figure = Annotated[float | None, Known]
@@ -169,7 +173,7 @@ class SpeculativeResult(Result):
 class TotalsResult(Result):
     """An arm: what it took and what it accepted."""
 
-    timing: Timing
+    timing: TimingResult
     speculative: SpeculativeResult
 
 

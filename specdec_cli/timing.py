@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
-
-from pydantic import WithJsonSchema
-
-NotNegative = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
-"""A number whose range readers of a document's schema and gates see; a figure outside it is printed and not lost."""
 
 
 @dataclass(slots=True)
 class Timing:
     """Seconds of a request: to its first token, from there to its last, and in all. Documents hold it as it is."""
 
-    ttft_s: NotNegative | None = None
-    decode_s: NotNegative | None = None
-    total_s: NotNegative | None = None
-    decode_tokens_per_second: NotNegative | None = None
+    ttft_s: float | None = None
+    decode_s: float | None = None
+    total_s: float | None = None
+    decode_tokens_per_second: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
         """The JSON form."""

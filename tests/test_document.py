@@ -20,5 +20,8 @@ def test_a_figure_that_does_not_exist_is_null() -> None:
 
 
 def test_49_times_are_not_negative() -> None:
-    times = BenchDocument.json_schema()["$defs"]["Timing"]["properties"].values()
-    assert [one["anyOf"][0] for one in times] == [{"type": "number", "minimum": 0}] * 4
+    objects = BenchDocument.json_schema()["$defs"].values()
+    found = [made["properties"]["timing"]["properties"] for made in objects if "timing" in made.get("properties", {})]
+    assert len(found) == 2
+    for times in found:
+        assert [one["anyOf"][0] for one in times.values()] == [{"type": "number", "minimum": 0}] * 4

@@ -52,7 +52,7 @@ def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[
         (("train", "start_from"), recipe.train.start_from, ()),
     ):
         if name is not None:
-            yield path, lambda name=name, words=words: _check_model(name, words, is_here)  # type: ignore[misc]
+            yield path, partial(_check_model, name, words, is_here, path[0] == "target")
     if is_here:
         yield from _checks_of_files(recipe)
     for path, name in ((("workload", "dataset"), recipe.workload.dataset), (("train", "data"), recipe.train.data)):
@@ -96,12 +96,15 @@ def _check_file(name: str, what: str) -> None:
     read_text(given_path(name), what)
 
 
-def _check_model(name: str, words: Sequence[str], is_here: bool) -> None:
+def _check_model(name: str, words: Sequence[str], is_here: bool, is_target: bool) -> None:
+    from specdec_cli.lm.files.model_folder import check_local_files
+
     if not is_here:
         check_own_name(name, words)
         return
     check_name(name, words)
     check_word(name, words, "there are")
+    check_local_files(name, is_target)
 
 
 def gate_problems(resolved: Resolved) -> list[Problem]:

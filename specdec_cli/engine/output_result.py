@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from specdec_cli.document import Count, Result, SpeculativeResult, absent
+from specdec_cli.document import Count, Result, SpeculativeResult, TimingResult, absent
 from specdec_cli.errors import in_words
 from specdec_cli.events import IMPOSSIBLE
-from specdec_cli.timing import Timing
 
 
 def _num(tokens: int | Sequence[int]) -> int:
@@ -44,7 +43,7 @@ class OutputResult(Result):
     finish_reason: Literal["stop", "length", "abort"] | None
     stop_reason: int | str | None
     speculative: SpeculativeResult
-    timing: Timing
+    timing: TimingResult
     error: Annotated[str | None, BeforeValidator(_sentence)] = absent("What ended the request; the others went on.")
     logprobs: list[LogprobResult] | None = absent()
     id: str | int | None = absent()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gguf_parts import SHORT, TEXT, Parts, text
 
 from specdec_cli.cli.main import run
 from specdec_cli.recipe.keys import section_class
@@ -151,3 +152,32 @@ def test_b12_every_command_takes_every_key(command: str, capsys: pytest.CaptureF
             assert message in capsys.readouterr().err
     for given in accepted.values():  # a section at a time: a dry run takes a second
         assert run([*words, *given]) == 0, capsys.readouterr().err
+
+
+WITHOUT_DRAFT = ("compare-drafts", "train-draft")
+ROLES = [(command, "target") for command in EVERY] + [(one, "draft") for one in EVERY if one not in WITHOUT_DRAFT]
+
+
+@pytest.mark.parametrize(("command", "role"), ROLES)
+def test_49_a_dry_run_looks_for_the_parts_of_a_gguf_file(
+    command: str, role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Parts({"general.architecture": (TEXT, text("llama"))}, [], b"")
+    first.set("split.count", 2, SHORT)
+    first.set("split.no", 0, SHORT)
+    first.write(tmp_path / "m-00001-of-00002.gguf")
+    others = ["-d", "ngram"] if role == "target" and command in ("bench", "sweep-k", "audit") else []
+    words = [*EVERY[command], *others, "--set", f"{role}.model=./m-00001-of-00002.gguf", "--dry-run"]
+    assert run(words) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: part 2 of 2 of `./m-00001-of-00002.gguf` is missing: `")
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_49_a_dry_run_looks_for_the_configuration_of_a_target(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    others = ["-d", "ngram"] if command in ("bench", "sweep-k", "audit") else []
+    assert run([*EVERY[command], *others, "-t", "./model", "--dry-run"]) == 1
+    assert capsys.readouterr().err.startswith("error: model folder `./model` has no `config.json`")

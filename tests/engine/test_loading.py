@@ -107,7 +107,12 @@ def test_49_a_value_out_of_range_is_refused_by_its_arguments_name(arguments: dic
     "name", [parameter.name for parameter in load_parameters() if parameter.name.startswith("draft_")]
 )
 def test_49_a_draft_without_a_model_takes_no_argument_for_one(draft: str | None, name: str) -> None:
-    value = {"draft_dtype": "float32", "draft_quantize": "int8", "draft_compute": "native", "draft_load_format": "dummy"}
+    value = {
+        "draft_dtype": "float32",
+        "draft_quantize": "int8",
+        "draft_compute": "native",
+        "draft_load_format": "dummy",
+    }
     with pytest.raises(UsageError, match=f"^{name} has no meaning for the draft `.*`, which loads no model"):
         Engine.load("no-such-model", draft, **stand_in({name: value.get(name, "cpu")}))
 

@@ -23,7 +23,7 @@ def chat_templates(name: str) -> list[str] | None:
     try:
         if (path / "config.json").is_file():
             return _in_folder(path)
-        from specdec_cli.lm.files.gguf_choice import local_gguf  # transformers behind it takes a second
+        from specdec_cli.lm.files.gguf_choice import local_gguf
         from specdec_cli.lm.files.gguf_header import read_gguf_header
 
         gguf = local_gguf(name)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,21 @@ from specdec_cli.lm.files.gguf_choice import local_gguf
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.hub import Wanted, fetch
+from specdec_cli.lm.files.model_folder import ModelFolder
 from specdec_cli.lm.files.names import SHAPE, check_name
 from specdec_cli.lm.files.reading import (
     broken_link,
     check_counts,
     first_line,
-    parse_object,
     read_object,
-    unreadable,
 )
 
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A model's files on this machine, whose `config.json` is read once.
+class Checkpoint(ModelFolder):
+    """A model's files on this machine, and its configuration as transformers has it.
 
     Args:
         name: of the model, for messages.
@@ -46,42 +45,12 @@ class Checkpoint:
         adapter: an adapter's configuration, as its file has it; None for other models.
     """
 
-    name: str
-    folder: Path
     adapter: Mapping[str, Any] | None = None
 
     @property
     def config_path(self) -> Path:
         """The path of its configuration as the user has it, for messages."""
         return shown(self.folder, "config.json")
-
-    @cached_property
-    def config_bytes(self) -> bytes:
-        """The bytes of its configuration.
-
-        Raises:
-            RunError: there is none.
-        """
-        path = self.config_path
-        if path.is_symlink() and not path.exists():
-            raise broken_link(path)
-        if not path.is_file():
-            raise RunError(
-                f"model folder `{self.name}` has no `config.json`", "give the folder that holds the model's files"
-            )
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise unreadable(path, error) from error
-
-    @cached_property
-    def content(self) -> dict[str, Any]:
-        """The JSON object in its configuration.
-
-        Raises:
-            RunError: there is none, or it is broken.
-        """
-        return parse_object(self.config_path, self.config_bytes)
 
     def config(self, trust_remote_code: bool) -> Any:
         """A new transformers configuration of it.

@@ -14,8 +14,8 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import recognize
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.files.checkpoint import Checkpoint
     from specdec_cli.lm.files.gguf_header import GgufHeader
+    from specdec_cli.lm.files.model_folder import ModelFolder
 
 ADAPTER = "adapter_config.json"
 POINTER = b"version https://git-lfs.github.com/spec/"
@@ -44,25 +44,25 @@ _HEAD_HINT = "name it as the draft of the target that it was made for"
 _DRAFT_HINT = "choose a small model of the target's family as the draft, or `--draft ngram`"
 
 
-def check_contents(checkpoint: Checkpoint, has_weights: bool = True) -> None:
+def check_contents(model: ModelFolder, has_weights: bool = True) -> None:
     """Refuse a folder that holds something else than a causal LM, by what it is.
 
     Args:
-        checkpoint: the folder.
+        model: the folder.
         has_weights: its weights are wanted, too.
 
     Raises:
         UsageError: it holds something that this engine does not run.
         RunError: its files are git-lfs pointers, or it holds no model at all.
     """
-    name, folder = checkpoint.name, checkpoint.folder
+    name, folder = model.name, model.folder
     for pattern in _SMALL:
         for path in sorted(folder.glob(pattern)):
             check_pointer(path)
     if not has_weights or is_adapter(folder):
         return
     try:
-        content = checkpoint.content
+        content = model.content
     except RunError:  # the folder may still hold something that is known by its other files
         content = {}
     found = next(_other_kinds(folder, content), None)

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging as transformers_logging
-
 from specdec_cli.errors import RunError
 
 _AGAIN = "copy or download the model again"
@@ -118,6 +116,8 @@ def broken_link(path: Path) -> RunError:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers' bars, warnings and reports off the terminal while something loads."""
+    from transformers.utils import logging as transformers_logging
+
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)

@@ -88,7 +88,7 @@ def _indexed_files(index: Path) -> list[str]:
 def _no_weights(name: str, folder: Path) -> RunError:
     """Description of the files that a folder has instead of the weights that transformers looks for."""
     whose = f"`{name}`" if adapter_of(folder) is None else f"the base model of `{name}`"
-    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    shards = sorted(path.name for path in folder.glob("*.safetensors") if not path.is_dir())
     broken = next((shard for shard in shards if not (folder / shard).exists()), None)
     if broken is not None:
         return broken_link(folder / broken)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdec_cli.document import Count, Result, ResultDocument
-from specdec_cli.timing import Timing
+from specdec_cli.document import Count, Result, ResultDocument, TimingResult
 
 if TYPE_CHECKING:
     from specdec_cli.measure.chat.chat import ChatHistory
@@ -23,7 +22,7 @@ class ChatTurnResult(Result):
     draft: str | None
     num_speculative_tokens: Count | None
     speculative: dict[str, Any] | None
-    timing: Timing
+    timing: TimingResult
 
 
 class ChatDocument(ResultDocument):

@@ -18,6 +18,7 @@ from specdec_cli.document import (
     Seconds,
     Share,
     SpeculativeResult,
+    TimingResult,
     TotalsResult,
     VocabularyResult,
 )
@@ -35,7 +36,6 @@ from specdec_cli.measure.documents.parts import (
 )
 from specdec_cli.measure.predict.evidence import largest_words
 from specdec_cli.recipe.gate import Verdict
-from specdec_cli.timing import Timing
 
 if TYPE_CHECKING:
     from specdec_cli.engine.promise import Promise
@@ -94,7 +94,7 @@ class DraftResult(DraftFigures):
     by_task: dict[str, DraftTaskResult]
     predicted: list[PredictedKResult] | None
     measured: list[MeasuredKResult]
-    timing: Timing
+    timing: TimingResult
     speculative: SpeculativeResult
 
 

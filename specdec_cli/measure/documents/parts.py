@@ -14,11 +14,11 @@ from specdec_cli.document import (
     Result,
     Seconds,
     Share,
+    TimingResult,
     absent,
 )
 from specdec_cli.measure.elsewhere.near_ties import LeftText
 from specdec_cli.measure.workload.workload import Skipped
-from specdec_cli.timing import Timing
 
 if TYPE_CHECKING:
     from specdec_cli.engine.promise import Promise
@@ -68,7 +68,7 @@ class AgainstResult(Result):
     """Another engine beside ours: what it took, how much faster the draft is, and whether its tokens are the same."""
 
     version: str
-    timing: Timing
+    timing: TimingResult
     speedup: SpeedupResult
     equal: DifferencesResult
 
