@@ -25,6 +25,7 @@ from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
+from specdec_cli.lm.files.draft_formats import kinds_by_method
 
 T = TypeVar("T")
 NUM_LAYERS = 6
@@ -102,7 +103,8 @@ def specs(folder: Path) -> dict[str, str]:
             found[name] = _WORDS.get(name, name)
             continue
         maker(folder / name)
-        if name in ("model", "pard", "pard2"):
+        kind = kinds_by_method().get(name)
+        if name == "model" or (kind is not None and kind.has_tokenizer):
             TOKENIZER.save_pretrained(folder / name)
         found[name] = str(folder / name)
     return found | {name: form.format(**found) for name, form in _PAIRS.items()}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdec_cli.lm.door import LM
 from specdec_cli.lm.files.draft_formats import DraftFolder, DraftFormat, PublishedKind
+from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences
 from specdec_cli.lm.heads.head import checked_tensors
-from specdec_cli.lm.heads.head_sequences import Ahead
 from specdec_cli.lm.heads.published import PublishedDraft
 
 ROW = DraftFormat(
@@ -43,19 +43,18 @@ def read(name: str, source: DraftFolder) -> EchoDraft:
     return EchoDraft(name=name, source=source, taps=("final",), most_tokens=most)
 
 
-class EchoSequences:
-    has_cache, graphs_obstacle = False, None
-
+class EchoSequences(DraftSequences):
     def __init__(self, draft: EchoDraft, target: LM) -> None:
-        self.weights, self.most_tokens = checked_tensors(draft, target), draft.most_tokens
+        self.draft, self.weights = draft, checked_tensors(draft, target)
         self.vocab_size, self._fed = target.vocab_size, set[int]()
+
+    @property
+    def most_tokens(self) -> int:
+        return self.draft.most_tokens
 
     @property
     def sizes(self) -> tuple[int, int]:
         return 1, 4
-
-    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        return max(len(context) - 2, 0)
 
     def release(self, handle: int) -> None:
         self._fed.discard(handle)

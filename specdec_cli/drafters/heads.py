@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.heads.draft_sequences import DraftSequences
     from specdec_cli.lm.heads.published import PublishedDraft
 
 
@@ -49,12 +50,12 @@ class HeadDrafter(WithoutFeatures):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._sequences: Any = None
+        self._sequences: DraftSequences | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
 
     @property
-    def sequences(self) -> Any:
+    def sequences(self) -> DraftSequences:
         """The sequences of the loaded draft."""
         assert self._sequences is not None, "a drafter is loaded before it drafts"
         return self._sequences
@@ -69,10 +70,11 @@ class HeadDrafter(WithoutFeatures):
         assert resources.target is not None, "a head is loaded for a target"
         self._sequences = self.load_sequences(resources, resources.target)
         self._num_tokens, self._max_context = resources.num_tokens, resources.target.max_context
-        if self.sequences.has_cache:
-            resources.plan_cache(self._sequences)
+        cache = self._sequences.planned_cache
+        if cache is not None:
+            resources.plan_cache(cache)
 
-    def load_sequences(self, resources: Resources, target: LM) -> Any:
+    def load_sequences(self, resources: Resources, target: LM) -> DraftSequences:
         """The sequences of the head; see `load`."""
         raise NotImplementedError
 
@@ -135,7 +137,7 @@ class HeadDrafter(WithoutFeatures):
         """Logits [len(path), V] float32 along each path."""
         import torch
 
-        from specdec_cli.lm.heads.head_sequences import HeadRow
+        from specdec_cli.lm.heads.draft_sequences import HeadRow
 
         self._feed(rows, [len(path) for path in paths])
         if self.one_pass:
@@ -156,8 +158,12 @@ class HeadDrafter(WithoutFeatures):
 
     def _feed(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> None:
         """Take the features that rows bring; `depths` tokens are wanted behind each."""
-        news = [(row, depth) for row, depth in zip(rows, depths, strict=True) if row.features is not None]
-        self.sequences.feed([(row.handle, row.context, row.features) for row, _ in news], [depth for _, depth in news])
+        news = [
+            ((row.handle, row.context, row.features), depth)
+            for row, depth in zip(rows, depths, strict=True)
+            if row.features is not None
+        ]
+        self.sequences.feed([new for new, _ in news], [depth for _, depth in news])
 
     def _guess(self, drafts: Sequence[GrowingDraft], longest: int) -> None:
         """Guess chains in one graph where the head is recorded and its scores alone decide; features go with it.
@@ -188,7 +194,7 @@ class HeadDrafter(WithoutFeatures):
 
     def _grow_rounds(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:
         """Grow guesses, each by its place to a depth of at least 1, one depth of all of them after the other."""
-        from specdec_cli.lm.heads.head_sequences import HeadRow
+        from specdec_cli.lm.heads.draft_sequences import HeadRow
 
         while growing := [draft for draft in drafting if not draft.is_done and draft.depth < depths[draft.place]]:
             rows = [HeadRow(one.row.handle, one.drafted, one.ends, one.is_dynamic) for one in growing]
@@ -280,7 +286,7 @@ class PublishedDrafter(HeadDrafter):
 
         return None if self.source is None else head_origin(self.source)
 
-    def load_sequences(self, resources: Resources, target: LM) -> Any:
+    def load_sequences(self, resources: Resources, target: LM) -> DraftSequences:
         """The sequences of the draft; see `load`."""
         from specdec_cli.lm.heads.published import load_sequences
 

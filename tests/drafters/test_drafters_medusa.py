@@ -26,7 +26,7 @@ from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.heads.head_sequences import Ahead
+from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight

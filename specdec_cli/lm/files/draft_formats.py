@@ -57,6 +57,9 @@ class DraftFormat:
         marks: whether a configuration says that it is of this format, whatever else it says.
         tensors: alternatives, each of which tells it: patterns that names of tensors begin with, all of them there.
         files: of weights, under names that this format alone has; the first one that is there holds them all.
+        beside: pickled files beside the weights that it may have.
+        flags: keys of `config.json` that are true or false.
+        counts: keys of `config.json` that count parts.
         kind_of: the kind of a folder by its configuration and its tensors' names.
         most_tokens: drafted in a row, by a configuration; None where it does not say.
         is_model: whether it is a language model, too, which may be loaded as one.
@@ -70,6 +73,9 @@ class DraftFormat:
     marks: Callable[[Content], bool] = lambda _: False
     tensors: tuple[tuple[str, ...], ...] = ()
     files: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     kind_of: Callable[[Content, Sequence[str]], str] | None = None
     most_tokens: Callable[[Content], int | None] = lambda _: None
     is_model: bool = False
@@ -118,6 +124,12 @@ def recognize(folder: Path, content: dict[str, Any] | None = None) -> DraftFolde
     name = row.kinds[0].name if row.kind_of is None else row.kind_of(content, tensors)
     kind = next(kind for kind in row.kinds if kind.name == name)
     return DraftFolder(folder, content, tensors, row, kind)
+
+
+def pickled_files() -> list[str]:
+    """Names of the pickled files that drafts may have under a format's own names."""
+    files = (file for row in FORMATS for file in (*row.files, *row.beside))
+    return [file for file in files if not file.endswith(".safetensors")]
 
 
 def published_kinds() -> list[PublishedKind]:
@@ -252,6 +264,8 @@ FORMATS = (
         ),
         marks=lambda content: content.get("spd_type") == "pard2" or content.get("pard2") is True,
         tensors=((r"(base_model\.)?(model\.)?target_proj\.",),),
+        beside=("warp_model.bin",),
+        flags=("pard2_proj_bias", "proj_bias"),
         is_model=True,
     ),
     DraftFormat(
@@ -267,6 +281,8 @@ FORMATS = (
         marks=lambda content: any(str(key).startswith("medusa_num") for key in content),
         tensors=((r"medusa_heads?",),),
         files=("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
+        flags=("medusa_fc_bias", "original_lm_head"),
+        counts=("medusa_num_heads", "medusa_num_layers", "num_heads"),
         most_tokens=_medusa_tokens,
     ),
     DraftFormat(
@@ -278,6 +294,11 @@ FORMATS = (
         words=("dflash", "dspark"),
         keys=("dflash_config",),
         tensors=((r"(model\.)?markov_head\.",), (r"fc\.weight", r"hidden_norm\.weight", r"layers\.0\..*q_norm")),
+        beside=("mask_embedding.pt",),
+        flags=(
+            *("sample_from_anchor", "causal", "is_causal", "sliding_window_non_causal"),
+            *("enable_confidence_head", "confidence_head_with_markov"),
+        ),
         kind_of=_dflash_kind,
         most_tokens=_block_tokens,
     ),
@@ -292,6 +313,7 @@ FORMATS = (
         words=("eagle",),
         keys=("draft_vocab_size",),
         tensors=(("midlayer.",), ("d2t",), ("t2d",), (r"(model\.)?fc\.weight$", r".*layers\.0\.")),
+        flags=("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
         kind_of=_eagle_kind,
     ),
     DraftFormat(module="", kinds=(PublishedKind("hydra", "a set of Hydra heads"),), words=("hydra",)),

@@ -17,13 +17,13 @@ from huggingface_hub.errors import (
 )
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm.files.draft_formats import pickled_files
 from specdec_cli.lm.files.gguf_choice import choose_gguf
 from specdec_cli.lm.files.names import is_hub_name
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
-_OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt", "warp_model.bin", "medusa_lm_head.pt")
 _PICKLED = "pytorch_model*.bin"
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
 
@@ -77,7 +77,7 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
     fetches = wanted.has_weights and wanted.fetches_weights
     patterns = [*_SMALL, *(["*.py"] if wanted.trust_remote_code else [])]
     if fetches and not file:
-        patterns += [*_WEIGHTS, *(_OF_HEADS if wanted.is_head else [])]
+        patterns += [*_WEIGHTS, *(["pytorch_model.bin", *pickled_files()] if wanted.is_head else [])]
     folder = _snapshot(repo, revision, patterns)
     is_whole = any(folder.glob("*.safetensors")) or any(folder.glob("adapter_config.json"))
     if not file and (not wanted.is_model or is_whole or (not fetches and (folder / "config.json").is_file())):

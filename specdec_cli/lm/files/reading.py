@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,8 @@ _AGAIN = "copy or download the model again"
 MOST_PARTS = 4096
 _COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_nextn_predict_layers"}
-    | {"medusa_num_heads", "medusa_num_layers", "num_heads"}
 )
 """Keys of a configuration that count parts, for each of which its readers make something."""
-_FLAGS = frozenset(
-    {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "sample_from_anchor", "causal", "is_causal"}
-    | {"sliding_window_non_causal", "enable_confidence_head", "confidence_head_with_markov"}
-    | {"medusa_fc_bias", "original_lm_head", "pard2_proj_bias", "proj_bias"}
-)
-"""Keys of a draft's configuration that are true or false. Any text would be true."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -66,34 +59,36 @@ def unreadable(path: Path, error: Exception) -> RunError:
     return RunError(f"`{path}` cannot be read: {first_line(error)}", _AGAIN)
 
 
-def check_counts(path: Path, content: Mapping[str, Any]) -> None:
+def check_counts(path: Path, content: Mapping[str, Any], further: Collection[str] = ()) -> None:
     """Refuse a configuration with more layers or heads than any model has, which would take all memory to read.
 
     Args:
         path: of the configuration, for messages.
         content: its keys, those of configurations within it included.
+        further: keys that count parts, beside those of language models.
 
     Raises:
         RunError: a count is too large.
     """
     for key, value in _values(content):
-        if key in _COUNTS and isinstance(value, int | float) and value > MOST_PARTS:
+        if (key in _COUNTS or key in further) and isinstance(value, int | float) and value > MOST_PARTS:
             message = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and `{MOST_PARTS}` is the most"
             raise RunError(message, _AGAIN)
 
 
-def check_flags(path: Path, content: Mapping[str, Any]) -> None:
-    """Refuse a draft's configuration that says neither true nor false where it must.
+def check_flags(path: Path, content: Mapping[str, Any], flags: Collection[str]) -> None:
+    """Refuse a draft's configuration that says neither true nor false where it must. Any text would be true.
 
     Args:
         path: of the configuration, for messages.
         content: its keys, those of configurations within it included.
+        flags: keys that are true or false.
 
     Raises:
         RunError: a flag has another value.
     """
     for key, value in _values(content):
-        if key in _FLAGS and value not in (None, False, True):
+        if key in flags and value not in (None, False, True):
             message = f"`{path}` is not a valid configuration: `{key}` is `{value}`, and must be true or false"
             raise RunError(message, "copy or download the draft again")
 

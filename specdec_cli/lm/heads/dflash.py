@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +25,10 @@ from torch.nn import functional
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder, block_shape
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
 from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
-from specdec_cli.lm.heads.head_sequences import Ahead, HeadSequences
+from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_tensors import drafted_size
 from specdec_cli.lm.heads.layer_stack import BlockLayer, positions_of
 from specdec_cli.lm.heads.published import (
@@ -42,7 +44,6 @@ from specdec_cli.lm.heads.stacks import product_of
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
 
-_MASK_EMBEDDING = "mask_embedding.pt"
 _MARKOV = ("vanilla", "gated")
 
 
@@ -105,7 +106,7 @@ class DFlashDraft(PublishedDraft):
     @property
     def has_mask_embedding(self) -> bool:
         """Whether mask rows read an embedding of a file of its own."""
-        return (self.folder / _MASK_EMBEDDING).is_file()
+        return _mask_file(self.source).is_file()
 
     def __str__(self) -> str:
         """For people: what it is, what it reads, and what it can draft."""
@@ -261,7 +262,7 @@ def _mask_token(name: str, keys: Mapping[str, Any], source: DraftFolder, vocab_s
     mask = keys.get("mask_token_id")
     if type(mask) is not int:
         raise UsageError(f"the configuration of the draft `{name}` has no `mask_token_id`", AGAIN)
-    if not 0 <= mask < vocab_size and not (source.path / _MASK_EMBEDDING).is_file():
+    if not 0 <= mask < vocab_size and not _mask_file(source).is_file():
         raise UsageError(f"`mask_token_id` of `{name}` is `{mask}`, and it knows {vocab_size} tokens", AGAIN)
     return mask
 
@@ -375,6 +376,12 @@ class BlockHead(PublishedHead):
         return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
 
+def _mask_file(source: DraftFolder) -> Path:
+    """The file of the embedding that mask rows read, which most drafts do not have."""
+    [file] = source.format.beside
+    return source.path / file
+
+
 def _mask_embedding(draft: DFlashDraft) -> Tensor | None:
     """Embedding that mask rows read, if a file beside the weights has it; nothing of the pickle is run.
 
@@ -382,7 +389,7 @@ def _mask_embedding(draft: DFlashDraft) -> Tensor | None:
         RunError: the file cannot be read.
         UsageError: it holds something else.
     """
-    path = draft.folder / _MASK_EMBEDDING
+    path = _mask_file(draft.source)
     if not draft.has_mask_embedding:
         return None
     try:

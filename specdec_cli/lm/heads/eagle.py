@@ -23,9 +23,10 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.lengths import follows_length
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
 from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
-from specdec_cli.lm.heads.head_sequences import Ahead, HeadSequences
+from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_tensors import drafted_size
 from specdec_cli.lm.heads.published import (
     AGAIN,
@@ -55,8 +56,8 @@ class EagleDraft(PublishedDraft):
     """An EAGLE head by its folder.
 
     Args:
-        file_format: who writes such folders: `official` or `speculators` with its version.
         layer: transformers configuration of its decoder layers.
+        file_format: who writes such folders: `official` or `speculators` with its version.
         num_layers: how many these are.
         norm_before_residual: the normalized feature is what attention's output is added to.
         norm_before_fc: the joined states are normalized before they are projected.
@@ -65,14 +66,14 @@ class EagleDraft(PublishedDraft):
         mask_token: stands for tokens that are not drafted yet (P-EAGLE); None for other heads.
     """
 
-    file_format: str
     layer: Any
-    num_layers: int
-    norm_before_residual: bool
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_output: bool
-    mask_token: int | None
+    file_format: str = "official"
+    num_layers: int = 1
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    mask_token: int | None = None
 
     @property
     def num_taps(self) -> int:

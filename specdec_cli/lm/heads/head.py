@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from specdec_cli.lm.door import LM
-    from specdec_cli.lm.heads.head_sequences import Ahead, HeadSequences
+    from specdec_cli.lm.heads.draft_sequences import Ahead
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
     from specdec_cli.lm.heads.layer_stack import BlockLayer
 
 

@@ -7,19 +7,19 @@ later. The last module goes on for all tokens that have no module of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.budget import count_in
 from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
+from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences, HeadRow
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, Path
 from specdec_cli.lm.heads.head_graphs import HeadChainRow, HeadGraphs
@@ -27,48 +27,12 @@ from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Continuations
 
 _CHUNK = 512  # slots of a prompt that attend at once, so that a long prompt's mask stays small
 
 
-@dataclass(slots=True)
-class HeadRow:
-    """One sequence whose drafted nodes want logits.
-
-    Args:
-        handle: names the sequence, which was fed before.
-        drafted: its nodes so far.
-        ends: the nodes after which logits are wanted; -1 is the context's end.
-        is_pruned: nodes may have left the tree since the last call.
-    """
-
-    handle: int
-    drafted: Drafted
-    ends: Sequence[int]
-    is_pruned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Logits of sequences' next tokens, all from one pass.
-
-    Args:
-        logits: of each sequence [depth, V] float32; where `behind` is there, of the drafted vocabulary alone.
-        states: of each sequence [depth, hidden], which `behind` and `confidence` read.
-        behind: logits [n, V] of rows of `logits` and `states` behind the tokens before them; None where no token
-            before changes them.
-        confidence: P [n] that a token of such rows of `states` is accepted; None without a head for it.
-    """
-
-    logits: list[Tensor]
-    states: list[Tensor] | None = None
-    behind: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
-    confidence: Callable[[Tensor, Sequence[int]], Tensor] | None = None
-
-
-class HeadSequences:
+class HeadSequences(DraftSequences):
     """Runs a head over sequences: their keys and values, and the head's own way of drafting behind them.
 
     A head that drafts from its own outputs gives `logits` of drafted nodes, or whole chains by `guess` where these are
@@ -81,9 +45,6 @@ class HeadSequences:
         recorded_taps: the target's states at each position, for recording chains; 0 records none.
 
     Attributes:
-        graphs_obstacle: why it records no graphs beside a target that does; None where it does, or where the target has
-            none.
-        last_guess: the tokens that `guess` gave last, for its caller to look at once they are read.
         modules: each with its cache.
         device: where it runs.
         block_size: slots in a block.
@@ -91,13 +52,9 @@ class HeadSequences:
         vocab_size: V, the width of its logits.
     """
 
-    has_cache = True
-
     def __init__(self, heads: Sequence[Head], target: LM, name: str, recorded_taps: int = 0) -> None:
         where = target.dtype, target.device, target.block_size
         self._graphs: HeadGraphs | None = None
-        self.last_guess: PendingTokens | None = None
-        self.graphs_obstacle: str | None = None
         self.modules = [HeadModule(head, HeadCache(head.key_shape, head.value_shape, *where)) for head in heads]
         self.cache = self.modules[0].cache
         self.device, self.block_size, self.vocab_size = target.device, target.block_size, heads[0].vocab_size
@@ -125,6 +82,11 @@ class HeadSequences:
             return
         graphs.drop()
         self._graphs = graphs
+
+    @property
+    def planned_cache(self) -> HeadSequences:
+        """All modules' keys and values."""
+        return self
 
     @property
     def is_recorded(self) -> bool:
@@ -214,12 +176,7 @@ class HeadSequences:
 
     @torch.inference_mode()
     def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], depths: Sequence[int]) -> None:
-        """Take the target's states of positions that were kept; what was drafted in their place is forgotten.
-
-        Args:
-            new: of each sequence its handle, its context, and the states [n, taps, target hidden] of the last n
-                positions that a token follows.
-            depths: for each, how many tokens are wanted behind it: masks for these run in the same pass.
+        """Take the target's states of positions that were kept; masks for wanted tokens run in the same pass.
 
         Raises:
             RunError: too few blocks are free.
@@ -292,13 +249,7 @@ class HeadSequences:
     @on_its_device
     @torch.inference_mode()
     def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> Continuations:
-        """Take the target's states of some sequences and draft a chain behind each, in one graph.
-
-        More states than a graph is made for are taken before it.
-
-        Args:
-            rows: the sequences; of each there are new states, or the output that a first guess follows from.
-            num_tokens: V, the real vocabulary; no token is beyond it.
+        """Draft a chain behind each sequence in one graph. More states than a graph is made for are taken before it.
 
         Raises:
             RunError: too few blocks are free, or the head cannot be recorded.

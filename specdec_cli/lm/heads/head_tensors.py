@@ -19,7 +19,6 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.files.weights_files import check_weights, weights_files
 from specdec_cli.lm.heads.published import AGAIN, PublishedDraft
 
-_IDS = ("d2t", "token_map")
 _PICKLE = "pytorch_model.bin"
 
 
@@ -45,7 +44,7 @@ def finite_tensors(config: PublishedDraft) -> dict[str, Tensor]:
     """
     tensors = stored_tensors(config)
     for name, value in tensors.items():
-        if name not in _IDS and not (value.is_floating_point() and value.itemsize > 1):
+        if name != config.ids_tensor and not (value.is_floating_point() and value.itemsize > 1):
             kind = str(value.dtype).removeprefix("torch.")
             message = f"the tensor `{name}` of `{config.name}` holds numbers in `{kind}`, which is not supported"
             raise UsageError(message, "choose a draft with weights in float32, bfloat16 or float16")
@@ -67,14 +66,16 @@ def stored_tensors(config: PublishedDraft) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if config.reads(name)}
 
 
-def head_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:
+def head_bytes(config: PublishedDraft, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:
     """Memory of a head's weights, as `read_head_tensors` keeps them.
 
     Args:
+        config: of the head.
         shapes: of its tensors, by common names.
         dtype: that it computes in.
     """
-    return sum(prod(shape) * (torch.int64 if name in _IDS else dtype).itemsize for name, shape in shapes.items())
+    kinds = {config.ids_tensor: torch.int64}
+    return sum(prod(shape) * kinds.get(name, dtype).itemsize for name, shape in shapes.items())
 
 
 def stored_shapes(kind: type[PublishedDraft], name: str, source: DraftFolder) -> dict[str, tuple[int, ...]]:
@@ -147,11 +148,13 @@ def _stored(kind: type[PublishedDraft], name: str, source: DraftFolder) -> dict[
 
 
 def _read_beside(config: PublishedDraft) -> dict[str, Tensor]:
-    """Tensors of the pickled file that a format has beside its weights; none where there is no such file."""
-    file, start = config.beside
-    if not file or not (config.folder / file).is_file():
+    """Tensors of the pickled files that a format has beside its weights; none where there are no such files."""
+    start = config.beside
+    if start is None:
         return {}
-    return {name: value for name, value in _read(config.folder / file).items() if name.startswith(start)}
+    paths = (config.folder / file for file in config.source.format.beside)
+    tensors = (item for path in paths if path.is_file() for item in _read(path).items())
+    return {name: value for name, value in tensors if name.startswith(start)}
 
 
 def _read(path: Path) -> dict[str, Tensor]:

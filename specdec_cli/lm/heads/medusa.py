@@ -23,8 +23,8 @@ from torch.nn import functional
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences
 from specdec_cli.lm.heads.head import checked_tensors, spread
-from specdec_cli.lm.heads.head_sequences import Ahead
 from specdec_cli.lm.heads.head_tensors import stored_shapes
 from specdec_cli.lm.heads.published import AGAIN, PublishedDraft
 from specdec_cli.lm.heads.stacks import product_of
@@ -223,15 +223,12 @@ class MedusaHeads:
         return next((name for name in names if f"{name}.weight" in self.weights), None)
 
 
-class MedusaSequences:
+class MedusaSequences(DraftSequences):
     """The last hidden state of each sequence, from which heads guess.
 
     Args:
         heads: loaded.
     """
-
-    has_cache = False
-    graphs_obstacle = None
 
     def __init__(self, heads: MedusaHeads) -> None:
         self.heads = heads

@@ -23,9 +23,10 @@ from torch.nn import functional
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
 from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
-from specdec_cli.lm.heads.head_sequences import Ahead, HeadSequences
+from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.layer_stack import positions_of
 from specdec_cli.lm.heads.published import AGAIN, NONE_ELSE, OTHER, PublishedDraft, listed_layers
 
@@ -48,7 +49,7 @@ class Pard2Draft(PublishedDraft):
         has_bias: whether the projection has one.
     """
 
-    beside: ClassVar[tuple[str, str]] = ("warp_model.bin", "target_proj.")
+    beside: ClassVar[str | None] = "target_proj."
 
     layer: Any
     mask_token: int

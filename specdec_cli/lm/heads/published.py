@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.heads.draft_sequences import DraftSequences
 
 AGAIN = "copy or download the draft again"
 OTHER = "choose a draft that was made for this target"
@@ -45,8 +46,8 @@ class PublishedDraft(ABC):
     runs_as_target: ClassVar[bool] = True
     """Whether it computes in the target's dtype on the target's device, and so has no settings of its own."""
 
-    beside: ClassVar[tuple[str, str]] = ("", "")
-    """A pickled file beside its weights, and how the names of the tensors begin that are read of it."""
+    beside: ClassVar[str | None] = None
+    """How the names of the tensors begin that are read from the pickled files beside its weights; None reads none."""
 
     ids_tensor: ClassVar[str] = "d2t"
     """The tensor that leads from the draft's tokens to the target's."""
@@ -257,7 +258,7 @@ def read_published(
     return _read(name, source)
 
 
-def load_sequences(draft: PublishedDraft, target: LM, num_tokens: int) -> Any:
+def load_sequences(draft: PublishedDraft, target: LM, num_tokens: int) -> DraftSequences:
     """The sequences of a draft on the target's hidden states, its weights loaded by its format's file.
 
     Args:
@@ -269,7 +270,8 @@ def load_sequences(draft: PublishedDraft, target: LM, num_tokens: int) -> Any:
         RunError: weights that cannot be read.
         UsageError: weights that are missing or of other shapes, or a draft for another target.
     """
-    return _module(draft.source).sequences(draft, target, num_tokens)
+    loaded: DraftSequences = _module(draft.source).sequences(draft, target, num_tokens)
+    return loaded
 
 
 def _module(source: DraftFolder) -> Any:
@@ -284,8 +286,8 @@ def _read(name: str, source: DraftFolder) -> PublishedDraft:
         raise RunError(f"the draft `{name}` has no `config.json`", "give the folder that holds the draft's files")
     if not source.content:
         read_object(path)  # which says why it cannot be read
-    check_counts(path, source.content)
-    check_flags(path, source.content)
+    check_counts(path, source.content, source.format.counts)
+    check_flags(path, source.content, source.format.flags)
     draft: PublishedDraft = _module(source).read(name, source)
     return draft
 

@@ -236,7 +236,7 @@ def _check_head(pair: Preflight, head: PublishedDraft, target: ModelFacts) -> No
             head.target_ids(finite_tensors(head), target.name, target.embedding_size)
             if head.kv_numbers is not None:
                 bytes_per_token = head.kv_numbers * DTYPES[target.dtype].itemsize
-                pair.head_facts = _head_facts(target, head_bytes(shapes, DTYPES[target.dtype]), bytes_per_token)
+                pair.head_facts = _head_facts(target, head_bytes(head, shapes, DTYPES[target.dtype]), bytes_per_token)
 
 
 def _look_at_own_modules(pair: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:

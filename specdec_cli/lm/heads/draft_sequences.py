@@ -1,0 +1,145 @@
+"""A loaded draft on the target's hidden states: the contract between a format's file and the drafter that asks it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafted import Drafted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.lm.cache.budget import DraftCache
+    from specdec_cli.lm.cache.pending_tokens import PendingTokens
+    from specdec_cli.lm.door import Continuations
+    from specdec_cli.lm.heads.head_graphs import HeadChainRow
+
+
+@dataclass(slots=True)
+class HeadRow:
+    """One sequence whose drafted nodes want logits.
+
+    Args:
+        handle: names the sequence, which was fed before.
+        drafted: its nodes so far.
+        ends: the nodes after which logits are wanted; -1 is the context's end.
+        is_pruned: nodes may have left the tree since the last call.
+    """
+
+    handle: int
+    drafted: Drafted
+    ends: Sequence[int]
+    is_pruned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Logits of sequences' next tokens, all from one pass.
+
+    Args:
+        logits: of each sequence [depth, V] float32; where `behind` is there, of the drafted vocabulary alone.
+        states: of each sequence [depth, hidden], which `behind` and `confidence` read; empty without these.
+        behind: logits [n, V] of rows of `logits` and `states` behind the tokens before them; None where no token
+            before changes them.
+        confidence: P [n] that a token of such rows of `states` is accepted; None without a head for it.
+    """
+
+    logits: list[Tensor]
+    states: list[Tensor] = field(default_factory=list)
+    behind: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
+    confidence: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+
+
+class DraftSequences(ABC):
+    """What a loaded draft keeps of each sequence, and its logits of the next tokens.
+
+    A draft that goes token by token has `logits`; one whose row in `draft_formats` says `one_pass` has `ahead`. Most
+    are `HeadSequences`, which keep keys and values; a draft that keeps something else inherits from here.
+
+    Attributes:
+        last_guess: the tokens that `guess` gave last, for its caller to look at once they are read.
+        graphs_obstacle: why it records no graphs beside a target that does; None where it does, or where the target has
+            none.
+    """
+
+    last_guess: PendingTokens | None = None
+    graphs_obstacle: str | None = None
+
+    @property
+    def planned_cache(self) -> DraftCache | None:
+        """Its keys and values, whose blocks are planned beside the target's; None for a draft without."""
+        return None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether `guess` drafts chains in CUDA graphs."""
+        return False
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that it drafts in a row at most; None drafts as many as are wanted."""
+        return None
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """Parameters of the draft, and bytes of these and of what it keeps of sequences now."""
+
+    @abstractmethod
+    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], depths: Sequence[int]) -> None:
+        """Take the target's states of positions that were kept; what was drafted in their place is forgotten.
+
+        Args:
+            new: of each sequence its handle, its context, and the states [n, taps, target hidden] of the last n
+                positions that a token follows; the same again if a row is requested a second time in a step.
+            depths: for each, how many tokens are wanted behind it.
+
+        Raises:
+            RunError: too few blocks are free.
+        """
+
+    @abstractmethod
+    def can_draft(self, handle: int) -> bool:
+        """Whether it was fed what a first guess follows from."""
+
+    @abstractmethod
+    def release(self, handle: int) -> None:
+        """Forget a sequence; unknown ones are fine."""
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin a sequence with a prefix that the target has cached: positions whose states it can do without."""
+        return 0
+
+    def logits(self, rows: Sequence[HeadRow]) -> Tensor:
+        """Logits [sum of ends, V] float32 after every end, row after row.
+
+        Raises:
+            RunError: too few blocks are free.
+        """
+        raise NotImplementedError
+
+    def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        """Logits of all next tokens, from one pass.
+
+        Args:
+            ends: of each sequence its handle, its last token, and how many tokens are wanted, at most `most_tokens`.
+
+        Raises:
+            RunError: too few blocks are free.
+        """
+        raise NotImplementedError
+
+    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> Continuations:
+        """Take the target's states of some sequences and draft a chain behind each, in one graph.
+
+        Args:
+            rows: the sequences; of each there are new states, or the output that a first guess follows from.
+            num_tokens: V, the real vocabulary; no token is beyond it.
+
+        Raises:
+            RunError: too few blocks are free, or the head cannot be recorded.
+        """
+        raise NotImplementedError
