@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""The reference pages of the documentation, written from the code: commands, recipes, Python API, table of rooms.
+"""The reference of the documentation, written from the code: commands, recipes, Python API, tables of rooms and rules.
 
-python scripts/docs_reference.py           # write docs/{cli,recipe-reference,python-api,architecture}.md
+python scripts/docs_reference.py           # write docs/{cli,recipe-reference,python-api,architecture,exactness}.md
 python scripts/docs_reference.py --check   # exit 1 if that would change something
 """
 
@@ -22,6 +22,7 @@ import specdec_cli
 from specdec_cli.cli import help, main
 from specdec_cli.cli.shared import draft_methods
 from specdec_cli.recipe.present import json_schema
+from specdec_cli.verification import AUTO, RULES, Rule
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Written by scripts/docs_reference.py. Do not edit. -->\n\n"
@@ -359,11 +360,38 @@ def _first_line(room: str) -> str:
     return file.read_text(encoding="utf-8").splitlines()[0].strip('"')
 
 
+def exactness() -> str:
+    """The page of exactness, its table of verification rules filled from the rules."""
+    text = (DOCS / "exactness.md").read_text(encoding="utf-8")
+    head = (
+        "| `--verify` | when a drafted token is accepted | trees | output | source |\n| --- | --- | --- | --- | --- |\n"
+    )
+    auto = f"| `{AUTO}` (default) | as `greedy` at temperature 0, else as `block` or a tree's rule | yes | exact | |"
+    rows = "\n".join([auto, *(_rule_row(name, rule) for name, rule in RULES.items())])
+    before, found, behind = text.partition(head)
+    assert found, "the page has the table"
+    return before + head + rows + "\n" + behind[behind.index("\n\n") + 1 :]
+
+
+def _rule_row(name: str, rule: Rule) -> str:
+    if rule.needs_rates:
+        output = "**meaningless text**"
+    elif not rule.is_lossless:
+        output = "**lossy** above temperature 0"
+    elif not rule.samples:
+        output = "exact"
+    else:
+        output = "exact in distribution" + "; the text does not depend on the draft" * rule.keeps_tokens
+    source = re.sub(r"arXiv:([\d.]+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", rule.source)
+    return f"| `{name}` | {rule.meaning} | {'yes' if rule.judges_trees else 'no'} | {output} | {source} |"
+
+
 PAGES = {
     "cli.md": cli,
     "recipe-reference.md": recipes,
     "python-api.md": python_api,
     "architecture.md": architecture,
+    "exactness.md": exactness,
 }
 
 

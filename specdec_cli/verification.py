@@ -22,11 +22,13 @@ AUTO = "auto"
 class Rule:
     """A way to decide which drafted tokens stand, and what it asks of a draft and promises of the output.
 
-    Everything that depends on the verification mode asks these fields, so a new rule is one entry in RULES.
+    Everything that depends on the verification mode asks these fields, so a new rule is one entry in RULES and the
+    function that it names.
 
     Args:
         judge: one verdict for each row of a group.
-        meaning: which drafted tokens stand, in a few words.
+        meaning: when a drafted token is accepted, in a few words.
+        source: authors, year and arXiv number, where others described it first.
         samples: whether it decides at temperatures above 0.
         needs_q: whether a draft that draws its tokens by chance has to say what from. Without its q such a token would
             be judged as if the draft had proposed it with certainty, which biases the output.
@@ -42,6 +44,7 @@ class Rule:
 
     judge: Callable[[Any], list[Any]]
     meaning: str
+    source: str = ""
     samples: bool = True
     needs_q: bool = False
     judges_jointly: bool = False
@@ -68,32 +71,55 @@ _BY_NODES = _Judge("engine.residual:traversal")
 RULES: dict[str, Rule] = {
     GREEDY: Rule(
         _Judge("engine.verify:greedy"),
-        "temperature 0: the target's likeliest token",
+        "if it is the target's most likely token",
         samples=False,
         keeps_tokens=True,
         judges_trees=True,
     ),
     "rejection": Rule(
-        _Judge("engine.residual:rejection"), "rejection sampling, token by token", needs_q=True, judges_trees=True
+        _Judge("engine.residual:rejection"),
+        "each token by itself, with probability min(1, p/q)",
+        "Leviathan et al. 2022, arXiv:2211.17192",
+        needs_q=True,
+        judges_trees=True,
     ),
-    "block": Rule(_BY_NODES, "block verification", needs_q=True, judges_jointly=True),
-    "traversal": Rule(_BY_NODES, "block verification of a tree", needs_q=True, judges_jointly=True, judges_trees=True),
+    "block": Rule(
+        _BY_NODES,
+        "tokens of a step together; accepts at least as many as `rejection`",
+        "Sun et al. 2024, arXiv:2403.10444",
+        needs_q=True,
+        judges_jointly=True,
+    ),
+    "traversal": Rule(
+        _BY_NODES,
+        "as `block`; in a drafted tree, along its best path",
+        "Weng et al. 2025, arXiv:2505.12398",
+        needs_q=True,
+        judges_jointly=True,
+        judges_trees=True,
+    ),
     "gumbel": Rule(
         _Judge("engine.verify:gumbel"),
-        "the target's own choice, by noise that the draft shares",
+        "if the target draws the same token from the same noise",
+        "Daliri, Musco, Suresh 2024, arXiv:2408.07978",
         shares_noise=True,
         keeps_tokens=True,
         judges_trees=True,
     ),
     "exact-match": Rule(
         _Judge("engine.verify:exact_match"),
-        "a sampled token of the draft, where the target draws the same one",
+        "if the target's own sample is the same token; accepts the fewest",
         judges_trees=True,
     ),
-    "typical": Rule(_Judge("engine.verify:typical"), "whatever is likely enough for the target", is_lossless=False),
+    "typical": Rule(
+        _Judge("engine.verify:typical"),
+        "if the target finds it likely enough",
+        "Cai et al. 2024 (Medusa), arXiv:2401.10774",
+        is_lossless=False,
+    ),
     "synthetic": Rule(
         _Judge("engine.verify:synthetic"),
-        "as many as given rates say",
+        "by chance at given rates, to measure costs",
         is_lossless=False,
         needs_rates=True,
         judges_trees=True,

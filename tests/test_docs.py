@@ -24,7 +24,7 @@ def reference():
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md", "architecture.md"])
+@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md", "architecture.md", "exactness.md"])
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     page = reference().PAGES[name]()
     hint = "run `python scripts/docs_reference.py`"

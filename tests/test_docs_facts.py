@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.draft_formats import published_kinds
 from specdec_cli.measure.documents.bench import BenchDocument
 from specdec_cli.measure.documents.compare_drafts import CompareDocument
 from specdec_cli.measure.documents.endpoint import EndpointDocument
@@ -64,6 +65,12 @@ def test_the_http_page_names_every_route() -> None:
     text = page("http-api.md")
     for route in routes:
         assert route.path.replace("{name:path}", "{id}") in text
+
+
+def test_every_published_draft_is_on_the_page_of_drafts() -> None:
+    titles = {kind.title for kind in published_kinds() if kind.method}
+    named = re.findall(r"[\w-]+", page("choosing-a-draft.md").partition("\n## Two drafts")[0])
+    assert titles - {*named} == set()
 
 
 SCHEMAS = {

@@ -212,7 +212,7 @@ def _names(text: str) -> list[str]:
 
 
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
-_PUBLISHED = ", ".join(sorted(kind.what.split()[-2] for kind in published_kinds() if kind.method))
+_PUBLISHED = ", ".join(sorted(kind.title for kind in published_kinds() if kind.method))
 _DRAFT_HELP = (
     f"The draft: a hub id, folder or .gguf file (a model, or a published draft: {_PUBLISHED}), ngram, suffix, mtp, "
     "self-int8, self-exit:N (N first layers), none, or two of them such as suffix+MODEL."

@@ -10,6 +10,7 @@ import typer
 from specdec_cli.cli.measurement_options import HOW
 from specdec_cli.errors import UsageError
 from specdec_cli.tree_shape import AUTO, TreeShape
+from specdec_cli.verification import RULES
 
 if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe
@@ -69,8 +70,10 @@ def check_trees(recipe: Recipe, batch_sizes: Sequence[int]) -> None:
         hint = f"set --temperature 0, or {_MEASURE}"
         raise UsageError(f"trees are predicted at temperature 0, not at `{temperature:g}`", hint)
     check_knowable(speculation.verify, speculation.p_min if speculation.depth_policy == "confidence" else 0.0)
-    if speculation.verify == "block":
-        raise UsageError("verification mode `block` judges chains alone, not trees", "use --verify auto")
+    rule = RULES.get(speculation.verify)
+    if rule is not None and not rule.judges_trees:
+        message = f"verification mode `{speculation.verify}` judges chains alone, not trees"
+        raise UsageError(message, "use --verify auto")
     if len(batch_sizes) > 1:
         message = f"a recipe has one tree for all batch sizes, and --batch-sizes names {len(batch_sizes)}"
         raise UsageError(message, "sweep one batch size at a time, or leave the tree out")

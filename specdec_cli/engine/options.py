@@ -24,8 +24,7 @@ class EngineOptions:
 
     Args:
         num_speculative_tokens: k, the most tokens drafted in one step; a request may set its own.
-        verify: auto, greedy, rejection, block, traversal, gumbel, exact-match, typical (lossy) or
-            synthetic (lossy).
+        verify: how drafted tokens are judged: auto, or a rule that `--verify` lists.
         synthetic_acceptance_rates: for verify `synthetic`, the probability that the first i drafted tokens of a step
             are all accepted, for i = 1…k.
         depth_policy: fixed and confidence draft k tokens (see p_min); adaptive chooses the depth by measured cost;

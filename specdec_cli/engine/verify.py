@@ -3,16 +3,16 @@
 Words: p the target's distribution, q the draft's (None: drafted without chance, one-hot at the drafted token), x the
 drafted tokens of a row, k their number, u uniform numbers, own token the one the target adds (recovered or bonus).
 
-| mode | a drafted token stands | own token | source |
-|---|---|---|---|
-| greedy | x = argmax p | argmax p | |
-| rejection | u < p(x)/q(x) | from (p - q)+ | Leviathan, Kalman, Matias 2022; of trees Jeon et al. 2024 |
-| block | the longest i with u_i < h_i | from (P_i p - q)+ | Sun et al. 2024 |
-| traversal | the same on a tree, from its leaves up | likewise | Weng et al. 2025 |
-| gumbel | x = argmax(log p + g) | argmax(log p + g) | Daliri, Musco, Suresh 2024 |
-| exact-match | x = a draw from p | that draw | |
-| typical (lossy) | p(x) > min(epsilon, delta e^-H(p)) | from p | Cai et al. 2024 (Medusa) |
-| synthetic (lossy) | u < a given rate; of trees first children alone | from p | vLLM |
+| mode | a drafted token stands | own token |
+|---|---|---|
+| greedy | x = argmax p | argmax p |
+| rejection | u < p(x)/q(x); of trees Jeon et al. 2024 | from (p - q)+ |
+| block | the longest i with u_i < h_i | from (P_i p - q)+ |
+| traversal | the same on a tree, from its leaves up | likewise |
+| gumbel | x = argmax(log p + g) | argmax(log p + g) |
+| exact-match | x = a draw from p | that draw |
+| typical (lossy) | p(x) > min(epsilon, delta e^-H(p)) | from p |
+| synthetic (lossy) | u < a given rate, as in vLLM; of trees first children alone | from p |
 
 After full acceptance the own token comes from p at the last position. At temperature 0 every mode but synthetic is
 greedy: with a one-hot p each of these rules accepts x = argmax p alone and adds argmax p. Noise is keyed by the

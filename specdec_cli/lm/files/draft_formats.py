@@ -26,7 +26,7 @@ class PublishedKind:
 
     Args:
         name: as other engines call it.
-        what: for people, with its article.
+        what: for people, with its article and its title before the last word, such as "a set of Medusa heads".
         method: the drafting method that runs it; empty for a kind that is refused by name.
         words: in the name of a hub repository, which tell it where there is no folder.
         layers: an example of the method's option `layers`, the target's hidden states that it reads; empty for a
@@ -42,6 +42,11 @@ class PublishedKind:
     layers: str = ""
     one_pass: bool = False
     has_tokenizer: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name as people write it."""
+        return self.what.split()[-2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

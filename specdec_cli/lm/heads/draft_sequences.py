@@ -54,7 +54,7 @@ class Ahead:
 
 
 class DraftSequences(ABC):
-    """What a loaded draft keeps of each sequence, and its logits of the next tokens.
+    """State that a loaded draft keeps of each sequence, and its logits of the next tokens.
 
     A draft that goes token by token has `logits`; one whose row in `draft_formats` says `one_pass` has `ahead`. Most
     are `HeadSequences`, which keep keys and values; a draft that keeps something else inherits from here.

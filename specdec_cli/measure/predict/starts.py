@@ -65,10 +65,10 @@ def check_knowable(rule: str, p_min: float = 0.0) -> None:
         UsageError: a rule or schedule that has to be measured.
     """
     if rule not in (AUTO, *REPLAYABLE) and rule in RULES:
-        raise UsageError(
-            f"a trace cannot replay the rule `{rule}`: it changes the text on which it would be replayed",
-            "measure it with bench",
-        )
+        why = "its acceptance has no formula here"
+        if not RULES[rule].is_lossless:
+            why = "it changes the text on which it would be replayed"
+        raise UsageError(f"a trace cannot replay the rule `{rule}`: {why}", "measure it with bench")
     if rule not in (AUTO, *REPLAYABLE):
         raise UsageError(f"unknown verification rule `{rule}`", f"one of auto, {', '.join(REPLAYABLE)}")
     if p_min > 0:
