@@ -103,7 +103,7 @@ def write_gguf(
         rope_factors: write Llama 3's factors of rotary frequencies, or wrong ones where the model has none.
         pre: name of what cuts text before it is merged.
         tokenizer: name of the tokenizer's kind.
-        metadata: further entries of the architecture; `split__count` stands alone.
+        metadata: further entries of the architecture; those that begin with `split__` or `general__` stand alone.
 
     Returns:
         The weights that the file holds, by their names in transformers and in float32.
@@ -217,7 +217,8 @@ def _write_config(writer: GGUFWriter, config: Any, metadata: Mapping[str, Any]) 
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for key, value in metadata.items():
-        name = key.replace("__", ".") if key == "split__count" else f"{writer.arch}.{key.replace('__', '.')}"
+        name = key.replace("__", ".")
+        name = name if name.startswith(("split.", "general.")) else f"{writer.arch}.{name}"
         add: dict[type, Any] = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](name, value)
 

@@ -1,4 +1,7 @@
-"""A checkpoint's `generation_config.json`: its default sampling parameters and end tokens."""
+"""A checkpoint's `generation_config.json`: its default sampling parameters and end tokens.
+
+That of a GGUF file is made of its metadata (`gguf_folder`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from specdec_cli.errors import RunError
 from specdec_cli.files import given_path
+from specdec_cli.lm.files.gguf_folder import gguf_source
 from specdec_cli.lm.files.names import AUTO, NONE, check_generation_config
 from specdec_cli.lm.files.names import GENERATION_FILE as FILE
 from specdec_cli.lm.files.reading import read_object
@@ -35,10 +39,16 @@ _UNUSED: Mapping[str, Any] = {
         ("bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id", None),
         ("forced_eos_token_id sequence_bias exponential_decay_length_penalty top_h dola_layers", None),
         ("watermarking_config constraints max_time", None),
+        ("general.sampling.xtc_probability general.sampling.mirostat", 0),
+        ("general.sampling.penalty_last_n", -1),
+        ("general.sampling.sequence", None),
     )
     for key in keys.split()
 }
-"""Keys that change a text and that this engine does not apply, with the values at which they change nothing."""
+"""Keys that change a text and that this engine does not apply, with the values at which they change nothing.
+
+Those of GGUF files keep their names.
+"""
 _HINT = "correct the file, or leave it unread with --generation-config none"
 
 
@@ -92,7 +102,7 @@ def read_generation(folder: Path, wanted: str = AUTO) -> Generation:
 
 
 def _read(path: Path, samples: bool) -> Generation:
-    given = read_object(path)
+    given, path = read_object(path), gguf_source(path.parent) or path  # messages name the file that says it
     eos = _eos_token_ids(path, given.get("eos_token_id"))
     if not samples:
         return Generation(eos_token_ids=eos, source=str(path))

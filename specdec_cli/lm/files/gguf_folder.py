@@ -26,6 +26,7 @@ from specdec_cli.lm.files.contents import check_gguf
 from specdec_cli.lm.files.gguf_header import GgufHeader, PassedList, read_lists
 from specdec_cli.lm.files.gguf_split import gguf_parts, read_model_header
 from specdec_cli.lm.files.gguf_tokenizer import GgufTokenizer, UnreadTokenizerError
+from specdec_cli.lm.files.names import GENERATION_FILE
 from specdec_cli.lm.files.plain_config import CONFIGS, PlainConfig
 from specdec_cli.lm.files.reading import MOST_PARTS, first_line, quiet, read_object
 
@@ -35,6 +36,15 @@ _PARTS = "specdec-weights-?????.gguf"  # links to further parts
 TOKENIZER = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
 _OTHER = "choose the checkpoint with its safetensors"
+_SAMPLING = "general.sampling."
+_SAMPLED = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Sampling defaults by their names in a file and in transformers' `generation_config.json`."""
 _ADDED = {
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
@@ -99,7 +109,8 @@ def _made(name: str, paths: tuple[Path, ...], states: tuple[tuple[int, int], ...
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with quiet():
         _write(folder / "config.json", _config(name, paths[0], header))
-    _write_tokenizer(name, paths[0], header, folder)
+    ends = _write_tokenizer(name, paths[0], header, folder)
+    _write(folder / GENERATION_FILE, _sampling(header) | {"eos_token_id": ends})
     for place, path in enumerate(paths):
         (folder / (WEIGHTS if place == 0 else _PARTS.replace("?????", f"{place + 1:05d}"))).symlink_to(path)
     return folder
@@ -114,6 +125,16 @@ def gguf_links(folder: Path) -> list[str]:
     if not (folder / WEIGHTS).is_symlink():
         return []
     return [WEIGHTS, *sorted(path.name for path in folder.glob(_PARTS))]
+
+
+def gguf_source(folder: Path) -> Path | None:
+    """The GGUF file that a folder was made for, or its first part, as it was named; None for other folders."""
+    path = folder / WEIGHTS
+    while path.name == WEIGHTS:  # an adapter's folder links to that of its base model
+        if not path.is_symlink():
+            return None
+        path = path.readlink()
+    return path
 
 
 def gguf_header_of(name: str, folder: Path) -> GgufHeader | None:
@@ -290,15 +311,27 @@ def _llama3_factors(head_size: int, theta: float, factor: float) -> list[float]:
     return found
 
 
-def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) -> None:
-    """Write the file's tokenizer, where it has one, and the tokens that end an answer.
+def _sampling(header: GgufHeader) -> dict[str, Any]:
+    """The file's sampling defaults by transformers' names; those that have none there keep their own."""
+    found = {}
+    for key, value in header.metadata.items():
+        if key.startswith(_SAMPLING):
+            # As the converter read it, which writes 32 bits of it; a list is refused as what it says.
+            is_usual = isinstance(value, int | str)
+            plain = value if is_usual else float(f"{value:.7g}") if isinstance(value, float) else str(value)
+            found[_SAMPLED.get(key.removeprefix(_SAMPLING), key)] = plain
+    return found
+
+
+def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) -> list[int]:
+    """Write the file's tokenizer, where it has one; returns the tokens that end an answer.
 
     Raises:
         UsageError: it is of a kind that is not read.
         RunError: its lists do not fit each other.
     """
     if header.metadata.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
-        return
+        return []
     try:
         given = GgufTokenizer(read_lists(path))
         _built[folder] = given.build()
@@ -309,7 +342,7 @@ def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) ->
         message = f"the tokenizer of `{name}` (`{header.metadata['tokenizer.ggml.model']}`) does not load"
         raise RunError(f"{message}: {first_line(error)}", _OTHER) from error
     _write(folder / _SETTINGS, given.settings)
-    _write(folder / "generation_config.json", {"eos_token_id": list(given.ends)})
+    return list(given.ends)
 
 
 def read_gguf_tokenizer(folder: Path) -> Any:
@@ -317,7 +350,7 @@ def read_gguf_tokenizer(folder: Path) -> Any:
 
     transformers' own search for it would read the file five times.
     """
-    settings = read_object(folder / _SETTINGS) | {"name_or_path": str((folder / WEIGHTS).resolve())}
+    settings = read_object(folder / _SETTINGS) | {"name_or_path": str(gguf_source(folder))}
     if folder in _built:
         return transformers.PreTrainedTokenizerFast(tokenizer_object=_Handed(_built.pop(folder)), **settings)
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER), **settings)

@@ -26,6 +26,7 @@ from specdec_cli.proxy import exempt_this_machine, proxy_of
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 _PICKLED = "pytorch_model*.bin"
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
+_SECONDS = 5  # for the hub's answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> Path:
                 revision=revision,
                 allow_patterns=patterns,
                 ignore_patterns=["original/*", "onnx/*", "consolidated*"],
-                etag_timeout=5,
+                etag_timeout=_SECONDS,
                 local_files_only=constants.HF_HUB_OFFLINE,
             )
         )
@@ -118,7 +119,9 @@ def _file_names(repo: str, revision: str | None, folder: Path) -> list[str]:
     """Paths of a model's files on the hub; of those in the cache where the hub is not asked or does not answer."""
     if not constants.HF_HUB_OFFLINE:
         with suppress(Exception):
-            return sorted(HfApi().list_repo_files(repo, revision=revision))
+            # `list_repo_files` asks a hub that does not answer again and again, for half a minute.
+            its = HfApi().model_info(repo, revision=revision, timeout=_SECONDS)
+            return sorted(file.rfilename for file in its.siblings or ())
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 

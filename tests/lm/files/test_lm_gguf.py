@@ -25,6 +25,7 @@ from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.machine import device_memory
 from specdec_cli.lm.machine.cgroups import MemoryLimit
 from specdec_cli.lm.oracle import relative_error
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.params import SamplingParams
 
@@ -142,6 +143,23 @@ def test_39_tokenizer_chat_template_and_end_tokens_are_the_files(llama) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "[user]a"
     end = tokenizer.convert_tokens_to_ids("<end>")
     assert load_lm(path).generation.eos_token_ids == (end,) == describe(path).eos_token_ids
+
+
+def test_sampling_defaults_are_the_files(folder: Path) -> None:
+    path = folder / "sampling.gguf"
+    sampling = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "penalty_repeat": 1.05, "mirostat": 2}
+    entries = {f"general__sampling__{key}": value for key, value in sampling.items()}
+    source = checkpoint(folder, "llama")
+    write_gguf(source, path, "Q8_0", **entries)
+    found = ModelPlan(str(path)).generation
+    assert found.sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    assert (found.unused, found.source) == ({"general.sampling.mirostat": 2}, str(path))
+    assert len(found.eos_token_ids) == 1
+    plain = ModelPlan(str(path), generation_config="none").generation
+    assert (plain.sampling, plain.eos_token_ids) == ({}, found.eos_token_ids)
+    write_gguf(source, path, "Q8_0", general__sampling__top_p=1.5)
+    with pytest.raises(RunError, match=rf"`{re.escape(str(path))}`: `top_p` must be a number above 0 and at most 1"):
+        load_lm(str(path))
 
 
 def test_39_forms_are_told_apart(llama) -> None:

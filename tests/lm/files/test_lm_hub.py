@@ -6,6 +6,7 @@ import json
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ class Hub:
     ) -> str:
         assert name == "org/repo"
         self.revisions.append(revision)
-        for file in self.list_repo_files(name) if self.is_reached else ():
+        for file in self.names() if self.is_reached else ():
             is_wanted = any(fnmatch(file, pattern) for pattern in allow_patterns)
             if is_wanted and not any(fnmatch(file, pattern) for pattern in ignore_patterns):
                 blob, link = self.blobs / file.replace("/", "-"), self.cache / file
@@ -49,9 +50,13 @@ class Hub:
                 link.symlink_to(blob.with_suffix(".blob"))
         return str(self.cache)
 
-    def list_repo_files(self, name: str, revision: str | None = None) -> list[str]:
+    def model_info(self, name: str, *, revision: str | None, timeout: float) -> Any:
+        assert timeout < 10
         if not self.is_reached:
             raise ConnectionError("no hub")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in self.names()])
+
+    def names(self) -> list[str]:
         return [str(path.relative_to(self.files)) for path in self.files.rglob("*") if path.is_file()]
 
     @property
@@ -63,7 +68,7 @@ class Hub:
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub(tmp_path)
     monkeypatch.setattr(hub, "snapshot_download", made.snapshot_download)
-    monkeypatch.setattr(hub.HfApi, "list_repo_files", lambda _, name, revision=None: made.list_repo_files(name))
+    monkeypatch.setattr(hub.HfApi, "model_info", made.model_info)
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
     return made
 
