@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     GATE = 3
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class SpecdecError(Exception):

@@ -206,7 +206,7 @@ class _Chat:
     def _ask(self, prompt: str, speaker: Speaker) -> bool:
         """Show the answer to a message. True if Ctrl-C ended the run, which only an interactive chat survives."""
         settings = settings_words(speaker.draft, speaker.k)
-        with interruptible(repeatedly=True) as stopped:
+        with interruptible(repeatedly=True, ends=not self.is_interactive) as stopped:
             with ReplyView(self.screen, self._writer(), self.screen.is_live, settings) as view:
                 turn = self.history.ask(prompt, speaker, view.show, stopped)
             self.screen.say(turn_line(turn))

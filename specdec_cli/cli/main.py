@@ -21,6 +21,7 @@ import typer
 from specdec_cli import __version__
 from specdec_cli.cli.commands import Program
 from specdec_cli.cli.terminal import colourful, version_of
+from specdec_cli.cli.termination import terminable
 from specdec_cli.errors import ExitCode, did_you_mean, in_words
 
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
@@ -86,7 +87,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    code = _guarded(given, debug)
+    with terminable() as termination:
+        code = _guarded(given, debug)
+    if termination.is_received and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        code = _complain("ended by SIGTERM", None, ExitCode.TERMINATED)
     for stream in (sys.stdout, sys.stderr):
         code = _flush(stream, code)
     return code
@@ -107,6 +111,10 @@ def _guarded(arguments: list[str], debug: bool) -> int:
         return ExitCode.INTERRUPTED
     except typer.Exit as exit_:
         return exit_.exit_code
+    except SystemExit as exit_:
+        if exit_.code != ExitCode.TERMINATED:
+            raise
+        return ExitCode.TERMINATED
     except BrokenPipeError:
         return ExitCode.DONE
     except Exception as error:

@@ -9,10 +9,11 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from specdec_cli.cli.terminal import colourful
+from specdec_cli.cli.termination import Termination
 from specdec_cli.report.counting import CountingLine
 from specdec_cli.report.pace import Waiting
 from specdec_cli.report.page import ReportConsole, wraps
@@ -128,14 +129,15 @@ class _Said(logging.Handler):
 
 
 @contextmanager
-def interruptible(repeatedly: bool = False) -> Iterator[Callable[[], bool]]:
+def interruptible(repeatedly: bool = False, ends: bool = True) -> Iterator[Callable[[], bool]]:
     """Let the first Ctrl-C end the work between two steps, with what there is; a second one ends it at once.
 
     Args:
         repeatedly: further ones are as the first.
+        ends: the command ends with the work, so that SIGTERM does the same.
 
     Yields:
-        Whether Ctrl-C was pressed.
+        Whether Ctrl-C was pressed, or SIGTERM came.
     """
     interrupted = threading.Event()
 
@@ -148,7 +150,9 @@ def interruptible(repeatedly: bool = False) -> Iterator[Callable[[], bool]]:
         yield interrupted.is_set
         return
     before = signal.signal(signal.SIGINT, interrupt)
+    termination = signal.getsignal(signal.SIGTERM)
     try:
-        yield interrupted.is_set
+        with termination.stopping(interrupted.set) if ends and isinstance(termination, Termination) else nullcontext():
+            yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, before)

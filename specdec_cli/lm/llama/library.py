@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -214,7 +215,7 @@ def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None
     """
     environment = os.environ | {"LC_ALL": "C"} | ({} if temporary is None else {"TMPDIR": temporary})
     try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=_SECONDS, env=environment, check=False)
+        done = _run(command, given, environment)
     except subprocess.TimeoutExpired as error:
         reason = f"the C++ compiler `{command[0]}` took more than {_SECONDS} s"
         raise BuildError(reason, _OTHER_COMPILER) from error
@@ -231,6 +232,28 @@ def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
     reason = next((line for line in lines if "error" in line), lines[0])
     raise BuildError(f"its own does not compile: {reason}", _OTHER_COMPILER)
+
+
+def _run(command: Sequence[str], given: bytes, environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a compiler, whose own programs (`cc1plus`, `ld`) end with it, whatever ends it.
+
+    Raises:
+        OSError: it does not run.
+        TimeoutExpired: it takes too long.
+    """
+    pipe, group = subprocess.PIPE, 0 if os.name == "posix" else None
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, process_group=group
+    ) as process:
+        try:
+            output, errors = process.communicate(given, timeout=_SECONDS)
+        except BaseException:
+            if group is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _cannot_run(compiler: str, error: OSError) -> BuildError:

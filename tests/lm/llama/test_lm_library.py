@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specdec_cli.lm.llama import library as module
@@ -219,6 +221,16 @@ def test_a_compiler_that_fails_halfway_is_said(
     assert reason in error.value.reason
     assert remedy in error.value.remedy
     assert answer(load(SOURCE)) == 42, "another compiler is not kept from it"
+
+
+def test_49_a_compilers_own_programs_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SECONDS", 1)
+    started = tmp_path / "started"
+    with pytest.raises(BuildError, match="took more than 1 s"):
+        load(SOURCE, compiler(tmp_path, f"sleep 60 & echo $! > {started}; wait"), "-x", "c++")
+    with suppress(psutil.NoSuchProcess):
+        own = psutil.Process(int(started.read_text()))
+        assert own.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_compiler_that_goes_away_halfway_is_said(tmp_path: Path) -> None:
