@@ -86,6 +86,14 @@ NAMES = [*(method for method in METHODS if method != "none"), "dspark", *_PAIRS]
 """Every draft: each method of the registry, variants with parts of their own, and pairs."""
 
 
+def publish_draft(name: str, folder: Path) -> None:
+    """Save a draft of FOLDERS, with the target's tokenizer if it has one."""
+    FOLDERS[name](folder)
+    kind = kinds_by_method().get(name)
+    if name == "model" or (kind is not None and kind.has_tokenizer):
+        TOKENIZER.save_pretrained(folder)
+
+
 def specs(folder: Path) -> dict[str, str]:
     """Save the target as `folder/target` and every draft; return them as `--draft` takes them, by name.
 
@@ -96,16 +104,12 @@ def specs(folder: Path) -> dict[str, str]:
     TOKENIZER.save_pretrained(folder / "target")
     found: dict[str, str] = {}
     for name in [*METHODS, "dspark"]:
-        maker = FOLDERS.get(name)
-        if maker is None:
+        if name not in FOLDERS:
             has_folder = name not in drafters.without_model()
             assert not has_folder, f"`{name}` reads a folder: add a maker of a tiny one to tests/every_draft.py"
             found[name] = _WORDS.get(name, name)
             continue
-        maker(folder / name)
-        kind = kinds_by_method().get(name)
-        if name == "model" or (kind is not None and kind.has_tokenizer):
-            TOKENIZER.save_pretrained(folder / name)
+        publish_draft(name, folder / name)
         found[name] = str(folder / name)
     return found | {name: form.format(**found) for name, form in _PAIRS.items()}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_draft import FOLDERS, TOKENIZER
+from every_draft import FOLDERS, TOKENIZER, publish_draft
 from safetensors.torch import load_file, save_file
 from tiny_heads import publish, random_weights
 from tiny_mtp import make_target
@@ -38,9 +38,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_target("llama", folder / "target", 2, num_hidden_layers=6)
     TOKENIZER.save_pretrained(folder / "target")
     for name in FORMATS:
-        FOLDERS[name](folder / name)
-        if name in ("model", "pard", "pard2"):
-            TOKENIZER.save_pretrained(folder / name)
+        publish_draft(name, folder / name)
     publish(folder / "reduced", random_weights(True, drafted=40), "speculators")
     return folder
 

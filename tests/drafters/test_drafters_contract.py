@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_dflash import publish_dflash, random_block_weights
-from tiny_heads import HIDDEN, publish, random_weights
-from tiny_medusa import publish_medusa, random_medusa_weights
+from every_draft import publish_draft
+from tiny_heads import HIDDEN
 from tiny_models import VOCAB
 from tiny_mtp import make_target
-from tiny_pard2 import publish_pard2
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
@@ -24,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from typed import not_none
 
 from specdec_cli import drafters
-from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.measure.audit.table import LMWithoutWeights
@@ -37,9 +35,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "universal": {"model": "tiny"},
     "prediction": {"text": "abcabdab"},
     "self-exit": {"layers": 1},
+    "pard2": {"layers": "final-3-1"},
 }
-HEADS = {"eagle": "eagle", "eagle3": "speculators", "p-eagle": "peagle"}
-TAPPED = {*HEADS, "dflash", "medusa", "mtp", "pard2"}
+TAPPED = {name for name, method in drafters.methods().items() if method.taps is not WithoutFeatures.taps}
 
 
 class TableLM(LMWithoutWeights):
@@ -66,17 +64,10 @@ class TableLM(LMWithoutWeights):
 @pytest.fixture(scope="module", autouse=True)
 def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Published heads for the methods that read one."""
-    for method in HEADS:
+    for method in TAPPED - {"mtp"}:
         folder = tmp_path_factory.mktemp("heads") / method
-        NEEDED[method] = {"model": str(folder)}
-        weights = random_weights(method != "eagle", drafted=VOCAB, masked=method == "p-eagle")
-        publish(folder, weights, HEADS[method], mask_token_id=5)
-    NEEDED["dflash"] = {"model": str(tmp_path_factory.mktemp("heads") / "dflash")}
-    publish_dflash(Path(NEEDED["dflash"]["model"]), random_block_weights(), "z-lab")
-    NEEDED["medusa"] = {"model": str(tmp_path_factory.mktemp("heads") / "medusa")}
-    publish_medusa(Path(NEEDED["medusa"]["model"]), random_medusa_weights(8))
-    NEEDED["pard2"] = {"model": str(tmp_path_factory.mktemp("heads") / "pard2"), "layers": "final-3-1"}
-    publish_pard2(Path(NEEDED["pard2"]["model"]))
+        publish_draft(method, folder)
+        NEEDED[method] = NEEDED.get(method, {}) | {"model": str(folder)}
     folder = tmp_path_factory.mktemp("pard")
     (folder / "config.json").write_text('{"spd_type": "pard", "pard_token": 12, "vocab_size": 14}')
     NEEDED["pard"] = {"model": str(folder)}
