@@ -156,9 +156,7 @@ def _usage_words(problem: Any) -> tuple[str, str | None]:
             if option.startswith("-")
         ]
         if type(problem).__name__ == "NoSuchOption":
-            from specdec_cli.recipe.aliases import why_removed
-
-            return f"there is no option `{name}` of `{path}`{why_removed(name) or did_you_mean(name, known)}", hint
+            return f"there is no option `{name}` of `{path}`{_meant_option(name, known)}", hint
     if wrong := re.match(r"Input should be ([^,]+)", str(getattr(problem, "message", ""))):
         return f"`{max(problem.param.opts, key=len)}` must be {wrong[1]}", hint
     if unknown := re.fullmatch(r"No such command '(.*)'\.", str(getattr(problem, "message", "")), re.DOTALL):
@@ -167,6 +165,19 @@ def _usage_words(problem: Any) -> tuple[str, str | None]:
     message = re.sub(r"'([^']*)'", r"`\1`", problem.format_message()).strip().rstrip(".")
     message = re.sub(r"\s*\n\s*", " ", message).replace("argument(s)", "argument")
     return message[:1].lower() + message[1:], hint
+
+
+def _meant_option(name: str, known: Sequence[str]) -> str:
+    """`; ` and why there is no such option, or the known one that was meant; nothing where that is not clear."""
+    from specdec_cli.cli.options import OPTIONS
+    from specdec_cli.recipe.aliases import key_of_other_engines, why_removed
+
+    if meant := why_removed(name) or did_you_mean(name, known):
+        return meant
+    key = key_of_other_engines(name)
+    path = "draft" if key == "draft.model" else key
+    same = next((option.flag for option in OPTIONS if option.path == path and option.flag in known), None)
+    return "" if same is None else f"; did you mean `{same}`?"
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> int:

@@ -12,13 +12,14 @@ _K = "speculation.num_speculative_tokens"
 _OTHERS = {
     _K: "k n_k gamma lookahead spec_k draft_k num_draft_tokens draft_tokens num_draft draft_max n_draft "
     "num_assistant_tokens speculative_num_draft_tokens speculative_num_steps speculative_tokens num_spec_tokens "
-    "draft_length max_draft_len",
+    "draft_length max_draft_len spec_draft_n_max",
     "speculation.depth_policy": "policy num_assistant_tokens_schedule",
     "speculation.p_min": "draft_p_min assistant_confidence_threshold confidence_threshold",
     "draft.model": "draft draft_model speculative_model assistant_model model_draft speculative_draft_model_path "
-    "drafter",
+    "drafter spec_draft_model",
     "draft.method": "speculative_method speculative_algorithm draft_method spec_method",
-    "target.model": "model target_model model_path model_name model_id model_name_or_path base_model path name",
+    "target.model": "model target_model model_path model_name model_id model_name_or_path base_model path name hf_repo",
+    "target.device": "n_gpu_layers gpu_layers",
     "target.dtype": "torch_dtype precision data_type",
     "target.quantize": "quantization quant load_in_8bit",
     "target.tensor_parallel_size": "tp tp_size tensor_parallel",
@@ -31,7 +32,7 @@ _OTHERS = {
     "sampling.stop_token_ids": "eos_token_id stop_tokens",
     "sampling.min_tokens": "min_new_tokens min_length",
     "sampling.seed": "random_seed",
-    "engine.max_num_seqs": "batch_size max_batch_size max_batch n_parallel num_seqs max_running_requests",
+    "engine.max_num_seqs": "batch_size max_batch_size max_batch n_parallel parallel num_seqs max_running_requests",
     "engine.max_model_len": "context_length max_context max_seq_len max_sequence_length ctx_size n_ctx ctx "
     "max_position_embeddings",
     "engine.kv_block_size": "block_size page_size",
@@ -46,16 +47,25 @@ _OTHERS = {
     "train.max_steps": "steps num_steps",
     "serve.served_model_name": "model_alias alias",
 }
-_REMOVED = {"engine.compile": "it was removed in 0.3.0, because it was slower than `engine.decoder: auto`"}
-"""Keys of earlier versions, and why they are gone."""
+_REMOVED = {
+    "engine.compile": "it was removed in 0.3.0, because it was slower than `engine.decoder: auto`",
+    "engine.mmap": "loading copies a GGUF file's blocks into another layout, so the file does not stay mapped",
+    "engine.mlock": "`systemd-run --user --scope -p MemorySwapMax=0 COMMAND` keeps a command in memory",
+}
+"""Keys of earlier versions and of llama.cpp, and why there are none."""
 _MEANT = {other: path for path, others in _OTHERS.items() for other in others.split()}
 
 
 def why_removed(name: str) -> str:
-    """`; it was removed ...` for a key's path, a variable or an option of an earlier version, else nothing."""
+    """`; it was removed ...` for a key's path, a variable or an option that there no longer is, else nothing."""
     word = name.lower().removeprefix("--no-").replace("-", "_").strip("_")
     gone = [reason for path, reason in _REMOVED.items() if word in (path, path.replace(".", "_"), path.split(".")[1])]
     return f"; {gone[0]}" if gone else ""
+
+
+def key_of_other_engines(option: str) -> str | None:
+    """The key that an option of other engines sets, or None."""
+    return _MEANT.get(option.lower().lstrip("-").replace("-", "_"))
 
 
 def meant_key(section: str | None, key: object, known: Sequence[str]) -> str:

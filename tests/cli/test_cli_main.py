@@ -203,6 +203,9 @@ def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str) -> None:
         (["bench", "--num_prompt", "3"], "--num-prompts"),
         (["bench", "--batch", "3"], "--batch-size"),
         (["generate", "--no_ignore_eos"], "--no-ignore-eos"),
+        (["generate", "--ctx-size", "9"], "--max-model-len"),  # llama.cpp's
+        (["generate", "--model-draft", "x"], "--draft"),
+        (["doctor", "--n-predict", "9"], None),
         (["serve", "--api_key_env", "X"], "--api-key-env"),
         (["bench", "--help_all"], "--help-all"),
         (["generate", "--tree", "4"], None),
@@ -226,6 +229,14 @@ def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(
 def test_a_removed_option_is_explained(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["generate", "x", option]) == 2
     assert "`specdec generate`; it was removed in 0.3.0, because it was slower than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--mlock", "--mmap", "--no-mmap"])
+def test_an_option_of_llama_cpp_without_a_purpose_here_is_explained(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["generate", "x", option]) == 2
+    assert f"there is no option `{option}` of `specdec generate`; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
