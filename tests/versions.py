@@ -5,6 +5,7 @@ import transformers
 from packaging.version import Version
 
 TESTED = "5.23"
+IS_OLDER = Version(transformers.__version__) < Version(TESTED)
 
 
 def needs_transformers(why: str) -> pytest.MarkDecorator:
@@ -13,5 +14,4 @@ def needs_transformers(why: str) -> pytest.MarkDecorator:
     Args:
         why: what older ones lack, as half a sentence.
     """
-    is_older = Version(transformers.__version__) < Version(TESTED)
-    return pytest.mark.skipif(is_older, reason=f"transformers before {TESTED} {why}")
+    return pytest.mark.skipif(IS_OLDER, reason=f"transformers before {TESTED} {why}")

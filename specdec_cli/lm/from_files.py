@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import WeightsError
 from specdec_cli.lm.files.classes import auto_class_of
+from specdec_cli.lm.files.contents import ADAPTER
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.headers import differing, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.merging import merged
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from specdec_cli.lm.plan import ModelPlan
 
 FAKE_EXPERTS = "batched_mm"  # experts in one product each, with no branch on what a router chose
-_NO_ADAPTER = {"subfolder": "none"}
-"""Where transformers looks for an adapter beside a whole model, which it would apply: nowhere."""
 
 
 def registered_attention(config: Any) -> str:
@@ -97,13 +96,12 @@ def model_from_files(
         **({"attn_implementation": registered_attention(config)} if has_our_attention else {}),
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are refused below, by name
-        "adapter_kwargs": _NO_ADAPTER,
     }
     if plan.header is not None:
         from specdec_cli.lm.files.gguf_weights import load_gguf
 
         model, report = load_gguf(plan, how, progress)
-    elif is_fake or form is not None:
+    elif is_fake or form is not None or (folder / ADAPTER).is_file():  # transformers would apply an adapter in it
         outline = plan.outline
         files = [folder / file for file in weights_files(name, folder)]
         own_config = copy.deepcopy(outline.config)

@@ -17,6 +17,7 @@ from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 from toy_engine import TableLM, toy_engine
 from typed import not_none
+from versions import needs_transformers
 
 from specdec_cli.cli.main import run
 from specdec_cli.cli.output import machine_of
@@ -361,6 +362,7 @@ def test_a_dry_run_loads_nothing(loaded, capsys: pytest.CaptureFixture[str]) -> 
     assert not loaded
 
 
+@needs_transformers("batches continuously in another way")
 def test_transformers_beside_our_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The whole way with real checkpoints: all arms give the same tokens, and the roofline is there."""
     for name, seed in (("target", 0), ("draft", 1)):

@@ -14,6 +14,7 @@ from test_lm_state_rollback import difference
 from test_lm_state_trees import play
 from tiny_models import VOCAB
 from torch import Tensor
+from versions import IS_OLDER
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.lm.cache.cache import LayerStore
@@ -45,6 +46,8 @@ def test_nodes_and_accepted_paths_are_those_of_fresh_forwards(folder: Path) -> N
 def test_in_bfloat16_a_node_has_the_bits_of_one_token_after_another(folder: Path) -> None:
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
+    if IS_OLDER and folder.name == "deepseek_v4":
+        pytest.skip("oneDNN has no such product in bfloat16 as older versions of transformers ask for")
     lm = load(folder, "bfloat16")
     lm.score([Row(0, TEXT[:20], 0)])
     logits = lm.score([Row(0, TEXT[:21], len(TREE) + 1, TREE), Row(1, TEXT[5:9], 1)])

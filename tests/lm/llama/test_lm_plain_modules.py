@@ -11,6 +11,7 @@ import transformers
 from tiny_gguf import SIZES, write_gguf
 from tiny_models import make_tiny
 from typed import not_none
+from versions import needs_transformers
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import Row
@@ -133,6 +134,7 @@ def test_another_decoder_takes_the_model_of_transformers() -> None:
         (["doctor", "-t", "builtin:target", "-d", "builtin:draft", "--kernels"], ["transformers.cache_utils"]),
     ],
 )
+@needs_transformers("imports more by itself")
 def test_49_23_a_command_on_the_pair_imports_no_models_of_transformers(words: list[str], needed: list[str]) -> None:
     script = (
         "import sys; from specdec_cli.cli.main import run; code = run(sys.argv[2:]); "
@@ -143,6 +145,7 @@ def test_49_23_a_command_on_the_pair_imports_no_models_of_transformers(words: li
     assert done.stderr.splitlines()[-1] == f"{needed} 0", done.stderr
 
 
+@needs_transformers("imports more by itself")
 def test_a_command_on_a_gguf_file_imports_no_models_of_transformers(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(make_tiny("qwen2", tmp_path / "qwen2", **SIZES), path, "Q4_K_M")
