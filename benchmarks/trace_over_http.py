@@ -39,6 +39,7 @@ from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTS
 from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
 from specdec_cli.measure.predict.remote_trace import RemoteTracer
 from specdec_cli.measure.predict.replay import replay
@@ -188,12 +189,12 @@ def counted(url: str, rows: Any, sampling: Sampling) -> tuple[FloatArray, FloatA
     bench.run(never, lambda: None)
     accepted, steps = np.zeros(len(rows)), np.zeros(len(rows))
     for at, row in enumerate(rows):
-        own = [answer.speculation for one, answer in bench.answers() if one.index == row.index]
+        own = [answer.speculation for visit, answer in bench.answered() if visit.row.index == row.index]
         assert len(own) == 1, f"prompt {row.index} has one answer"
         assert own[0] is not None, f"the answer to prompt {row.index} has its own counts"
-        accepted[at], steps[at] = own[0].num_accepted_tokens, own[0].num_steps or 0
+        accepted[at], steps[at] = own[0][ACCEPTED], own[0].get(DRAFTS, 0)
     added = bench.counters.added
-    sums = [round(added[f"spec_decode_num_{name}"]) for name in ("accepted_tokens", "drafts")]
+    sums = [round(added[name]) for name in (ACCEPTED, DRAFTS)]
     assert sums == [accepted.sum(), steps.sum()], f"/metrics counts {sums}, the answers {accepted.sum(), steps.sum()}"
     return accepted, steps
 

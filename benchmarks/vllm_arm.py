@@ -27,8 +27,7 @@ from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.shared import Shared
 from specdec_cli.engine.driver import never
-from specdec_cli.measure.elsewhere.requests import requests_of
-from specdec_cli.measure.elsewhere.server_arm import ServerArm
+from specdec_cli.measure.elsewhere.server_arm import ServerArm, requests_of
 from specdec_cli.measure.endpoint.server_counts import ServerCounts
 from specdec_cli.measure.imported.logs import read_log
 from specdec_cli.measure.workload.workload import read_rows

@@ -21,10 +21,9 @@ from specdec_cli.cli.output import envelope
 from specdec_cli.cli.place import Place
 from specdec_cli.measure.documents.endpoint import EndpointDocument, endpoint_body, endpoint_schema
 from specdec_cli.measure.endpoint.address import check_key, parse_address
-from specdec_cli.measure.endpoint.arrivals import parse_rate
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
-from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words, parse_rate
 from specdec_cli.measure.endpoint.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
 from specdec_cli.measure.gates import Pairs
 from specdec_cli.measure.workload.turns import turn_ends

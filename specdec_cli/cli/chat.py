@@ -145,15 +145,12 @@ class _Chat:
         from specdec_cli.measure.chat.chat_endpoint import EndpointSpeaker
         from specdec_cli.measure.endpoint.address import check_key, parse_address
         from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
-        from specdec_cli.measure.endpoint.request_fields import sampling_fields
 
         named = None if self.resolved.built_in_pair else self.recipe.target.model
         timeout: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s}
         plan = EndpointPlan(parse_address(url), check_key(key_of(key)), model or named, chat=True, **timeout)
-        fields = sampling_fields(self.recipe.sampling, plan.max_tokens_field)
-        if not self._has_length:
-            del fields[plan.max_tokens_field]
-        return EndpointSpeaker(plan, fields, self.recipe.serve.max_speculative_tokens)
+        recipe = self.recipe
+        return EndpointSpeaker(plan, recipe.sampling, recipe.serve.max_speculative_tokens, self._has_length)
 
     @property
     def _has_length(self) -> bool:

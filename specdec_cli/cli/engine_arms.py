@@ -11,8 +11,7 @@ from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.place import PLAIN, Arms
 from specdec_cli.measure.documents.parts import EngineResult
 from specdec_cli.measure.elsewhere.near_ties import LeftText, left_texts, words
-from specdec_cli.measure.elsewhere.requests import requests_of
-from specdec_cli.measure.elsewhere.server_arm import ServerArm
+from specdec_cli.measure.elsewhere.server_arm import ServerArm, requests_of
 from specdec_cli.measure.machine.load import look_at_load
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from specdec_cli.engine.outputs import Output
 from specdec_cli.errors import RunError
 from specdec_cli.measure.documents.generate import CommandResult, GenerateDocument, named_output
 from specdec_cli.measure.documents.parts import lossless
-from specdec_cli.measure.elsewhere.requests import check_single_turns
-from specdec_cli.measure.elsewhere.server_arm import ServerArm
+from specdec_cli.measure.elsewhere.server_arm import ServerArm, check_single_turns
 from specdec_cli.measure.endpoint.server_counts import ServerCounts
 from specdec_cli.report.pieces import Piece
 from specdec_cli.report.table import Column, run_table

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def live_table(bench: EndpointBench) -> RenderableType:
     """The answers so far, without intervals."""
     table = Grid("answered", "failed", "output tokens", "first text ms", "per token ms", "answer ms")
-    answers = [answer for _, answer in bench.answers()]
+    answers = [answer for _, answer in bench.answered()]
     figures = (
         [answer.ttft_s for answer in answers],
         [answer.tpot_s for answer in answers],

@@ -13,7 +13,7 @@ from specdec_cli.engine.meter import Meter
 from specdec_cli.events import Emitted, SpeculativeCounts, Stepped
 from specdec_cli.measure.chat.chat import ChatTurn
 from specdec_cli.measure.endpoint.answer import Answer
-from specdec_cli.measure.endpoint.counters import statistics
+from specdec_cli.measure.endpoint.server_counts import NODES, statistics
 from specdec_cli.report.chat import statistics_line
 from specdec_cli.report.endpoint import counter_lines
 from specdec_cli.report.pieces import Piece, TokenPieces, marked
@@ -160,4 +160,4 @@ def test_an_answers_own_nodes_are_read() -> None:
     figures = {"num_draft_tokens": 8, "num_accepted_draft_tokens": 5, "num_spec_steps": 2, "num_draft_nodes": 20}
     answer.feed({"choices": [], "metrics": {"speculative_decoding": figures}}, 1.0)
     assert answer.speculation is not None
-    assert answer.speculation.num_draft_nodes == 20
+    assert answer.speculation[NODES] == 20

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,11 +11,12 @@ from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.chat.chat import ChatTurn, ContextFullError, Watch, check_k
 from specdec_cli.measure.endpoint.answer import Answer
-from specdec_cli.measure.endpoint.counters import MetricsPage, difference, read_page, read_settled, statistics
-from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.counters import MetricsPage, difference, read_page, read_settled
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.refusal import EndpointError
-from specdec_cli.measure.endpoint.request_fields import request_body
+from specdec_cli.measure.endpoint.server_counts import statistics
+from specdec_cli.recipe.schema import Sampling
 from specdec_cli.timing import Timing
 
 _LOOK_SECONDS = 0.1
@@ -25,36 +25,40 @@ _TOO_LONG = ("context", "too long", "token limit", "too many tokens")
 """Words with which servers refuse a conversation that does not fit."""
 
 
-class EndpointSpeaker:
+class EndpointSpeaker(EndpointArm):
     """A server that answers one conversation; a context manager that holds the connection.
 
     Args:
         plan: where the server is and how it is asked.
-        fields: sampling fields of every request.
+        sampling: of every request.
         most_k: largest k that may be chosen.
+        has_length: whether requests limit the length of answers; else the server does.
 
     Attributes:
-        target: the model that is asked.
         k: tokens drafted per step that requests ask for; None leaves it to the server.
         draft: likewise.
     """
 
-    def __init__(self, plan: EndpointPlan, fields: Mapping[str, Any], most_k: int) -> None:
-        self.target = plan.model or ""
+    def __init__(self, plan: EndpointPlan, sampling: Sampling, most_k: int, has_length: bool) -> None:
+        super().__init__(plan, sampling)
+        if not has_length:
+            del self.fields[plan.max_tokens_field]
         self.k: int | None = None
         self.draft: str | None = None
-        self._plan, self._fields, self._most_k = plan, dict(fields), most_k
-        self._runner, self._stack = asyncio.Runner(), AsyncExitStack()
-        self._endpoint: Endpoint | None = None
+        self._most_k = most_k
         self._reads_metrics = True
+
+    @property
+    def target(self) -> str:
+        """The model that is asked."""
+        return self.model
 
     def __enter__(self) -> EndpointSpeaker:
         """Connect and choose the model."""
-        self._runner.__enter__()
         try:
-            self._runner.run(self._open())
+            self.start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.stop()
             raise
         return self
 
@@ -62,8 +66,7 @@ class EndpointSpeaker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the connection."""
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
+        self.stop()
 
     def set_k(self, k: int) -> None:
         """Ask the server for k tokens per step from the next answer on."""
@@ -79,7 +82,7 @@ class EndpointSpeaker:
     def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         """Answer the last message."""
         try:
-            return self._runner.run(self._answer(tuple(messages), watch, stopped))
+            return self._wait(self._answer(tuple(messages), watch, stopped))
         except EndpointError as error:
             if error.status != 400 or not any(words in error.message.lower() for words in _TOO_LONG):
                 raise
@@ -87,26 +90,19 @@ class EndpointSpeaker:
             raise ContextFullError(error.message, hint) from error
 
     def _check_is_ours(self, command: str) -> None:
-        assert self._endpoint is not None, "the connection is open"
-        if self._endpoint.owner != _OUR_SERVER:
+        if self._open_endpoint().owner != _OUR_SERVER:
             raise UsageError(
                 f"`{command}` has no effect on this server, which chooses draft and k when it starts",
                 "only `specdec serve` takes them with each request",
             )
 
-    async def _open(self) -> None:
-        plan = self._plan
-        self._endpoint = await self._stack.enter_async_context(Endpoint(plan.address, plan.key, plan.timeout_s))
-        self.target = await self._endpoint.choose_model(self.target)
-
     async def _answer(self, messages: tuple[ChatMessage, ...], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
-        assert self._endpoint is not None, "the connection is open"
         turn, before = ChatTurn(messages[-1].content, self.draft, self.k), await self._page()
 
         def fold(answer: Answer) -> None:
             watch(turn, _fold(turn, answer))
 
-        asked = asyncio.ensure_future(self._endpoint.ask(self._plan.path, self._body(messages), fold))
+        asked = asyncio.ensure_future(self._open_endpoint().ask(self.plan.path, self._body(messages), fold))
         try:
             while not asked.done():
                 await asyncio.wait([asked], timeout=_LOOK_SECONDS)
@@ -130,26 +126,23 @@ class EndpointSpeaker:
         return turn
 
     def _body(self, messages: tuple[ChatMessage, ...]) -> dict[str, Any]:
-        row = PromptRow(0, messages[-1].content, messages=messages)
-        body = request_body(row, self.target, True, self._fields, self._plan.extra_body, self._plan.max_tokens_field)
-        speculative = {"num_speculative_tokens": self.k, "draft": self.draft}
-        speculative = {name: value for name, value in speculative.items() if value is not None}
-        if self.draft == "none":
-            speculative.pop("num_speculative_tokens", None)
+        body = self.body(PromptRow(0, messages[-1].content, messages=messages))
+        asked = {"num_speculative_tokens": None if self.draft == "none" else self.k, "draft": self.draft}
+        speculative = {name: value for name, value in asked.items() if value is not None}
         return body | ({"speculative": speculative} if speculative else {})
 
     async def _page(self) -> MetricsPage | None:
         """The server's counters, unless its answers hold their own acceptance or it has none."""
-        if not self._reads_metrics or self._endpoint is None:
+        if not self._reads_metrics:
             return None
-        page = await read_page(self._endpoint.text, self.target)
+        page = await read_page(self._open_endpoint().text, self.model)
         self._reads_metrics = page is not None
         return page
 
     async def _count(self, turn: ChatTurn, before: MetricsPage) -> None:
         """Acceptance by what the answer added to the server's counters."""
-        assert self._endpoint is not None, "the connection is open"
-        counters = difference(before, await read_settled(self._endpoint.text, self.target), turn.completion_tokens)
+        after = await read_settled(self._open_endpoint().text, self.model)
+        counters = difference(before, after, turn.completion_tokens)
         turn.speculative = statistics(counters.added)
         turn.notices += counters.notices
 
@@ -165,10 +158,6 @@ def _fold(turn: ChatTurn, answer: Answer) -> str:
         decode_s = answer.arrivals[-1] - answer.arrivals[0]
         rate = None if not answer.tpot_s else 1 / answer.tpot_s
         turn.timing = Timing(answer.ttft_s, decode_s, answer.end_s, rate)
-    counts = answer.speculation
-    if counts is not None:
-        added = {"draft_tokens": counts.num_draft_tokens, "accepted_tokens": counts.num_accepted_tokens}
-        added |= {} if counts.num_steps is None else {"drafts": counts.num_steps}
-        added |= {} if counts.num_draft_nodes is None else {"draft_nodes": counts.num_draft_nodes}
-        turn.speculative = statistics({f"spec_decode_num_{name}": value for name, value in added.items()})
+    if answer.speculation is not None:
+        turn.speculative = statistics(answer.speculation)
     return text

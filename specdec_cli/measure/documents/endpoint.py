@@ -233,7 +233,7 @@ def _part(bench: EndpointBench, num_prompts: int, task: str | None = None, turn:
 
 
 def _output(bench: EndpointBench) -> OutputCounts:
-    answers = [answer for _, answer in bench.answers()]
+    answers = [answer for _, answer in bench.answered()]
     prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
     tokens = bench.num_tokens()
     return OutputCounts(

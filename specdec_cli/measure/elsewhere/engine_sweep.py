@@ -20,10 +20,13 @@ from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
 from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
-from specdec_cli.measure.elsewhere.engine_pass import measured_pass
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
+from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.endpoint_arm import NO_USAGE, EndpointArm
+from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.machine.interruption import MachineUsage, look_at_machine
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import ProfileLoad
@@ -244,3 +247,46 @@ class EngineSweep(Study):
         if not errors:
             raise RunError("nothing was measured", None)
         return float(np.median(errors))
+
+
+def measured_pass(plan: EndpointPlan, sampling: Sampling, rows: Sequence[PromptRow], *, drafts: bool) -> PassTotals:
+    """Send prompts and count the steps that the engine took for them, by its own counters.
+
+    Args:
+        plan: where the server is and how it is asked.
+        sampling: of every request.
+        rows: the prompts.
+        drafts: whether it must have drafted.
+
+    Raises:
+        EndpointError: a request failed.
+        RunError: the engine says nothing about its steps, or all answers have one token.
+    """
+    bench = EndpointBench(EndpointArm(plan, sampling), rows)
+    bench.run(never, lambda: None)
+    bench.sender.raise_failure()
+    seconds, num_tokens = decode_totals([answer for _, answer in bench.answered()])
+    if not drafts:
+        return PassTotals(seconds, num_tokens)
+    added = bench.counters.added
+    if not added.get(DRAFTS) or DRAFTED not in added or ACCEPTED not in added:
+        raise RunError("the engine's counters show no drafted tokens", "check its log, and whether others use it")
+    return PassTotals(seconds, num_tokens, *(round(added[name]) for name in (DRAFTS, DRAFTED, ACCEPTED)))
+
+
+def decode_totals(answers: Sequence[Answer]) -> tuple[float, int]:
+    """Seconds from first to last token and tokens after the first, summed over answers.
+
+    Raises:
+        RunError: the server does not count tokens, or no answer has two.
+    """
+    seconds, num = 0.0, 0
+    for answer in answers:
+        if answer.num_tokens is None:
+            raise RunError(NO_USAGE, None)
+        if answer.tpot_s is not None:
+            seconds += answer.tpot_s * (answer.num_tokens - 1)
+            num += answer.num_tokens - 1
+    if not num:
+        raise RunError("no answer has two tokens, so there is no step to time", "raise -n")
+    return seconds, num

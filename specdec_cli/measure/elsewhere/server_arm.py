@@ -11,19 +11,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.arms import ArmRun
-from specdec_cli.errors import RunError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.endpoint.request_fields import sampling_fields
 from specdec_cli.measure.machine import interruption
+from specdec_cli.measure.workload.turns import request_of, turn_ends
+from specdec_cli.measure.workload.workload import Workload
 from specdec_cli.recipe.schema import Sampling
+from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
     from specdec_cli.engine.prompts import PromptRow
+    from specdec_cli.recipe import Recipe
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said in every request that does not say otherwise: a server's own defaults come from the model's files."""
@@ -88,12 +93,12 @@ class ServerArm:
         """
         self._stack.callback(self.process.stop)
         address = parse_address(self.process.start(), ENGINE_OPTION)
-        extra = {"return_token_ids": True} | NEUTRAL
+        fields = sampling_fields(self._sampling)
+        extra = {name: value for name, value in NEUTRAL.items() if name not in fields} | {"return_token_ids": True}
         plan = EndpointPlan(
             address, chat=self._chat, concurrency=self._concurrency, timeout_s=_SILENCE_SECONDS, extra_body=extra
         )
         arm = EndpointArm(plan, self._sampling, self.name)
-        arm.plan = replace(plan, extra_body={name: value for name, value in extra.items() if name not in arm.fields})
         self._stack.callback(arm.stop)
         arm.start()
         self._endpoint, self.version, self._page = arm, arm.version, arm.page()
@@ -166,3 +171,32 @@ class ServerArm:
         except RunError:
             self.process.check(DYING_SECONDS)
             raise
+
+
+def check_single_turns(rows: Sequence[PromptRow], engine: str) -> None:
+    """Refuse conversations in which the user speaks several times.
+
+    Args:
+        rows: the prompts.
+        engine: as `--engine` has it.
+
+    Raises:
+        UsageError: there is one.
+    """
+    several = next((row for row in rows if len(turn_ends(row)) > 1), None)
+    if several is not None:
+        raise UsageError(
+            f"prompt {several.index + 1} is a conversation of several turns, and --engine {engine} takes single ones",
+            "make each turn a prompt of its own",
+        )
+
+
+def requests_of(rows: Sequence[PromptRow], recipe: Recipe) -> Workload:
+    """The workload of rows without token ids, because the other engine tokenizes them.
+
+    Raises:
+        UsageError: a row is a conversation of several turns.
+    """
+    check_single_turns(rows, recipe.engine.name)
+    params = SamplingParams(**recipe.sampling.model_dump() | {"logprobs": None})
+    return Workload(recipe.workload.dataset, tuple(request_of(row, [], params) for row in rows), (), None)

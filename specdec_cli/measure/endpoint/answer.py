@@ -5,26 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, NODES
+
 _TEXT = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
 _CALLS = ("tool_calls", "function_call")
 _BROKEN_OFF = ("error", "abort", "aborted", "cancelled", "canceled")
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerCounts:
-    """The speculation counts in an answer.
-
-    Args:
-        num_draft_tokens: drafted.
-        num_accepted_tokens: of them, accepted.
-        num_steps: verifications, or None where the server does not say.
-        num_draft_nodes: drafted, siblings in trees counted; None where chains were drafted.
-    """
-
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_steps: int | None = None
-    num_draft_nodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -44,7 +29,7 @@ class Answer:
         is_done: whether the server marked the stream's end.
         opened_connection: whether the request had to open one, which its times hold.
         calls_tools: whether it holds a tool call.
-        speculation: its own acceptance, as the server counts it; None where it does not.
+        speculation: its own counts of speculation, as `statistics` takes them; None where the server sends none.
         token_ids: of the output, where the request asks for `return_token_ids`; empty where the server sends none.
         stop_reason: the stop string or token that ended it, as vLLM says; None of others.
     """
@@ -61,7 +46,7 @@ class Answer:
     is_done: bool = False
     opened_connection: bool = False
     calls_tools: bool = False
-    speculation: AnswerCounts | None = None
+    speculation: dict[str, int] | None = None
     token_ids: list[int] = field(default_factory=list)
     stop_reason: int | str | None = None
     _parts: list[str] = field(default_factory=list)
@@ -135,7 +120,7 @@ class Answer:
             self._parts.append(text)
         ids = choice.get("token_ids")
         if isinstance(ids, list):
-            self.token_ids += [one for one in ids if isinstance(one, int)]
+            self.token_ids += [token for token in ids if isinstance(token, int)]
         has_calls = any(parts.get(key) for key in _CALLS)
         self.calls_tools = self.calls_tools or has_calls
         return has_calls or bool(text) or any(isinstance(parts.get(key), str) and parts[key] for key in _TEXT)
@@ -148,11 +133,11 @@ def _whole(value: object, known: int | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else known
 
 
-def _speculation(chunk: dict[str, Any]) -> AnswerCounts | None:
-    """An answer's own acceptance: vLLM's and specdec's `metrics`, llama.cpp's `timings`, or the details of `usage`."""
+def _speculation(chunk: dict[str, Any]) -> dict[str, int] | None:
+    """An answer's own counts: vLLM's and specdec's `metrics`, llama.cpp's `timings`, or the details of `usage`."""
     metrics = _inner(chunk, "metrics", "speculative_decoding")
     drafted, accepted = _counts(metrics, "num_draft_tokens", "num_accepted_draft_tokens")
-    steps = _whole(metrics.get("num_spec_steps"), None)
+    steps, nodes = _counts(metrics, "num_spec_steps", "num_draft_nodes")
     if drafted is None or accepted is None:
         drafted, accepted = _counts(_inner(chunk, "timings"), "draft_n", "draft_n_accepted")
     if drafted is None or accepted is None:
@@ -161,16 +146,17 @@ def _speculation(chunk: dict[str, Any]) -> AnswerCounts | None:
         drafted = None if accepted is None or rejected is None else accepted + rejected
     if not drafted or accepted is None or accepted > drafted:
         return None
-    return AnswerCounts(drafted, accepted, steps, _whole(metrics.get("num_draft_nodes"), None))
+    counts = {DRAFTED: drafted, ACCEPTED: accepted, DRAFTS: steps, NODES: nodes}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
-def _counts(found: dict[str, Any], *keys: str) -> tuple[int | None, ...]:
-    return tuple(_whole(found.get(key), None) for key in keys)
+def _counts(figures: dict[str, Any], *keys: str) -> tuple[int | None, ...]:
+    return tuple(_whole(figures.get(key), None) for key in keys)
 
 
 def _inner(chunk: dict[str, Any], *keys: str) -> dict[str, Any]:
     """An object inside a chunk; an empty one where there is none."""
-    found: Any = chunk
+    value: Any = chunk
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}

@@ -20,8 +20,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING, Any
+
+from specdec_cli.document import known
+from specdec_cli.measure.endpoint.server_counts import labelled, statistics
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -37,7 +39,6 @@ PREFIXES = {
 }
 _ABOUT_SPECULATION = ("spec", "draft")
 _ABOUT_OUTPUT = ("generation_tokens", "tokens_predicted")
-_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 _STARTED = "process_start_time_seconds"
 _SETTLE_SECONDS, _SETTLE_TRIES = 0.2, 10
 
@@ -97,7 +98,7 @@ class Counters:
             "engine": self.page.engine,
             "source": self.page.path,
             "speculative": statistics(self.added),
-            "gauges": {self.page.prefix + name: _number(value) for name, value in self.page.gauges.items()},
+            "gauges": {self.page.prefix + name: known(value) for name, value in self.page.gauges.items()},
             "raw": {self.page.prefix + name: value for name, value in self.added.items()},
         }
 
@@ -138,37 +139,32 @@ def parse(text: str, path: str, model: str) -> MetricsPage | None:
         families = list(text_string_to_metric_families(text))
     except (ValueError, KeyError, IndexError):
         return None
-    found = [(family.type, sample) for family in families for sample in family.samples]
-    prefix = next((prefix for prefix in PREFIXES for _, sample in found if sample.name.startswith(prefix)), None)
+    samples = [(family.type, sample) for family in families for sample in family.samples]
+    prefix = next((prefix for prefix in PREFIXES for _, sample in samples if sample.name.startswith(prefix)), None)
     if prefix is None:
         return None
-    ours = [(kind, sample) for kind, sample in found if sample.name.startswith(prefix)]
+    ours = [(kind, sample) for kind, sample in samples if sample.name.startswith(prefix)]
     if any(sample.labels.get("model_name") == model for _, sample in ours):
         ours = [(kind, sample) for kind, sample in ours if sample.labels.get("model_name", model) == model]
     models = {sample.labels["model_name"]: None for _, sample in ours if "model_name" in sample.labels}
-    page = MetricsPage(path, PREFIXES[prefix], prefix, models=tuple(models), mixed=_mixed(found))
+    page = MetricsPage(path, PREFIXES[prefix], prefix, models=tuple(models), mixed=_mixed(samples))
     for kind, sample in ours:
         _keep(page, kind, sample, [other for _, other in ours if other.name == sample.name])
-    for _, sample in found:
+    for _, sample in samples:
         if sample.name == _STARTED:
             page.began[f"{_STARTED}{_labelled(sample)}"] = sample.value
     return page
 
 
-def _mixed(found: Sequence[tuple[str, Sample]]) -> str | None:
+def _mixed(samples: Sequence[tuple[str, Sample]]) -> str | None:
     """A sentence's end about samples of several engines, or of several moments; None where there are none."""
-    known = [sample for _, sample in found if sample.name.startswith(tuple(PREFIXES))]
-    engines = {engine for prefix, engine in PREFIXES.items() for sample in known if sample.name.startswith(prefix)}
+    ours = [sample for _, sample in samples if sample.name.startswith(tuple(PREFIXES))]
+    engines = {engine for prefix, engine in PREFIXES.items() for sample in ours if sample.name.startswith(prefix)}
     if len(engines) > 1:
         return f"metrics of several engines: {', '.join(sorted(engines))}"
-    names = [f"{sample.name}{_labelled(sample)}" for sample in known if _is_of_interest(sample.name)]
+    names = [f"{sample.name}{_labelled(sample)}" for sample in ours if _is_of_interest(sample.name)]
     twice = next((name for name, num in Counter(names).items() if num > 1), None)
     return None if twice is None else f"`{twice}` several times, as a file of several dumps does"
-
-
-def _number(value: float) -> float | None:
-    """A gauge's value; a server that counted nothing yet may say NaN."""
-    return value if isfinite(value) else None
 
 
 def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:
@@ -181,7 +177,7 @@ def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample])
         page.began[f"{name.removesuffix('_created')}{labels}"] = sample.value
     elif kind == "counter" or (kind == "unknown" and sample.name.endswith("_total")):  # a dump without its comments
         label = next((label for label in ("position", "rank") if label in sample.labels), None)
-        key = name if label is None else _at(name, sample.labels[label], label)
+        key = name if label is None else labelled(name, sample.labels[label], label)
         page.counters[key] = page.counters.get(key, 0.0) + sample.value
         page.series[f"{name}{labels}"] = sample.value
     elif kind in ("gauge", "unknown"):
@@ -195,10 +191,6 @@ def _is_of_interest(name: str) -> bool:
 def _labelled(sample: Sample) -> str:
     """The labels of a sample in braces, always in one order."""
     return "{" + ",".join(f'{label}="{value}"' for label, value in sorted(sample.labels.items())) + "}"
-
-
-def _at(name: str, value: object, label: str = "position") -> str:
-    return f'{name}{{{label}="{value}"}}'
 
 
 def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens: int | None) -> Counters:
@@ -215,8 +207,7 @@ def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens
     keys = [*after.counters, *(key for key in before.counters if key not in after.counters)]
     added = {key: after.counters.get(key, 0.0) - before.counters.get(key, 0.0) for key in keys}
     if any(value < 0 for value in added.values()) or after.restarted(before):
-        anew = "the server reset its counters during the run: acceptance is unknown"
-        return Counters(after, {}, (anew,))
+        return Counters(after, {}, ("the server reset its counters during the run: acceptance is unknown",))
     return Counters(after, added, (*silence(after, added), *_strangers(added, num_tokens)))
 
 
@@ -238,73 +229,3 @@ def _strangers(added: Mapping[str, float], num_tokens: int | None) -> list[str]:
         f"the server counted {counted:.0f} output tokens while this run's answers had {num_tokens}: "
         "its counters may include other clients"
     ]
-
-
-def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
-    """Acceptance statistics from counters' differences; None without counters, null where one is missing.
-
-    Rates by position need the number of steps that drafted so far, which engines do not count; they follow only
-    where every step drafted as much as there are positions. The histogram needs no such thing.
-    """
-    drafts, drafted, accepted = (
-        _count(added, f"spec_decode_num_{name}") for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    if drafts is None and drafted is None and accepted is None:
-        return None
-    return {
-        "num_drafts": drafts,
-        "num_draft_tokens": drafted,
-        "num_accepted_tokens": accepted,
-        "num_emitted_tokens": None,
-        "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
-        "acceptance_length": 1 + accepted / drafts if drafts and accepted is not None else None,
-        **_positions(drafts, drafted, _by_position(added, accepted)),
-        **_trees(added, drafted),
-        "draft_seconds": None,
-        "verify_seconds": None,
-        "overhead_seconds": None,
-    }
-
-
-def _trees(added: Mapping[str, float], drafted: int | None) -> dict[str, Any]:
-    """The statistics that only trees have; none where no server counted any."""
-    nodes = _count(added, "spec_decode_num_draft_nodes")
-    if nodes is None or drafted is None or nodes <= drafted:
-        return {}
-    name = "spec_decode_num_alternatives_per_rank"
-    rates: list[float | None] = []
-    while (key := _at(name, len(rates) + 1, "rank")) in added:
-        accepted = added.get(_at("spec_decode_num_accepted_tokens_per_rank", len(rates) + 1, "rank"), 0.0)
-        rates.append(accepted / added[key] if added[key] else None)
-    return {"num_draft_nodes": nodes, "acceptance_by_rank": rates}
-
-
-def _positions(drafts: int | None, drafted: int | None, reached: Sequence[int] | None) -> dict[str, Any]:
-    """The statistics by position, from how often at least 1, 2, … tokens were accepted."""
-    names = ("per_position_acceptance_rates", "conditional_acceptance_rates", "acceptance_histogram")
-    if drafts is None or reached is None:
-        return dict.fromkeys(names)
-    at_least = [drafts, *reached]
-    histogram = [more - fewer for more, fewer in zip(at_least, [*reached, 0], strict=True)]
-    if drafted != drafts * len(reached):
-        return dict(zip(names, (None, None, histogram), strict=True))
-    return dict(
-        zip(names, (_ratios(reached, [drafts] * len(reached)), _ratios(reached, at_least[:-1]), histogram), strict=True)
-    )
-
-
-def _count(added: Mapping[str, float], name: str) -> int | None:
-    return round(added[name]) if name in added else None
-
-
-def _by_position(added: Mapping[str, float], accepted: int | None) -> list[int] | None:
-    """How often at least 1, 2, … tokens were accepted; None where the server does not say, or contradicts itself."""
-    num = sum(name.startswith(f"{_PER_POSITION}{{") for name in added)
-    if not num or any(_at(_PER_POSITION, place) not in added for place in range(num)):
-        return None
-    reached = [round(added[_at(_PER_POSITION, place)]) for place in range(num)]
-    return reached if sum(reached) == accepted else None
-
-
-def _ratios(numerators: Sequence[int], denominators: Sequence[int]) -> list[float | None]:
-    return [above / below if below else None for above, below in zip(numerators, denominators, strict=True)]

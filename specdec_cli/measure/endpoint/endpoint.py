@@ -192,10 +192,10 @@ class Endpoint:
             raise self._refusal(response, url)
         self.num_bytes += len(request.content) + len(response.content)
         self.num_requests += 1
-        found = self._json(response.text, url)
-        if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
+        answer = self._json(response.text, url)
+        if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list) or not answer["choices"]:
             raise self._say.error(f"`{url}` answers without choices: {self._say.words(response.text)}")
-        return found
+        return answer
 
     async def _get(self, url: str, timeout_s: float | None = None) -> Response:
         """A whole answer that is no stream."""

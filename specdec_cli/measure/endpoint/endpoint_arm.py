@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
 
 Given = TypeVar("Given")
+NO_USAGE = "the server sends no usage with its streams, so its tokens cannot be counted"
 
 
 class EndpointArm:
@@ -89,9 +90,7 @@ class EndpointArm:
         sender = Sender(plan, self.body, stopped, lambda: None)
         rows = [replace(request.row, max_new_tokens=request.params.max_new_tokens) for request in requests]
         self.send(sender, rows)
-        failed = next((visit.error for visit in sender.visits if visit.error is not None), None)
-        if failed is not None:
-            raise failed
+        sender.raise_failure()
         by_row = {visit.row.index: visit.answer for visit in sender.visits}
         answers = [by_row.get(row.index) for row in rows]
         whole = [answer for answer in answers if answer is not None]
@@ -163,7 +162,7 @@ def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
     """
     numbers = [answer.num_tokens for answer in answers]
     if None in numbers:
-        raise RunError("the server sends no usage with its streams, so its tokens cannot be counted", None)
+        raise RunError(NO_USAGE, None)
     counted = tuple(number for number in numbers if number is not None)
     begin = min(answer.sent for answer in answers)
     firsts = [answer.sent + answer.arrivals[0] for answer in answers if answer.arrivals]

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from specdec_cli.document import Count, Ends, Interval, Seconds
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
@@ -21,6 +23,7 @@ from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import Visit
 from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.stats import bootstrap_pooled_median, ratio_of_totals
 from specdec_cli.measure.workload.turns import turn_ends
 from specdec_cli.measure.workload.workload import task_of, tasks_of
@@ -151,7 +154,7 @@ class EndpointBench:
         if self.visits and not self.num_answered:
             first = next(visit.error for visit in self.visits if visit.error is not None)
             raise RunError(f"none of {len(self.visits)} requests was answered: {first.message}", first.hint)
-        if self.visits and not any(answer.arrivals for _, answer in self.answers()):
+        if self.visits and not any(answer.arrivals for _, answer in self.answered()):
             raise RunError(
                 f"all of {self.num_answered} answers are empty: there is nothing to time",
                 "check the server's answers, and whether it needs --chat",
@@ -177,13 +180,9 @@ class EndpointBench:
             and (turn is None or visit.turn == turn)
         ]
 
-    def answers(self, task: str | None = None, turn: int | None = None) -> list[tuple[PromptRow, Answer]]:
-        """Whole answers and their prompts."""
-        return [(visit.row, answer) for visit, answer in self.answered(task, turn)]
-
     def num_tokens(self, task: str | None = None, turn: int | None = None) -> int | None:
         """Output tokens as the server's usage counts them; None where one answer came without a count."""
-        counts = [answer.num_tokens for _, answer in self.answers(task, turn)]
+        counts = [answer.num_tokens for _, answer in self.answered(task, turn)]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
@@ -193,25 +192,20 @@ class EndpointBench:
 
     def acceptance(self, task: str | None = None, turn: int | None = None) -> AnsweredAcceptance | None:
         """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
-        import numpy as np
-
-        from specdec_cli.document import Interval
-
-        counted = [(row.index, answer.speculation) for row, answer in self.answers(task, turn) if answer.speculation]
+        answered = self.answered(task, turn)
+        counted = [(visit.row.index, answer.speculation) for visit, answer in answered if answer.speculation]
         if not counted:
             return None
         by_row = {index: np.zeros(3) for index, _ in counted}
-        for index, one in counted:
-            by_row[index] += (one.num_accepted_tokens, one.num_draft_tokens, one.num_steps or 0)
+        for index, counts in counted:
+            by_row[index] += (counts[ACCEPTED], counts[DRAFTED], counts.get(DRAFTS, 0))
         accepted, drafted, steps = np.stack(list(by_row.values())).T
-        has_steps = all(one.num_steps for _, one in counted)
+        has_steps = all(counts.get(DRAFTS) for _, counts in counted)
         length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
         return AnsweredAcceptance(len(counted), ratio_of_totals(accepted, drafted), length)
 
     def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Percentiles:
         """A figure over all answers."""
-        import numpy as np
-
         by_row: dict[int, list[float]] = {}
         for visit, answer in self.answered(task, turn):
             by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
@@ -220,7 +214,7 @@ class EndpointBench:
             return Percentiles(None, None, None, None, 0, 0)
         interval = bootstrap_pooled_median(groups)
         values = np.concatenate(groups)
-        p95, p99 = (float(one) for one in np.quantile(values, (0.95, 0.99)))
+        p95, p99 = (float(end) for end in np.quantile(values, (0.95, 0.99)))
         return Percentiles(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
 
 
@@ -228,7 +222,7 @@ def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:
     """The value that one answer adds to a figure."""
     if figure == "itl_s":
         return answer.gaps_s
-    one = {
+    value = {
         "ttft_s": answer.ttft_s,
         "tpot_s": answer.tpot_s,
         "latency_s": answer.end_s,
@@ -236,4 +230,4 @@ def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:
         "arrival_ttft_s": None if answer.ttft_s is None else visit.wait_s + answer.ttft_s,
         "arrival_latency_s": visit.wait_s + answer.end_s,
     }[figure]
-    return [] if one is None else [one]
+    return [] if value is None else [value]

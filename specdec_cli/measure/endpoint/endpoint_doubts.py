@@ -21,14 +21,14 @@ _MIN_TREND, _GROWTH = 20, 2.0
 def doubts(bench: EndpointBench) -> list[str]:
     """Sentences about a run, none where nothing is odd."""
     answered = bench.answered()
-    found = [
+    notices = [
         *_models(bench, answered),
         *_counts(bench, answered),
         *_lengths(bench, answered),
         *_streams(answered),
         *_client(bench, answered),
     ]
-    return [*found, *_arrivals(bench, answered)] if bench.plan.has_arrivals else found
+    return [*notices, *_arrivals(bench, answered)] if bench.plan.has_arrivals else notices
 
 
 def _of(answered: Sequence[tuple[Visit, Answer]], is_odd: Callable[[Visit, Answer], bool], said: str) -> list[str]:
@@ -47,21 +47,21 @@ def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
 
 def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     """Tokens as the server counts them."""
-    found = []
+    notices = []
     if not any(answer.completion_tokens is not None for _, answer in answered):
-        found.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
+        notices.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
     else:
-        found += _of(
+        notices += _of(
             answered,
             lambda _, answer: answer.completion_tokens is None,
             "came without usage: output tokens and throughput are unknown",
         )
-    found += _of(
+    notices += _of(
         answered,
         lambda _, answer: answer.completion_tokens == 0 and bool(answer.arrivals),
         "have output, but no token by the server's usage: tokens and throughput are unknown",
     )
-    found += _of(
+    notices += _of(
         answered,
         lambda _, answer: 0 < (answer.num_tokens or 0) < len(answer.arrivals),
         "came in more chunks than they have tokens by the server's usage: it may leave out some, of reasoning for "
@@ -71,33 +71,33 @@ def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
         sum(getattr(answer, name) or 0 for _, answer in answered) for name in ("prompt_tokens", "cached_tokens")
     )
     if 0 < cached <= prompt:
-        found.append(
+        notices.append(
             f"{cached / prompt:.0%} of the prompt tokens were in the server's cache: times to first text are shorter "
             "for it"
         )
-    return found
+    return notices
 
 
 def _lengths(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     """Whether the server did what the request said about length."""
     name = bench.plan.max_tokens_field
-    found = _of(
+    notices = _of(
         answered,
         lambda visit, answer: (answer.num_tokens or 0) > visit.max_tokens,
         f"have more tokens than `{name}` allows: the server does not read that field; try --max-tokens-field",
     )
-    found += _of(
+    notices += _of(
         answered,
         lambda visit, answer: answer.finish_reason == "length" and _is_short(visit, answer),
         f"were cut before `{name}` tokens: the server has a limit of its own, or does not read that field",
     )
     if bench.arm.fields.get("ignore_eos"):
-        found += _of(
+        notices += _of(
             answered,
             lambda visit, answer: answer.finish_reason == "stop" and _is_short(visit, answer),
             "ended early although `ignore_eos` was sent: the server does not read it",
         )
-    return found
+    return notices
 
 
 def _is_short(visit: Visit, answer: Answer) -> bool:
@@ -107,15 +107,15 @@ def _is_short(visit: Visit, answer: Answer) -> bool:
 
 def _streams(answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     """Whether answers are whole, hold anything, and came as streams."""
-    found = _of(answered, lambda _, answer: not answer.arrivals, "are empty: they have no time to first text")
-    found += _of(
+    notices = _of(answered, lambda _, answer: not answer.arrivals, "are empty: they have no time to first text")
+    notices += _of(
         answered,
         lambda _, answer: answer.finish_reason is None,
         "have no finish_reason: they may be incomplete",
     )
     if 2 * sum(_came_at_once(answer) for _, answer in answered) <= len(answered):
-        return found
-    return found + _of(
+        return notices
+    return notices + _of(
         answered,
         lambda _, answer: _came_at_once(answer),
         "came all at once: the server, or a proxy before it, holds its streams back, and the time to first text is the "
@@ -131,41 +131,41 @@ def _came_at_once(answer: Answer) -> bool:
 
 def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     """Notices about this client's effect on the figures."""
-    found, sender, plan = [], bench.sender, bench.plan
+    notices, sender, plan = [], bench.sender, bench.plan
     share = sender.cpu_seconds / sender.seconds if sender.seconds else 0.0
     if share > _BUSY_SHARE and sender.most_open > 1:
-        found.append(
+        notices.append(
             f"this client computed for {share:.0%} of the time: the figures include its own work; lower --concurrency"
         )
     if plan.concurrency is not None and not plan.has_arrivals and sender.most_open < plan.concurrency:
-        found.append(f"never more than {sender.most_open} requests were open at a time, fewer than --concurrency")
+        notices.append(f"never more than {sender.most_open} requests were open at a time, fewer than --concurrency")
     num_opened = sum(answer.opened_connection for _, answer in answered)
     if num_opened > sender.most_open:
-        found.append(
+        notices.append(
             f"{num_opened} requests had to open a connection, as the server closes them: their times hold that"
         )
-    return found
+    return notices
 
 
 def _arrivals(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     """Whether the server keeps up with what arrives."""
-    plan, found = bench.plan, []
+    plan, notices = bench.plan, []
     if bench.sender.most_waiting:
-        found.append(
+        notices.append(
             f"up to {bench.sender.most_waiting} requests waited because {plan.concurrency} were open: times from "
             "sending leave that wait out, times from arrival hold it"
         )
-    ordered = sorted(answered, key=lambda one: one[1].sent - one[0].wait_s)
+    ordered = sorted(answered, key=lambda pair: pair[1].sent - pair[0].wait_s)
     quarter = len(ordered) // 4
     if len(ordered) < _MIN_TREND:
-        return found
+        return notices
     first, last = (
         median(visit.wait_s + answer.end_s for visit, answer in part)
         for part in (ordered[:quarter], ordered[-quarter:])
     )
     if last > _GROWTH * first:
-        found.append(
+        notices.append(
             f"the server seems not to keep up with {plan.request_rate:g} requests/s: from arrival, the first quarter "
             f"of the answers took {first:.3g} s, the last {last:.3g} s (medians); a longer run would show longer times"
         )
-    return found
+    return notices

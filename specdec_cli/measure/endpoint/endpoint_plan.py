@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
 from typing import Any
 
 from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.address import Address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.refusal import EndpointError
@@ -59,6 +60,19 @@ class EndpointPlan:
     def has_arrivals(self) -> bool:
         """Whether requests arrive at times of their own, whatever the server does (an open loop)."""
         return self.request_rate != inf
+
+
+def parse_rate(rate: float | None) -> float:
+    """Read `--request-rate`; without one, requests are there from the beginning.
+
+    Raises:
+        UsageError: it is no positive number.
+    """
+    if rate is None:
+        return inf
+    if isnan(rate) or rate <= 0:
+        raise UsageError(f"`--request-rate {rate:g}` must be above 0", "requests per second, or inf")
+    return rate
 
 
 def pace_words(concurrency: int | None, rate: float | None) -> str:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import accumulate
+from math import inf
+from random import Random
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.endpoint.arrivals import arrival_times
 from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, Visit
 from specdec_cli.measure.endpoint.refusal import EndpointError
@@ -80,6 +82,12 @@ class Sender:
         if plan.has_arrivals:
             self.seconds = perf_counter() - start
         self.cpu_seconds = thread_time() - cpu
+
+    def raise_failure(self) -> None:
+        """Raise the error of the first request that failed, if one did."""
+        for visit in self.visits:
+            if visit.error is not None:
+                raise visit.error
 
     def _is_over(self) -> bool:
         return self.gone is not None or self._stopped()
@@ -150,3 +158,17 @@ class Sender:
             self._num_open -= 1
             if not self._num_open and not self._plan.has_arrivals:
                 self.seconds += perf_counter() - self._opened
+
+
+def arrival_times(num: int, rate: float, seed: int) -> list[float]:
+    """Seconds from the start to each of `num` arrivals of a Poisson process, in order.
+
+    Args:
+        num: how many.
+        rate: arrivals per second; gaps are exponential with mean 1 / rate. At `inf` all arrive at once.
+        seed: of the gaps.
+    """
+    if rate == inf:
+        return [0.0] * num
+    chance = Random(seed)
+    return list(accumulate(chance.expovariate(rate) for _ in range(num)))

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
+from specdec_cli.measure.imported.record import ImportedRun, amount
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _LIST = r"[(\[]?([\d.]*\d(?:, *[\d.]*\d)*)[)\]]?"

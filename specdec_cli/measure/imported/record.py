@@ -8,10 +8,15 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
-from specdec_cli.measure.endpoint.counters import statistics
+from specdec_cli.measure.endpoint.server_counts import (
+    ACCEPTED,
+    DRAFTED,
+    DRAFTS,
+    position_key,
+    reached_positions,
+    statistics,
+)
 
-DRAFTS, DRAFTED, ACCEPTED = (f"spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens"))
-_POSITION = 'spec_decode_num_accepted_tokens_per_pos{{position="{}"}}'
 _LENGTH = "1 + accepted drafted tokens for each step that drafted"
 _RATE = "accepted drafted tokens over drafted tokens"
 _TOTALS = {DRAFTS: "drafting steps", DRAFTED: "drafted tokens", ACCEPTED: "accepted tokens"}
@@ -79,7 +84,7 @@ class ImportedRun:
     def add_positions(self, reached: Sequence[float]) -> None:
         """Count steps that accepted at least 1, 2, ... tokens."""
         for place, count in enumerate(reached):
-            key = _POSITION.format(place)
+            key = position_key(place)
             self.counts[key] = self.counts.get(key, 0.0) + count
 
     def add_rates(self, rates: Sequence[float], weight: float) -> None:
@@ -168,14 +173,6 @@ class ImportedRun:
     def meanings(self) -> dict[str, str]:
         """Definitions of the figures in the tool's own reports."""
         return {"acceptance_length": _LENGTH, "acceptance_rate": _RATE} | self.definitions
-
-
-def reached_positions(counts: Mapping[str, float]) -> list[float]:
-    """How many steps accepted position 1, 2, ... and all before it, as far as positions are counted."""
-    found: list[float] = []
-    while (key := _POSITION.format(len(found))) in counts:
-        found.append(counts[key])
-    return found
 
 
 def _shown(figures: Sequence[float]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount, summed
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
+from specdec_cli.measure.imported.record import ImportedRun, amount, summed
 
 _BENCH_FIGURES = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "mean_tpot_ms"),

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from specdec_cli.document import Interval
-from specdec_cli.measure.endpoint.server_counts import ServerCounts
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, ServerCounts
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
@@ -89,8 +89,8 @@ class EngineRun:
         """Counts of speculation, as the engine counts."""
         counts = ServerCounts()
         for one in self.rounds:
-            names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-            counts.add_run({f"spec_decode_{name}": getattr(one, name) for name in names}, one.num_tokens)
+            added = {DRAFTS: one.num_drafts, DRAFTED: one.num_draft_tokens, ACCEPTED: one.num_accepted_tokens}
+            counts.add_run(added, one.num_tokens)
         return counts
 
     def speedup_over(self, plain: EngineRun, *, seed: int = 0) -> Interval:

@@ -20,8 +20,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
 from specdec_cli.measure.elsewhere import engine_sweep
-from specdec_cli.measure.elsewhere.engine_pass import decode_totals, measured_pass
-from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
+from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, decode_totals, measured_pass
 from specdec_cli.measure.endpoint import counters
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.answer import Answer

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from typed import not_none
 
-from specdec_cli.measure.endpoint.counters import Counters, MetricsPage, difference, parse, read_settled, statistics
+from specdec_cli.measure.endpoint.counters import Counters, MetricsPage, difference, parse, read_settled
+from specdec_cli.measure.endpoint.server_counts import statistics
 
 VLLM = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.

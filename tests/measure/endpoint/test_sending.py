@@ -12,11 +12,11 @@ from typed import not_none
 from specdec_cli.engine.prompts import rows_of
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.address import parse_address
-from specdec_cli.measure.endpoint.arrivals import arrival_times, parse_rate
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_doubts import doubts
-from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words, parse_rate
+from specdec_cli.measure.endpoint.sending import arrival_times
 from specdec_cli.recipe.schema import Sampling
 
 
@@ -54,7 +54,7 @@ def test_15_requests_are_sent_when_they_arrive_whatever_is_open() -> None:
     with serving(Fake(pause_s=0.3, metrics=None)) as fake:
         bench = measured(fake, 10, concurrency=None, request_rate=50.0, seed=1)
     due = arrival_times(10, 50.0, 1)
-    sent = sorted(answer.sent for _, answer in bench.answers())
+    sent = sorted(answer.sent for _, answer in bench.answered())
     assert [at - sent[0] for at in sent] == pytest.approx([at - due[0] for at in due], abs=0.1)
     assert bench.sender.most_open > 3, "nobody waits for an answer"
     assert bench.sender.most_waiting == 0
