@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -115,7 +116,7 @@ class EngineArms(Arms):
         engine = EngineResult(
             name=self.recipe.engine.name,
             version=self._version(),
-            commands={name: arm.process.launch.shown() for name, arm in self._arms.items()},
+            commands={name: shlex.join(arm.process.words) for name, arm in self._arms.items()},
             differences=[difference for left in self._left.values() for difference in left],
         )
         return {"engine": engine.as_json()}

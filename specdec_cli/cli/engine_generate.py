@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ class EngineGenerateRun(GenerateRun):
             engine=CommandResult(
                 name=self.recipe.engine.name,
                 version=self._arm.version,
-                command=self._arm.process.launch.shown(),
+                command=shlex.join(self._arm.process.words),
             ),
         ).as_json()
 

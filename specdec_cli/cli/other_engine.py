@@ -15,7 +15,7 @@ from specdec_cli.export import ServerCommand, server_command
 from specdec_cli.export.draft_kind import folder_of
 from specdec_cli.export.settings import ExportSettings
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
-from specdec_cli.measure.elsewhere.launch import Launch, find_program, refuse_options, split_arguments
+from specdec_cli.measure.elsewhere.launch import find_program, refuse_options, split_arguments
 from specdec_cli.report.pace import Pace
 from specdec_cli.verification import RULES
 
@@ -131,15 +131,6 @@ class OtherEngine:
         program = self.command or self.server(k).program
         return f"{program} {shlex.join(self.words(k))}"
 
-    def launch(self, k: int | None = None) -> Launch:
-        """How its server is started.
-
-        Raises:
-            RunError: its program is not there.
-        """
-        made = self.server(k)
-        return Launch(made.name, (*find_program(self.command, made.program, made.name), *self.words(k)))
-
     def process(
         self,
         screen: Screen,
@@ -154,8 +145,13 @@ class OtherEngine:
             k: as in `server`.
             tell: takes words about its start; None shows them on the screen, seldom.
             stopped: whether to give up the start.
+
+        Raises:
+            RunError: its program is not there.
         """
-        return EngineProcess(self.launch(k), self.timeout_s, tell or _seldom(screen), stopped)
+        made = self.server(k)
+        words = (*find_program(self.command, made.program, made.name), *self.words(k))
+        return EngineProcess(made.name, words, self.timeout_s, tell or _seldom(screen), stopped)
 
     def unknown_version(self, version: str | None) -> str | None:
         """A sentence about a release whose settings were not checked, or None."""

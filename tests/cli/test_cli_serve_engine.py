@@ -38,7 +38,7 @@ def test_an_engine_that_dies_is_told_once_and_the_model_by_its_name(
     monkeypatch.setenv("FAKE_VLLM", "crash=1")
     monkeypatch.chdir(tmp_path)
     Path("t").mkdir()
-    port = free_port("127.0.0.1")
+    port = free_port()
     asking = threading.Thread(target=ask, args=(port,), daemon=True)
     asking.start()
     words = ["serve", "-t", "./t", "-d", "ngram", "--engine", "vllm", "--port", str(port)]

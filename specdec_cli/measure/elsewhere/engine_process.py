@@ -1,7 +1,7 @@
 """Another engine's server, started here: `start` waits until it answers, `stop` leaves nothing of it running.
 
-    with EngineProcess(launch, timeout_s=600, tell=say, stopped=stopped) as url:
-        ...                                    # measure it as any server at `url`
+    with EngineProcess("vLLM", words, timeout_s=600, tell=say, stopped=stopped) as url:
+        ...  # measure it as any server at `url`
 
 What it writes goes into a file, of which an error has the last useful lines; the file stays if the engine failed.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import TracebackType
 from specdec_cli.engine.driver import never
 from specdec_cli.errors import RunError
 from specdec_cli.measure.elsewhere.engine_log import last_lines, reason
-from specdec_cli.measure.elsewhere.launch import Launch, free_port, is_in_use
+from specdec_cli.measure.elsewhere.launch import HOST, free_port
 from specdec_cli.measure.elsewhere.process_group import ProcessGroup
 
 Tell = Callable[[str], None]
@@ -49,7 +49,8 @@ class EngineProcess:
     """A server that this process starts and ends; a context manager that gives its address.
 
     Args:
-        launch: its command line.
+        name: the engine's, for people.
+        words: its program and arguments; the program must take `--host` and `--port`, and answer `/health`.
         timeout_s: how long it may take until it answers.
         tell: takes words about the start as it goes on, as often as they change.
         stopped: whether to give up the start.
@@ -62,12 +63,13 @@ class EngineProcess:
 
     def __init__(
         self,
-        launch: Launch,
+        name: str,
+        words: Sequence[str],
         timeout_s: float = 600.0,
         tell: Tell = lambda _: None,
         stopped: Callable[[], bool] = never,
     ) -> None:
-        self.launch = launch
+        self.name, self.words = name, tuple(words)
         self.url = ""
         self.log: Path | None = None
         self._timeout_s, self._tell, self._stopped = timeout_s, tell, stopped
@@ -114,26 +116,27 @@ class EngineProcess:
             Its address.
 
         Raises:
-            EngineError: it cannot be run, ends, or does not answer in time; a port that is asked for is in use.
+            EngineError: it cannot be run, ends, or does not answer in time.
             KeyboardInterrupt: `stopped` turned true meanwhile.
         """
-        launch = self.launch
-        if launch.port is not None and is_in_use(launch.host, launch.port):
-            raise EngineError(f"port `{launch.port}` is in use", "choose another port, or end what listens there", [])
-        for attempt in range(_MOST_PORTS):
-            port = launch.port or free_port(launch.host)
+        for attempt in range(1, _MOST_PORTS + 1):
+            port = free_port()
             self._launch(port)
-            is_last = launch.port is not None or attempt + 1 == _MOST_PORTS
-            if self._is_up(port, is_last):
+            if self._is_up(port, is_last=attempt == _MOST_PORTS):
                 break
-            self._end()  # another program took the port meanwhile
-        host = f"[{launch.host}]" if ":" in launch.host else launch.host
-        self.url = f"http://{host}:{port}"
+            self.stop()  # another program took the port meanwhile
+        self.url = f"http://{HOST}:{port}"
         return self.url
 
     def stop(self) -> None:
         """End every process of it. Its log stays, and is named by the error, where it failed."""
-        self._end()
+        group, self._group = self._group, None
+        try:
+            if group is not None:
+                group.stop()
+        finally:
+            if not self._has_failed:
+                self._drop_log()
 
     def check(self, patience_s: float = 0.0) -> None:
         """Raise if it has ended.
@@ -152,16 +155,14 @@ class EngineProcess:
         raise self._ended("while it was needed")
 
     def _launch(self, port: int) -> None:
-        launch = self.launch
         if self.log is None:
-            self.log = _log_file(launch.name)
-        words = [*launch.words, "--host", launch.host, "--port", str(port)]
+            self.log = _log_file(self.name)
         try:
-            self._group = ProcessGroup(words, self.log, launch.environment)
+            self._group = ProcessGroup([*self.words, "--host", HOST, "--port", str(port)], self.log)
         except OSError as error:
             self._drop_log()
             message = (error.strerror or str(error)).lower()
-            raise EngineError(f"`{launch.words[0]}` cannot be run: {message}", "check --engine-command", []) from None
+            raise EngineError(f"`{self.words[0]}` cannot be run: {message}", "check --engine-command", []) from None
 
     def _is_up(self, port: int, is_last: bool) -> bool:
         """Wait until it is ready; False where it ended for want of the port and another one may be tried."""
@@ -179,16 +180,16 @@ class EngineProcess:
             newest = next(iter(last_lines(self.log_text[-4000:], 1)), "")
             if newest != told:
                 told = newest
-                self._tell(f"starting {self.launch.name}: {newest[:80]}")
+                self._tell(f"starting {self.name}: {newest[:80]}")
             sleep(_POLL_SECONDS)
         return True
 
     def _is_ready(self, port: int) -> bool:
         """Whether our own server, and no stranger on its port, says that it is ready."""
         assert self._group is not None, "it was launched"
-        asked = HTTPConnection(self.launch.host, port, timeout=_ANSWER_SECONDS)
+        asked = HTTPConnection(HOST, port, timeout=_ANSWER_SECONDS)
         try:
-            asked.request("GET", self.launch.health)
+            asked.request("GET", "/health")
             is_ready = asked.getresponse().status == 200
         except (OSError, HTTPException):
             return False
@@ -209,19 +210,10 @@ class EngineProcess:
     def _failed(self, what: str, why: str | None, hint: str | None) -> EngineError:
         """The error in one sentence, with the lines that led to it; the whole log stays."""
         self._has_failed = True
-        lines = [f"{self.launch.name}: {line}" for line in last_lines(self.log_text)]
+        lines = [f"{self.name}: {line}" for line in last_lines(self.log_text)]
         told = f": {why}" if why else ""
         hints = [*([hint] if hint else []), f"its whole log is in {self.log}"]
-        return EngineError(f"{self.launch.name} {what}{told}", "; ".join(hints), lines)
-
-    def _end(self) -> None:
-        group, self._group = self._group, None
-        try:
-            if group is not None:
-                group.stop()
-        finally:
-            if not self._has_failed:
-                self._drop_log()
+        return EngineError(f"{self.name} {what}{told}", "; ".join(hints), lines)
 
     def _drop_log(self) -> None:
         self._text = self.log_text

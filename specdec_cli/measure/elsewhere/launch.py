@@ -6,36 +6,12 @@ import shlex
 import shutil
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from specdec_cli.errors import RunError, UsageError
 
+HOST = "127.0.0.1"
+"""The address that a started server listens on."""
 _HINT = "install {name} in an environment of its own and name its program: --engine-command /path/to/{program}"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a server is started. Its program must take `--host` and `--port`.
-
-    Args:
-        name: the engine's, for people.
-        words: the program and its arguments, without host and port.
-        host: address that it listens on.
-        port: likewise; None takes a free one.
-        health: path that answers 200 once the server is ready.
-        environment: variables beside those of this process.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int | None = None
-    health: str = "/health"
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    def shown(self) -> str:
-        """The command line as a shell takes it, without host and port."""
-        return shlex.join(self.words)
 
 
 def find_program(command: str | None, program: str, name: str) -> tuple[str, ...]:
@@ -97,7 +73,7 @@ def refuse_options(arguments: Iterable[str], options: Iterable[str], short: Mapp
     for word in arguments:
         name = _long_form(word)
         name = short.get(name, name)
-        if name.startswith("--") and any(one.startswith(name) for one in own):
+        if name.startswith("--") and any(option.startswith(name) for option in own):
             raise UsageError(
                 f"`--engine-args` must not hold `{word}`: specdec chooses it",
                 "use specdec's own options or leave it out",
@@ -110,23 +86,8 @@ def _long_form(word: str) -> str:
     return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
 
 
-def free_port(host: str) -> int:
-    """A port that nothing listens on now."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as one:
-        one.bind((host, 0))
-        return int(one.getsockname()[1])
-
-
-def is_in_use(host: str, port: int) -> bool:
-    """Whether a server cannot listen on this port."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind((host, port))
-        except OSError:
-            return True
-    return False
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -31,7 +31,6 @@ class ProcessGroup:
     Args:
         words: the program and its arguments.
         log: file that takes both of its output streams.
-        environment: variables beside those of this process.
 
     Attributes:
         group_id: of the process group, which is also the program's process id.
@@ -40,7 +39,7 @@ class ProcessGroup:
         OSError: it cannot be run.
     """
 
-    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], log: Path) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
         self._turn_signals_into_exits()
         try:
@@ -51,7 +50,7 @@ class ProcessGroup:
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     process_group=0,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 )
         except BaseException:
             self._restore_signals()
@@ -66,7 +65,7 @@ class ProcessGroup:
     def members(self) -> list[psutil.Process]:
         """The group's processes that have not ended, the program first."""
         self._program.poll()
-        return [one for one in psutil.process_iter() if _is_member(one, self.group_id)]
+        return [process for process in psutil.process_iter() if _is_member(process, self.group_id)]
 
     def cpu_seconds(self) -> float:
         """Processor time that its processes have used so far, those that have ended included."""
@@ -79,10 +78,10 @@ class ProcessGroup:
     def listens(self, port: int) -> bool:
         """Whether a process of the group listens on a port; true where the system does not say."""
         try:
-            found = [one for member in self.members() for one in member.net_connections("tcp")]
+            connections = [each for member in self.members() for each in member.net_connections("tcp")]
         except psutil.Error:
             return True
-        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
     def stop(self, patience_s: float = 20.0) -> None:
         """End every process of the group: SIGTERM, and SIGKILL for those that are left.
@@ -118,13 +117,13 @@ class ProcessGroup:
     def _turn_signals_into_exits(self) -> None:
         """Only those that would end this process at once; a server handles them itself."""
         if threading.current_thread() is threading.main_thread():
-            ours = [one for one in _SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+            ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
             self._handlers = {number: signal.signal(number, _exit) for number in ours}
 
     def _restore_signals(self) -> None:
         handlers, self._handlers = self._handlers, {}
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _is_member(process: psutil.Process, group_id: int) -> bool:

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,16 +15,15 @@ from fake_vllm import command_of
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.elsewhere.engine_log import last_lines, reason
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
-from specdec_cli.measure.elsewhere.launch import Launch, find_program, free_port, split_arguments
+from specdec_cli.measure.elsewhere.launch import find_program, free_port, split_arguments
 from specdec_cli.measure.elsewhere.process_group import ProcessGroup
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 COMMAND = command_of(os.getpid())
 
 
-def launch(ways: str = "", *more: str, port: int | None = None) -> Launch:
-    words = (*COMMAND, "serve", "model", *more)
-    return Launch("vLLM", words, port=port, environment={"FAKE_VLLM": ways})
+def fake(ways: str = "", *more: str, **options: Any) -> EngineProcess:
+    return EngineProcess("vLLM", ("env", f"FAKE_VLLM={ways}", *COMMAND, "serve", "model", *more), **options)
 
 
 def alive(group_id: int) -> list[int]:
@@ -50,7 +49,7 @@ def failing(started: EngineProcess) -> tuple[EngineError, int]:
 
 
 def test_it_starts_answers_and_is_gone() -> None:
-    process = EngineProcess(launch())
+    process = fake()
     with process as url:
         group = process.group_id
         assert group is not None
@@ -75,7 +74,7 @@ def test_its_processor_time_is_that_of_all_its_processes(tmp_path: Path) -> None
         "subprocess.run([sys.executable, __file__, 'ended'])\n"  # a child that has ended
         "work(); print('done', flush=True); time.sleep(60)\n"
     )
-    group = ProcessGroup([sys.executable, str(script)], tmp_path / "log", {})
+    group = ProcessGroup([sys.executable, str(script)], tmp_path / "log")
     try:
         while "done" not in (tmp_path / "log").read_text():
             assert group.exit_code is None
@@ -86,7 +85,7 @@ def test_its_processor_time_is_that_of_all_its_processes(tmp_path: Path) -> None
 
 
 def test_its_reason_is_one_sentence_and_its_lines_are_few(tmp_path: Path) -> None:
-    error, group = failing(EngineProcess(launch("die")))
+    error, group = failing(fake("die"))
     assert error.message == (
         "vLLM ended before it was ready (exit code 1): ValueError: the weights of `model` are torn"
     )
@@ -102,53 +101,43 @@ def test_its_reason_is_one_sentence_and_its_lines_are_few(tmp_path: Path) -> Non
 
 def test_a_draft_that_it_refuses_is_named() -> None:
     config = '{"method": "medusa", "num_speculative_tokens": 2}'
-    error, _ = failing(EngineProcess(launch("", "--speculative-config", config)))
+    error, _ = failing(fake("", "--speculative-config", config))
     assert error.message.endswith("(exit code 1): Unsupported speculative method: 'medusa'")
 
 
 def test_an_option_that_it_does_not_know_is_named() -> None:
-    error, _ = failing(EngineProcess(launch("", "--no-such-thing")))
+    error, _ = failing(fake("", "--no-such-thing"))
     assert error.message.endswith("(exit code 2): unrecognized arguments: --no-such-thing")
 
 
 @pytest.mark.parametrize("way", ["never", "stuck", "never,deaf"])
 def test_one_that_never_is_ready_is_ended(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_cli.measure.elsewhere.process_group.ProcessGroup.stop.__defaults__", (0.3,))
-    error, group = failing(EngineProcess(launch(way), timeout_s=1.0))
+    error, group = failing(fake(way, timeout_s=1.0))
     assert error.message.startswith("vLLM was not ready after 1 s")
     assert error.hint is not None
     assert error.hint.startswith("raise --engine-timeout; its whole log is in ")
     assert alive(group) == []
 
 
-def test_a_port_in_use_is_refused_before_anything_starts() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = EngineProcess(launch(port=taken.getsockname()[1]))
-        with pytest.raises(EngineError, match="is in use"):
-            process.start()
-        assert process.group_id is None
-
-
 def test_a_port_that_is_taken_meanwhile_is_changed(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    with EngineProcess(launch(f"busy={tmp_path / 'busy'},seen={seen}")):
+    with fake(f"busy={tmp_path / 'busy'},seen={seen}"):
         assert len(seen.read_text().splitlines()) == 2
 
 
 def test_a_stranger_on_its_port_is_not_taken_for_it() -> None:
-    port = free_port("127.0.0.1")
-    stranger = EngineProcess(launch(port=port))
-    with stranger:
-        ours = EngineProcess(launch("stuck"), timeout_s=0.5)
-        ours._launch(free_port("127.0.0.1"))
+    with fake() as url:
+        ours = fake("stuck", timeout_s=0.5)
+        ours._launch(free_port())
         try:
-            assert not ours._is_ready(port)
+            assert not ours._is_ready(int(url.rpartition(":")[2]))
         finally:
             ours.stop()
 
 
 def test_one_that_is_killed_is_noticed() -> None:
-    process = EngineProcess(launch())
+    process = fake()
     with process:
         group = process.group_id
         assert group is not None
@@ -161,7 +150,7 @@ def test_one_that_is_killed_is_noticed() -> None:
 
 
 def test_a_start_is_given_up() -> None:
-    process = EngineProcess(launch("stuck"), stopped=lambda: process.group_id is not None)
+    process = fake("stuck", stopped=lambda: process.group_id is not None)
     with pytest.raises(KeyboardInterrupt), process:
         pytest.fail("it cannot have started")
 
@@ -173,8 +162,7 @@ def test_a_signal_to_us_ends_it(number: signal.Signals, code: int, tmp_path: Pat
 import sys, time
 from pathlib import Path
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
-from specdec_cli.measure.elsewhere.launch import Launch
-process = EngineProcess(Launch("vLLM", (*{COMMAND!r}, "serve", "model")))
+process = EngineProcess("vLLM", (*{COMMAND!r}, "serve", "model"))
 try:
     with process:
         Path({str(tmp_path / "part")!r}).write_text(str(process.group_id))
@@ -202,7 +190,7 @@ def test_a_program_is_found_or_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         find_program("'", "vllm", "vLLM")
     assert find_program(f"{sys.executable} -m x", "vllm", "vLLM") == (sys.executable, "-m", "x")
     with pytest.raises(EngineError, match="cannot be run: no such file"):
-        EngineProcess(Launch("vLLM", (str(tmp_path / "none"),))).start()
+        EngineProcess("vLLM", (str(tmp_path / "none"),)).start()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

@@ -18,7 +18,6 @@ from live_server import SECONDS, until
 from specdec_cli.cli.main import run
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
-from specdec_cli.measure.elsewhere.launch import Launch
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.http import bodies
 from specdec_cli.serve.http.server import listen
@@ -69,10 +68,8 @@ class LiveFront:
 @contextmanager
 def front(ways: str = "", keys: tuple[str, ...] = (), places: int = 8, **serve: Any) -> Iterator[LiveFront]:
     """A front before a fake engine until the block ends, or until it ended by itself."""
-    launch = Launch(
-        "vLLM", (sys.executable, "-S", str(FAKE), "serve", "model", *DRAFTS), environment={"FAKE_VLLM": ways}
-    )
-    engine = EngineProcess(launch, timeout_s=SECONDS)
+    words = ("env", f"FAKE_VLLM={ways}", sys.executable, "-S", str(FAKE), "serve", "model", *DRAFTS)
+    engine = EngineProcess("vLLM", words, timeout_s=SECONDS)
 
     def ended() -> SpecdecError | None:
         try:
