@@ -25,6 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[FloatArray], FloatArray]
 
 NUM_RESAMPLES = 2000
+_SEED = 0
 MIN_PAIRS = 2
 ENOUGH_PAIRS = 6
 FIGURES = ("median", "speedup", "speedup_ratio")
@@ -56,40 +57,34 @@ class Paired:
         return self.ratio.is_above(1.0) or self.ratio.is_below(1.0)
 
 
-def bootstrap_totals(
-    statistic: Statistic, by_prompt: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
-) -> Interval:
+def bootstrap_totals(statistic: Statistic, by_prompt: FloatArray) -> Interval:
     """A function of totals over prompts, such as a ratio of sums.
 
     Args:
-        statistic: from totals [R, m] to values [R].
+        statistic: from the totals [R, m] of R resamples to values [R].
         by_prompt: [B, m] what each prompt adds to the totals.
-        seed: of the resamples.
-        num_resamples: R.
     """
     num = by_prompt.shape[0]
-    resamples = _counts(num, num_resamples, seed) if num >= MIN_PAIRS else ()
+    resamples = _counts(num) if num >= MIN_PAIRS else ()
     draws = [statistic(counts @ by_prompt) for counts in resamples]
     return _interval(float(statistic(by_prompt.sum(axis=0)[None])[0]), draws, num)
 
 
-def ratio_of_totals(numerators: FloatArray, denominators: FloatArray, *, seed: int = 0) -> Interval:
+def ratio_of_totals(numerators: FloatArray, denominators: FloatArray) -> Interval:
     """Sum of numerators [B] over sum of denominators [B]; NaN where nothing is under it."""
-    return bootstrap_totals(_ratio, np.stack((numerators, denominators), axis=1).astype(np.float64), seed=seed)
+    return bootstrap_totals(_ratio, np.stack((numerators, denominators), axis=1).astype(np.float64))
 
 
-def bootstrap_median(values: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Interval:
+def bootstrap_median(values: FloatArray) -> Interval:
     """The median of values [B], one for each prompt."""
     assert len(values), "a median needs a value"
     if MIN_PAIRS <= len(values) <= _RANGE_PAIRS:
         return _interval(float(np.median(values)), [values], len(values), ends=(0.0, 1.0))
-    draws = _medians(values, seed, num_resamples) if len(values) >= MIN_PAIRS else []
+    draws = _medians(values) if len(values) >= MIN_PAIRS else []
     return _interval(float(np.median(values)), draws, len(values))
 
 
-def bootstrap_pooled_median(
-    groups: Sequence[FloatArray], *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
-) -> Interval:
+def bootstrap_pooled_median(groups: Sequence[FloatArray]) -> Interval:
     """The median of all values of several prompts; a prompt's values [m], m of its own, are drawn together."""
     values = np.concatenate(groups)
     assert len(values), "a median needs a value"
@@ -100,7 +95,7 @@ def bootstrap_pooled_median(
         return _interval(float(np.median(values)), [each], len(groups), ends=(0.0, 1.0))
     order = np.argsort(values, kind="stable")
     owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
-    weights = (row[owners] for block in _counts(len(groups), num_resamples, seed) for row in block)
+    weights = (row[owners] for block in _counts(len(groups)) for row in block)
     draws = np.array([_weighted_median(values[order], weight) for weight in weights])
     return _interval(float(np.median(values)), [draws], len(groups))
 
@@ -112,13 +107,12 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
     return float((values[middle[0]] + values[min(middle[1], len(values) - 1)]) / 2) if upto[-1] else float("nan")
 
 
-def joint_median(values: FloatArray, drawn: FloatArray, *, seed: int = 0) -> Interval:
+def joint_median(values: FloatArray, drawn: FloatArray) -> Interval:
     """The median of values [B], one for each prompt, that themselves rest on something uncertain.
 
     Args:
         values: [B] as they are best known.
         drawn: [S, B], resampled; the prompts of each row are drawn once.
-        seed: of the prompts' resamples, as `bootstrap_median` draws them.
     """
     num = len(values)
     if num < MIN_PAIRS:
@@ -126,39 +120,29 @@ def joint_median(values: FloatArray, drawn: FloatArray, *, seed: int = 0) -> Int
     if num <= _RANGE_PAIRS:
         low, high = np.quantile(drawn.min(axis=1), 0.025), np.quantile(drawn.max(axis=1), 0.975)
         return Interval(float(np.median(values)), (float(low), float(high)), num)
-    prompts = np.random.default_rng(seed).integers(0, num, size=drawn.shape)
+    prompts = np.random.default_rng(_SEED).integers(0, num, size=drawn.shape)
     return _interval(float(np.median(values)), [np.median(np.take_along_axis(drawn, prompts, axis=1), axis=1)], num)
 
 
-def joint_ratio(
-    values: tuple[FloatArray, FloatArray], drawn: tuple[FloatArray, FloatArray], *, seed: int = 0
-) -> Interval:
+def joint_ratio(values: tuple[FloatArray, FloatArray], drawn: tuple[FloatArray, FloatArray]) -> Interval:
     """The ratio of two sums over prompts, as `joint_median`: values [B] and drawn [S, B] are numerator, denominator."""
     num = len(values[0])
     point = float(_ratio(np.array([[value.sum() for value in values]]))[0])
     if num < MIN_PAIRS:
         return _interval(point, [], num)
-    counts = np.concatenate(list(_counts(num, len(drawn[0]), seed)))
-    return _interval(point, [_ratio(np.stack([(counts * one).sum(axis=1) for one in drawn], axis=1))], num)
+    counts = np.concatenate(list(_counts(num)))
+    return _interval(point, [_ratio(np.stack([(counts * part).sum(axis=1) for part in drawn], axis=1))], num)
 
 
-def paired(a: FloatArray, b: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Paired:
+def paired(a: FloatArray, b: FloatArray) -> Paired:
     """Compare speeds (more is faster) of A and B, a, b [B], prompt by prompt."""
     assert a.shape == b.shape, "pairs need both sides"
     ratios = a / b
-    ratio = bootstrap_median(ratios, seed=seed, num_resamples=num_resamples)
+    ratio = bootstrap_median(ratios)
     if ratio.ci95 is None:
         return Paired(ratio, None)
-    drawn = np.concatenate(list(_medians(ratios, seed, num_resamples)))
+    drawn = np.concatenate(list(_medians(ratios)))
     return Paired(ratio, float((drawn > 1).mean() + 0.5 * (drawn == 1).mean()))
-
-
-def interleaved(a_seconds: FloatArray, b_seconds: FloatArray, *, seed: int = 0) -> Paired:
-    """How much faster A is than B, from seconds [B, repeats] of runs that took turns (A B B A).
-
-    A pair is a prompt: the median of its repeats in each arm; a ratio of 2 says that A takes half the time.
-    """
-    return paired(1 / np.median(a_seconds, axis=1), 1 / np.median(b_seconds, axis=1), seed=seed)
 
 
 def lacks_interval(document: object) -> bool:
@@ -191,20 +175,20 @@ def _ratio(totals: FloatArray) -> FloatArray:
     return ratio
 
 
-def _counts(num: int, num_resamples: int, seed: int) -> Iterator[FloatArray]:
+def _counts(num: int) -> Iterator[FloatArray]:
     """How often each resample holds each of `num` prompts: blocks [r, num] of all the resamples."""
-    if num * num_resamples <= _BLOCK // 2:
-        yield _kept_counts(num, num_resamples, seed)
+    if num * NUM_RESAMPLES <= _BLOCK // 2:
+        yield _kept_counts(num)
         return
-    generator = np.random.default_rng(seed)
-    for size in _block_sizes(num, num_resamples):
+    generator = np.random.default_rng(_SEED)
+    for size in _block_sizes(num):
         yield _draw_counts(generator, num, size)
 
 
 @lru_cache(maxsize=2)
-def _kept_counts(num: int, num_resamples: int, seed: int) -> FloatArray:
+def _kept_counts(num: int) -> FloatArray:
     """The same resamples serve every figure over the same prompts; at most 16 MB are kept."""
-    return _draw_counts(np.random.default_rng(seed), num, num_resamples)
+    return _draw_counts(np.random.default_rng(_SEED), num, NUM_RESAMPLES)
 
 
 def _draw_counts(generator: np.random.Generator, num: int, size: int) -> FloatArray:
@@ -212,13 +196,13 @@ def _draw_counts(generator: np.random.Generator, num: int, size: int) -> FloatAr
     return np.bincount(drawn.ravel(), minlength=size * num).reshape(size, num).astype(np.float64)
 
 
-def _medians(values: FloatArray, seed: int, num_resamples: int) -> Iterator[FloatArray]:
-    generator = np.random.default_rng(seed)
-    for size in _block_sizes(len(values), num_resamples):
+def _medians(values: FloatArray) -> Iterator[FloatArray]:
+    generator = np.random.default_rng(_SEED)
+    for size in _block_sizes(len(values)):
         yield np.median(values[generator.integers(0, len(values), size=(size, len(values)))], axis=1)
 
 
-def _block_sizes(num: int, num_resamples: int) -> Iterator[int]:
+def _block_sizes(num: int) -> Iterator[int]:
     block = max(1, _BLOCK // num)
-    for begin in range(0, num_resamples, block):
-        yield min(block, num_resamples - begin)
+    for begin in range(0, NUM_RESAMPLES, block):
+        yield min(block, NUM_RESAMPLES - begin)

@@ -34,8 +34,8 @@ _HANDLE = -1  # engines count from 0, and none is running while contexts are sco
 Joint = dict[tuple[int, ...], float]
 
 
-def full_power_draws(num_cells: int, shift: float = FULL_POWER_SHIFT) -> int:
-    """Draws that find a total-variation shift with 99 % power at FALSE_ALARM.
+def full_power_draws(num_cells: int) -> int:
+    """Draws that find a total-variation shift of FULL_POWER_SHIFT with 99 % power at FALSE_ALARM.
 
     A shift d of N draws gives Pearson's statistic a noncentral chi-square distribution with noncentrality
     N Σ δ²/p >= N (Σ|δ|)² = 4 N d² (Cauchy-Schwarz: no way of shifting by d shows less). `detectable_shift` solves for
@@ -43,7 +43,7 @@ def full_power_draws(num_cells: int, shift: float = FULL_POWER_SHIFT) -> int:
     "Statistical power analysis", chapter 7.) It gives 217,000 draws for 16 cells and 317,000 for 64.
     """
     many = 10**9
-    return int(np.ceil(many * (detectable_shift(many, num_cells - 1, FALSE_ALARM) / shift) ** 2))
+    return int(np.ceil(many * (detectable_shift(many, num_cells - 1, FALSE_ALARM) / FULL_POWER_SHIFT) ** 2))
 
 
 @dataclass(slots=True)

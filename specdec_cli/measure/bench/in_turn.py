@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from specdec_cli.measure.predict.cost import Costs, joined
+from specdec_cli.measure.predict.cost import ENOUGH, Costs, joined
 from specdec_cli.measure.predict.predict import Prediction
-from specdec_cli.measure.predict.rounds import ENOUGH
 from specdec_cli.measure.stats import FloatArray
 
 _MOST_SLOTS = 12  # of a run, each a round or more

@@ -245,8 +245,7 @@ def _kept_costs(costs: Costs) -> dict[str, Any]:
 def _restored_costs(line: Mapping[str, Any]) -> Costs:
     import numpy as np
 
-    from specdec_cli.measure.predict.cost import Costs, ProfileLoad
-    from specdec_cli.measure.predict.rounds import Rounds
+    from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
     from specdec_cli.tree_shape import TreeShape
 
     fields = {name: value for name, value in line.items() if name != "costs"}

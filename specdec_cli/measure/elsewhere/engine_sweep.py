@@ -29,7 +29,7 @@ from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.machine.interruption import MachineUsage, look_at_machine
 from specdec_cli.measure.machine.load import Load, look_at_load
-from specdec_cli.measure.predict.cost import ProfileLoad
+from specdec_cli.measure.predict.cost import ENOUGH, ProfileLoad
 from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.draft_trace import GuessTrace
 from specdec_cli.measure.predict.engine_costs import EngineCosts, EngineRun, PassTotals, fit_costs
@@ -37,7 +37,6 @@ from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
 from specdec_cli.measure.predict.predict import Prediction, predict
 from specdec_cli.measure.predict.remote_trace import RemoteTracer
 from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.rounds import ENOUGH
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.traced import Traced
 from specdec_cli.recipe.schema import Sampling

@@ -1,4 +1,10 @@
-"""A cost profile: medians of the parts of a step, and the rounds they come from."""
+"""A cost profile: medians of the parts of a step, and the rounds they come from.
+
+A prediction is no surer than the medians that it rests on. Rounds are resampled whole, so that what slowed a machine
+down for a while slows draft, verification and plain step of the same resample alike.
+
+Letters: R rounds, C context lengths, W columns of `Costs`, S resamples.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,12 @@ import numpy as np
 from pydantic import Field
 
 from specdec_cli.document import Count
-from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 from specdec_cli.tree_shape import TreeShape
 
-_BUSY_SHARE = 0.25
+ENOUGH = 6
+"""The true median lies among R values with probability 1 - 2^(1-R): from six on with more than 95 %."""
+_BLOCK = 1 << 22  # numbers of one block of resamples, so that memory stays small
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +32,50 @@ class ProfileLoad:
     after: float
     num_cores: Annotated[Count, Field(serialization_alias="cores")]
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounds:
+    """Seconds of every round.
+
+    Args:
+        target: [R, C, W] the target's forwards.
+        draft: [R, C, W] the draft's guesses.
+        overhead: [R, W] the engine's own work as it was last measured; that is not done in every round.
+    """
+
+    target: FloatArray
+    draft: FloatArray
+    overhead: FloatArray
+
+    def __len__(self) -> int:
+        """R."""
+        return len(self.target)
+
     @property
-    def warning(self) -> str | None:
-        """A sentence when something else was running before the profile began."""
-        if self.before <= _BUSY_SHARE * self.num_cores:
-            return None
-        return f"the machine was busy: load {self.before:.1f} on {self.num_cores} cores; step times are unreliable"
+    def flat(self) -> FloatArray:
+        """All figures [R, M] of each round in a row, in the order of `Costs.flat`."""
+        parts = (self.target, self.draft, self.overhead)
+        return np.concatenate([part.reshape(len(self), -1) for part in parts], axis=1)
+
+    def only(self, columns: list[int]) -> Rounds:
+        """The rounds of some columns."""
+        return Rounds(self.target[..., columns], self.draft[..., columns], self.overhead[:, columns])
+
+    def drawn_medians(self) -> FloatArray:
+        """Medians [S, M] of as many rounds as there are, drawn with replacement."""
+        flat, generator = self.flat, np.random.default_rng([0, len(self)])
+        size = max(1, _BLOCK // flat.size)
+        medians = []
+        for begin in range(0, NUM_RESAMPLES, size):
+            drawn = generator.integers(0, len(self), size=(min(size, NUM_RESAMPLES - begin), len(self)))
+            medians.append(np.median(flat[drawn], axis=1))
+        return np.concatenate(medians)
+
+    @classmethod
+    def joined(cls, several: list[Rounds]) -> Rounds:
+        """The rounds of several profiles of the same configurations."""
+        names = ("target", "draft", "overhead")
+        return cls(*(np.concatenate([getattr(rounds, name) for rounds in several]) for name in names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,11 +133,11 @@ class Costs:
         """All medians [M] in a row: target, draft, overhead."""
         return np.concatenate([self.target_seconds.ravel(), self.draft_seconds.ravel(), self.overhead_seconds])
 
-    def drawn(self, num_resamples: int = NUM_RESAMPLES) -> FloatArray:
+    def drawn(self) -> FloatArray:
         """The medians [S, M] of resampled rounds, in the order of `flat`; without rounds always the same."""
         if self.rounds is None:
-            return np.broadcast_to(self.flat, (num_resamples, len(self.flat)))
-        return self.rounds.drawn_medians(num_resamples)
+            return np.broadcast_to(self.flat, (NUM_RESAMPLES, len(self.flat)))
+        return self.rounds.drawn_medians()
 
     def context_shares(self, context: FloatArray) -> FloatArray:
         """How a cost at each context [B] is made of those at the measured lengths: shares [B, C] that add up to 1."""
@@ -142,17 +187,17 @@ def _between(context: FloatArray | float, lengths: Sequence[int], seconds: Float
 
 def joined(several: Sequence[Costs]) -> Costs:
     """The medians over all rounds of several profiles, the earliest first, without trees that one of them lacks."""
-    trees = [tree for tree in several[0].trees if all(tree in one.trees for one in several)]
-    several = [one.only(trees) for one in several]
+    trees = [tree for tree in several[0].trees if all(tree in costs.trees for costs in several)]
+    several = [costs.only(trees) for costs in several]
     first, last = several[0], several[-1]
-    rounds = Rounds.joined([one.rounds for one in several if one.rounds is not None])
+    rounds = Rounds.joined([costs.rounds for costs in several if costs.rounds is not None])
     return replace(
         first,
         target_seconds=np.median(rounds.target, axis=0),
         draft_seconds=np.median(rounds.draft, axis=0),
         overhead_seconds=np.median(rounds.overhead, axis=0),
         num_repeats=len(rounds),
-        seconds=sum(one.seconds for one in several),
+        seconds=sum(costs.seconds for costs in several),
         load=replace(first.load, after=last.load.after),
         rounds=rounds,
     )

@@ -20,8 +20,7 @@ import numpy as np
 
 from specdec_cli.document import Interval
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, ServerCounts
-from specdec_cli.measure.predict.cost import Costs, ProfileLoad
-from specdec_cli.measure.predict.rounds import Rounds
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 
 _NOISE = 0.02
@@ -93,13 +92,13 @@ class EngineRun:
             counts.add_run(added, one.num_tokens)
         return counts
 
-    def speedup_over(self, plain: EngineRun, *, seed: int = 0) -> Interval:
+    def speedup_over(self, plain: EngineRun) -> Interval:
         """Tokens per second over those without a draft; both runs' rounds are resampled by themselves."""
         point = self.tokens_per_second / plain.tokens_per_second
         num = min(len(self.rounds), len(plain.rounds))
         if num < 2:
             return Interval(point, None, num)
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(0)
         drawn = _drawn_rates(self, generator) / _drawn_rates(plain, generator)
         low, high = np.quantile(drawn, (0.025, 0.975))
         return Interval(point, (float(low), float(high)), num)

@@ -34,9 +34,8 @@ from specdec_cli.engine.synthetic import conditional
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.measure.machine import interruption
-from specdec_cli.measure.predict.cost import Costs, ProfileLoad
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
 from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
-from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape

@@ -25,6 +25,8 @@ from specdec_cli.measure.stats import FloatArray, ratio_of_totals
 __all__ = ["REPLAYABLE", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table", "tally"]
 
 _NUM_BINS = 8
+_NUM_SIMULATIONS = 8
+_PREFILL_CHUNK = 512  # prompt tokens fed in one step
 
 
 @dataclass(slots=True, eq=False)
@@ -93,10 +95,9 @@ class Replay:
         at = self.of_task(task)
         return ratio_of_totals(self.num_accepted_tokens[at], self.num_draft_tokens[at])
 
-    def tokens_per_step(self, task: str | None = None) -> Interval:
+    def tokens_per_step(self) -> Interval:
         """Emitted tokens per step, steps without a draft and cut ones included."""
-        at = self.of_task(task)
-        return ratio_of_totals(self.num_emitted[at], self.num_steps[at])
+        return ratio_of_totals(self.num_emitted, self.num_steps)
 
     def marginal_rates(self) -> list[Interval]:
         """P(accepted ≥ i | drafted ≥ i) for i = 1…k."""
@@ -152,9 +153,9 @@ def by_task(replays: Sequence[Replay]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def by_position(replays: Sequence[Replay], num_bins: int = _NUM_BINS) -> list[dict[str, Any]]:
+def by_position(replays: Sequence[Replay]) -> list[dict[str, Any]]:
     """Acceptance length along the text, in bins of output positions (the ends belong to them), for every replayed k."""
-    ends = np.unique(np.linspace(1, replays[0].drafts_by_position.shape[1], num_bins + 1).astype(int)).tolist()
+    ends = np.unique(np.linspace(1, replays[0].drafts_by_position.shape[1], _NUM_BINS + 1).astype(int)).tolist()
     return [
         {
             "from": begin,
@@ -165,20 +166,10 @@ def by_position(replays: Sequence[Replay], num_bins: int = _NUM_BINS) -> list[di
     ]
 
 
-def replay_table(
-    trace: Trace,
-    draft: str,
-    rule: str,
-    k_by_batch: Mapping[int, int],
-    max_num_seqs: int,
-    *,
-    num_rounds: int = 8,
-    prefill_chunk: int = 512,
-    seed: int = 0,
-) -> Replay:
+def replay_table(trace: Trace, draft: str, rule: str, k_by_batch: Mapping[int, int], max_num_seqs: int) -> Replay:
     """Expected counts when k depends on how many sequences run together.
 
-    Who runs with whom depends on what was accepted before, so the scheduler is simulated, `num_rounds` times for rules
+    Who runs with whom depends on what was accepted before, so the scheduler is simulated, several times for rules
     of chance and once for others; a visited start still counts with its expected acceptance.
 
     Args:
@@ -187,9 +178,6 @@ def replay_table(
         rule: one of REPLAYABLE, or auto.
         k_by_batch: number of running sequences to k; an entry holds up to the next larger one.
         max_num_seqs: most sequences that run together; prompts are admitted in their order.
-        num_rounds: simulations to average.
-        prefill_chunk: prompt tokens fed in one step.
-        seed: of the simulations.
     """
     if min(k_by_batch, default=0) != 1 or min(k_by_batch.values()) < 0:
         raise UsageError(f"the table of k `{dict(k_by_batch)}` has no entry for 1 sequence, or a negative k")
@@ -198,22 +186,22 @@ def replay_table(
     depths = {k: starts.steps(k) for k in sorted({*k_by_batch.values()})}
     visits = {k: np.zeros(steps.drafted.shape) for k, steps in depths.items()}
     batches: dict[int, float] = {}
-    if all(np.isin(steps.survival, (0, 1)).all() for steps in depths.values()):
-        num_rounds = 1
-    generator = np.random.default_rng(seed)
-    for _ in range(num_rounds):
+    is_certain = all(np.isin(steps.survival, (0, 1)).all() for steps in depths.values())
+    num_simulations = 1 if is_certain else _NUM_SIMULATIONS
+    generator = np.random.default_rng(0)
+    for _ in range(num_simulations):
         waiting = list(range(len(trace.prompts)))[::-1]
         running: dict[int, int] = {}
         while waiting or running:
             while waiting and len(running) < max_num_seqs:
                 place = waiting.pop()
-                running[place] = 1 - -(-len(trace.prompts[place].token_ids) // prefill_chunk)
+                running[place] = 1 - -(-len(trace.prompts[place].token_ids) // _PREFILL_CHUNK)
             num = len(running)
-            batches[num] = batches.get(num, 0.0) + 1 / num_rounds
+            batches[num] = batches.get(num, 0.0) + 1 / num_simulations
             k = k_by_batch[max(size for size in k_by_batch if size <= num)]
             for place, start in list(running.items()):
                 if start >= 1:
-                    visits[k][place, start] += 1 / num_rounds
+                    visits[k][place, start] += 1 / num_simulations
                     start += starts.draw(depths[k], place, start, generator)
                 running[place] = start + 1
                 if running[place] >= starts.num_emitted[place]:

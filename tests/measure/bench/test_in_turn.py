@@ -9,8 +9,7 @@ from typed import not_none, stand_in
 
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.documents.sweep_k import costs_result
-from specdec_cli.measure.predict.cost import Costs, ProfileLoad, joined
-from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
+from specdec_cli.measure.predict.cost import ENOUGH, Costs, ProfileLoad, Rounds, joined
 from specdec_cli.tree_shape import TreeShape
 
 NAMES = ("target_seconds", "draft_seconds", "overhead_seconds")
@@ -79,7 +78,7 @@ def test_joined_costs_are_the_medians_of_all_rounds() -> None:
     for table in (found.target_seconds, found.draft_seconds):
         assert table == pytest.approx(np.full((1, 3), 2.0))
     assert found.overhead_seconds == pytest.approx(0.2)
-    assert np.median(found.drawn(200), axis=0) == pytest.approx(found.flat)
+    assert np.median(found.drawn(), axis=0) == pytest.approx(found.flat)
 
 
 def test_trees_that_one_profile_lacks_are_left_out() -> None:
