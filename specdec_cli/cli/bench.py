@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.measure.bench.bench import Bench
     from specdec_cli.measure.bench.passes import Pass
+    from specdec_cli.measure.machine.load import Conditions
     from specdec_cli.recipe import Recipe
 
 _REPEATS = 2
@@ -185,7 +186,7 @@ class BenchRun(ComparedRun["Bench"]):
         """Counted passes of all arms."""
         return study.passes
 
-    def body(self, study: Bench, machine: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+    def body(self, study: Bench, machine: Conditions, interrupted: bool) -> dict[str, Any]:
         """The document's own keys; the machine's bandwidth is measured for it."""
         from specdec_cli.measure.bench.verdict import measure_roofline
         from specdec_cli.measure.machine.figures import figure

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.measure.bench.compare import DraftComparison
     from specdec_cli.measure.bench.passes import Pass
+    from specdec_cli.measure.machine.load import Conditions
     from specdec_cli.recipe import Recipe, Resolved
 
 
@@ -254,7 +255,7 @@ class CompareRun(ComparedRun["DraftComparison"]):
         """Counted passes of all arms."""
         return study.bench.passes
 
-    def body(self, study: DraftComparison, machine: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+    def body(self, study: DraftComparison, machine: Conditions, interrupted: bool) -> dict[str, Any]:
         """The document's own keys."""
         return compare_body(study, self.arms.promise, self.must_agree, machine, interrupted)
 

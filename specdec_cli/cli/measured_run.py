@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.bench.bench import Bench, Progress
     from specdec_cli.measure.bench.journal import Journal
     from specdec_cli.measure.gates import Pairs
-    from specdec_cli.measure.machine.load import CountedPass
+    from specdec_cli.measure.machine.load import Conditions, CountedPass
     from specdec_cli.recipe import Recipe
     from specdec_cli.report.bench import BenchView
 
@@ -234,7 +234,7 @@ class ComparedRun(MeasuredRun[Measurement]):
         """Counted passes of all arms."""
 
     @abstractmethod
-    def body(self, study: Measurement, machine: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+    def body(self, study: Measurement, machine: Conditions, interrupted: bool) -> dict[str, Any]:
         """The document's own keys.
 
         Args:
@@ -289,7 +289,7 @@ class ComparedRun(MeasuredRun[Measurement]):
 
         arms, passes = self.arms, self.passes(study)
         conditions = Conditions.of(arms.load_before, passes)
-        body = self.body(study, conditions.as_dict(), interrupted)
+        body = self.body(study, conditions, interrupted)
         num_resumed = 0 if self.journal is None else self.journal.num_resumed
         body["plan"] |= {"chat": arms.options.chat, "resumed": num_resumed}
         if num_resumed:

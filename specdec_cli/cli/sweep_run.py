@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.measure.bench.study import Study
-    from specdec_cli.measure.machine.load import CountedPass
+    from specdec_cli.measure.machine.load import Conditions, CountedPass
     from specdec_cli.measure.predict.traced import Traced
     from specdec_cli.recipe import Resolved
 
@@ -84,7 +84,7 @@ class SweepRun(ComparedRun[Swept]):
         """Counted passes of all arms and batch sizes."""
         return study.passes()
 
-    def body(self, study: Swept, machine: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+    def body(self, study: Swept, machine: Conditions, interrupted: bool) -> dict[str, Any]:
         """The document's own keys."""
         options, arms = self.options, self.arms
         plan = {

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from specdec_cli.engine.driver import never
 from specdec_cli.events import Noticed
 from specdec_cli.measure.bench import passes
-from specdec_cli.measure.bench.passes import Differences, Group, Kind, Pass, Track
+from specdec_cli.measure.bench.passes import Group, Kind, Pass, Track
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.workload.workload import Workload, task_of
 
 if TYPE_CHECKING:
-    from specdec_cli.document import Interval
+    from specdec_cli.document import DifferencesResult, Interval
     from specdec_cli.engine.arms import Arm
     from specdec_cli.engine.decoding import Request
     from specdec_cli.measure.bench.journal import Journal
@@ -231,9 +231,9 @@ class Bench:
         speedup, per_step = self.speedup("decode"), self.tokens_per_step
         return speedup.median / per_step if speedup and per_step else None
 
-    def differences(self, against: Track | None = None) -> Differences:
+    def differences(self, against: Track | None = None) -> DifferencesResult:
         """Every output with the draft against the same request's output without."""
-        return Differences.between([self.draft], against or self.plain)
+        return passes.differences(passes.compared_outputs([self.draft], against or self.plain))
 
     def _note(self, one: Pass) -> None:
         for event in one.run.events:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdec_cli.document import Interval
+from specdec_cli.document import DifferencesResult, Interval
 from specdec_cli.engine.depth.draft_limit import cut_drafts, depths_within
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
-from specdec_cli.measure.bench.passes import Differences, Kind, Track, against, speeds
+from specdec_cli.measure.bench.passes import Kind, Track, against, compared_outputs, differences, speeds
 from specdec_cli.measure.bench.sweep import profile_workload
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
@@ -288,7 +288,7 @@ class DraftComparison:
         """Every output without a draft."""
         return [tokens for one in self.plain.passes for tokens in one.run.token_ids or ()]
 
-    def differences(self) -> Differences:
+    def differences(self) -> DifferencesResult:
         """Every output of every draft against the same request's output without one."""
         tracks = [track for contender in self.contenders if contender.drafts for track in contender.tracks.values()]
-        return Differences.between(tracks, self.plain)
+        return differences(compared_outputs(tracks, self.plain))

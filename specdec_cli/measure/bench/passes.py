@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -154,55 +154,33 @@ class Track:
         return {key: seconds for key, seconds in found.items() if seconds is not None}
 
 
-@dataclass(slots=True)
-class Differences:
-    """Outputs compared token by token.
+Compared = tuple[int, Sequence[int], Sequence[int]]
+"""A row, and its output in two arms."""
 
-    Args:
-        num_tokens: that were compared.
-        num_outputs: that differ.
-        first: (row, position in the output) of the first difference.
-    """
 
-    num_tokens: int = 0
-    num_outputs: int = 0
-    first: tuple[int, int] | None = None
+def compared_outputs(several: Iterable[Track], plain: Track) -> Iterator[Compared]:
+    """Every output of some arms beside the same request's in another; arms that tell no tokens are left out."""
+    plain_tokens = {each.turn: each.run.token_ids for each in plain.passes}
+    for each in (each for track in several for each in track.passes):
+        tokens, wanted = each.run.token_ids, plain_tokens.get(each.turn)
+        if tokens is not None and wanted is not None:
+            rows = [request.row.index for request in each.group.requests]
+            yield from zip(rows, tokens, wanted, strict=True)
 
-    @classmethod
-    def between(cls, several: Iterable[Track], plain: Track) -> Differences:
-        """Every output of some arms against the same request's in another; arms that tell no tokens are left out."""
-        others = {one.turn: one.run.token_ids for one in plain.passes}
-        found = cls()
-        for one in (one for track in several for one in track.passes):
-            tokens, wanted = one.run.token_ids, others.get(one.turn)
-            if tokens is not None and wanted is not None:
-                for request, got, want in zip(one.group.requests, tokens, wanted, strict=True):
-                    found.add(request.row.index, got, want)
-        return found
 
-    def include(self, other: Differences) -> None:
-        """Count another comparison's outputs too."""
-        self.num_tokens += other.num_tokens
-        self.num_outputs += other.num_outputs
-        self.first = self.first or other.first
-
-    def add(self, row: int, got: Sequence[int], want: Sequence[int]) -> None:
-        """Compare one output."""
-        self.num_tokens += len(want)
+def differences(compared: Iterable[Compared]) -> DifferencesResult:
+    """Outputs compared token by token; null where there are none."""
+    num_tokens = num_differing = 0
+    first = None
+    for row, got, want in compared:
+        num_tokens += len(want)
         position = first_difference(got, want)
         if position is not None:
-            self.num_outputs += 1
-            self.first = self.first or (row, position)
-
-    def result(self) -> DifferencesResult:
-        """The comparison as documents have it, without what was promised; null where nothing was compared."""
-        known = self.num_tokens > 0
-        first = None if self.first is None else PositionResult(index=self.first[0], position=self.first[1])
-        return DifferencesResult(
-            checked_tokens=self.num_tokens if known else None,
-            mismatches=self.num_outputs if known else None,
-            first_divergence=first,
-        )
+            num_differing += 1
+            first = first or PositionResult(index=row, position=position)
+    if not num_tokens:
+        return DifferencesResult()
+    return DifferencesResult(checked_tokens=num_tokens, mismatches=num_differing, first_divergence=first)
 
 
 def speeds(fast: Track, slow: Track, kind: Kind, task: str | None = None) -> tuple[FloatArray, FloatArray] | None:

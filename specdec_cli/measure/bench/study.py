@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from specdec_cli.document import Interval
+from specdec_cli.document import DifferencesResult, Interval
 from specdec_cli.events import SpeculativeCounts
-from specdec_cli.measure.bench.passes import Differences
+from specdec_cli.measure.bench.passes import Compared, differences
 from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.step_split import StepSplit
 from specdec_cli.measure.machine.load import Conditions, CountedPass, Load, look_at_load
@@ -83,9 +84,9 @@ class SizeStudy(ABC):
         """How busy the machine was."""
         return Conditions.of(self.load, self.passes())
 
-    def differences(self) -> Differences:
-        """Every output with a draft, of every shape, against the same request's without."""
-        return Differences()
+    def compared_outputs(self) -> Iterable[Compared]:
+        """Every output with a draft, of every shape, beside the same request's without."""
+        return ()
 
     def step_split(self, shape: DraftShape) -> StepSplit | None:
         """Where the time of a measured shape's steps goes; None where that is not known."""
@@ -154,12 +155,9 @@ class Study:
         """Counted passes of all arms and batch sizes."""
         return [one for at_size in self.by_size for one in at_size.passes()]
 
-    def differences(self) -> Differences:
+    def differences(self) -> DifferencesResult:
         """Every output with a draft, of every batch size, against the same request's without."""
-        differences = Differences()
-        for at_size in self.by_size:
-            differences.include(at_size.differences())
-        return differences
+        return differences(chain.from_iterable(at_size.compared_outputs() for at_size in self.by_size))
 
     def notices(self) -> list[str]:
         """Sentences that a reader needs beside the trace and the figures, each once."""

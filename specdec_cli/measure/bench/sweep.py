@@ -7,7 +7,7 @@ and measured figures are the same statistic, the median prompt's decode speed-up
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from specdec_cli.engine.arms import EngineArm
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.bench.in_turn import InTurn
-from specdec_cli.measure.bench.passes import Differences, Pass, Track, against
+from specdec_cli.measure.bench.passes import Compared, Pass, Track, against, compared_outputs
 from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
 from specdec_cli.measure.predict.cost import Costs
@@ -212,11 +212,10 @@ class Sweep(SizeStudy):
         """Counted passes of all arms."""
         return () if self.bench is None else self.bench.passes
 
-    def differences(self) -> Differences:
-        """Every output with a draft, of every shape, against the same request's without."""
-        if self.bench is None:
-            return Differences()
-        return Differences.between([self.track(shape) for shape in self.shapes], self.bench.plain)
+    def compared_outputs(self) -> Iterable[Compared]:
+        """Every output with a draft, of every shape, beside the same request's without."""
+        tracks = () if self.bench is None else [self.track(shape) for shape in self.shapes]
+        return () if self.bench is None else compared_outputs(tracks, self.bench.plain)
 
     def notices(self) -> list[str]:
         """The notes of the profile and of the passes."""

@@ -13,7 +13,6 @@ from specdec_cli.measure.documents.parts import (
     NO_INTERVAL,
     UNCHECKED,
     AgainstResult,
-    ConditionsResult,
     EngineResult,
     GateResult,
     SpeedupResult,
@@ -21,6 +20,7 @@ from specdec_cli.measure.documents.parts import (
     engine_of_another,
     lossless,
 )
+from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.machine.roofline import Roofline
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class BenchDocument(ResultDocument):
 
     workload: WorkloadResult
     plan: PassesPlan
-    machine: ConditionsResult
+    machine: Conditions
     plain: TotalsResult
     draft: TotalsResult
     speedup: SpeedupResult
@@ -86,7 +86,7 @@ def bench_body(
     bench: Bench,
     promise: Promise,
     tokens_must_agree: bool,
-    machine: Mapping[str, Any],
+    machine: Conditions,
     roofline: Roofline | None,
     versions: Mapping[str, str],
     interrupted: bool,
@@ -108,7 +108,7 @@ def bench_body(
     missing: list[str] = []
     costs = figure("the cost of a step", lambda: costs_of(bench.draft, bench.plain), missing)
     efficiency = figure("the efficiency", lambda: bench.efficiency, missing)
-    findings = figure("the verdict in words", lambda: sentences(bench, machine["busy"]), missing) or []
+    findings = figure("the verdict in words", lambda: sentences(bench, machine.busy), missing) or []
     known = [notice for notice in (bench.workload.notice, bench.hidden_tasks) if notice is not None]
     return BenchDocument(
         workload=bench.workload,
@@ -120,7 +120,7 @@ def bench_body(
                 version=versions[name],
                 timing=track.timing(),
                 speedup=_speedup(bench, against=track),
-                equal=bench.differences(track).result(),
+                equal=bench.differences(track),
             )
             for name, track in bench.against.items()
         },
@@ -131,7 +131,7 @@ def bench_body(
         by_task={
             task: TaskResult(num_prompts=bench.workload.tasks[task], **_arms(bench, task)) for task in bench.tasks()
         },
-        lossless=lossless(promise, bench.differences().result() if tokens_must_agree else UNCHECKED),
+        lossless=lossless(promise, bench.differences() if tokens_must_agree else UNCHECKED),
         findings=findings,
         notices=[*known, *bench.notices, *_too_fast(roofline), *missing],
     ).as_json()

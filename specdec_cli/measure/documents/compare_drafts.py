@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -26,7 +25,6 @@ from specdec_cli.measure.documents.bench import PassesPlan, passes_plan, totals
 from specdec_cli.measure.documents.parts import (
     NO_INTERVAL,
     UNCHECKED,
-    ConditionsResult,
     EngineResult,
     GateResult,
     SpeedupResult,
@@ -34,6 +32,7 @@ from specdec_cli.measure.documents.parts import (
     engine_of_another,
     lossless,
 )
+from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.predict.evidence import largest_words
 from specdec_cli.recipe.gate import Verdict
 
@@ -122,7 +121,7 @@ class CompareDocument(ResultDocument):
 
     workload: WorkloadResult
     plan: ComparePlan
-    machine: ConditionsResult
+    machine: Conditions
     plain: TotalsResult
     rows: list[DraftResult]
     pairwise: list[PairResult]
@@ -142,7 +141,7 @@ def compare_body(
     comparison: DraftComparison,
     promise: Promise,
     tokens_must_agree: bool,
-    machine: Mapping[str, Any],
+    machine: Conditions,
     interrupted: bool,
 ) -> dict[str, Any]:
     """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
@@ -192,7 +191,7 @@ def compare_body(
         recommendation=choice.recommendation,
         verdict=choice.verdict,
         needs=choice.needs,
-        lossless=lossless(promise, comparison.differences().result() if tokens_must_agree else UNCHECKED),
+        lossless=lossless(promise, comparison.differences() if tokens_must_agree else UNCHECKED),
         notices=[*known, *comparison.notices, *largest],
     ).as_json()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from specdec_cli.document import Count, Result, ResultDocument, Seconds, SpeculativeResult, absent
-from specdec_cli.measure.documents.parts import GateResult, LoadResult
+from specdec_cli.measure.documents.parts import GateResult
 from specdec_cli.measure.endpoint.endpoint_bench import AnsweredAcceptance, Percentiles
+from specdec_cli.measure.machine.load import LoadResult
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def endpoint_schema(has_arrivals: bool) -> dict[str, Any]:
     return schema
 
 
-def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any], interrupted: bool) -> dict[str, Any]:
+def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, interrupted: bool) -> dict[str, Any]:
     """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
 
     Args:

@@ -12,8 +12,6 @@ from specdec_cli.document import (
     Interval,
     LosslessResult,
     Result,
-    Seconds,
-    Share,
     TimingResult,
     absent,
 )
@@ -23,7 +21,7 @@ from specdec_cli.measure.workload.workload import Skipped
 if TYPE_CHECKING:
     from specdec_cli.engine.promise import Promise
 
-UNCHECKED = DifferencesResult(checked_tokens=None, mismatches=None, first_divergence=None)
+UNCHECKED = DifferencesResult()
 NO_INTERVAL = Interval(nan, None, 0)
 
 
@@ -35,26 +33,6 @@ class WorkloadResult(Result):
     prompt_tokens: Count | None
     tasks: dict[str, Count]
     skipped: list[Skipped]
-
-
-class LoadResult(Result):
-    """Load of the machine before and after."""
-
-    load_before: Seconds
-    load_after: Seconds
-    num_cores: Count
-    busy: str | None
-
-
-class ConditionsResult(LoadResult):
-    """Load of the machine, and passes that other processes interrupted.
-
-    `lost_share` is the share of the counted passes' time that other processes cost; null where the system does not say.
-    """
-
-    num_interrupted_passes: Count
-    num_discarded_passes: Count
-    lost_share: Share | None
 
 
 class SpeedupResult(Result):
@@ -105,6 +83,6 @@ def engine_of_another() -> Any:
     return absent("The other engine that decoded; absent where specdec did.")
 
 
-def lossless(promise: Promise, found: DifferencesResult = UNCHECKED) -> LosslessResult:
+def lossless(promise: Promise, differences: DifferencesResult = UNCHECKED) -> LosslessResult:
     """Promise of a verification mode, and the result of comparing tokens."""
-    return LosslessResult(promised=promise.is_lossless, verify=promise.verify, **dict(found))
+    return LosslessResult(promised=promise.is_lossless, verify=promise.verify, **dict(differences))

@@ -13,7 +13,6 @@ from specdec_cli.document import Count, Ends, Figure, Interval, LosslessResult, 
 from specdec_cli.measure.documents.engine_sweep import EngineSweepResult
 from specdec_cli.measure.documents.parts import (
     UNCHECKED,
-    ConditionsResult,
     EngineResult,
     GateResult,
     WorkloadResult,
@@ -21,6 +20,7 @@ from specdec_cli.measure.documents.parts import (
     lossless,
 )
 from specdec_cli.measure.documents.replayed import ReplayedResult, replayed_figures
+from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.predict.cost import ProfileLoad
 from specdec_cli.measure.predict.evidence import Recommendation
 
@@ -208,7 +208,7 @@ class SweepDocument(ResultDocument):
 
     workload: WorkloadResult
     plan: SweepPlan
-    machine: ConditionsResult
+    machine: Conditions
     trace: TraceFacts | None
     costs: CostsResult
     rows: list[ChainResult]
@@ -238,7 +238,7 @@ def sweep_body(
     plan: Mapping[str, Any],
     promise: Promise,
     tokens_must_agree: bool,
-    machine: Mapping[str, Any],
+    machine: Conditions,
     trace: Mapping[str, Any] | None,
     notices: list[str],
     engine_sweep: Mapping[str, Any] | None = None,
@@ -291,7 +291,7 @@ def sweep_body(
             speedup_by_k={str(row.k): row.iid_speedup for row in prediction.chains} if prediction is not None else {},
         ),
         **{name: None if prediction is None else getattr(prediction, name) for name in figures},
-        lossless=lossless(promise, study.differences().result() if tokens_must_agree else UNCHECKED),
+        lossless=lossless(promise, study.differences() if tokens_must_agree else UNCHECKED),
         engine_sweep=engine_sweep,
         notices=notices,
     ).as_json()

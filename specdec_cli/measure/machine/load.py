@@ -9,6 +9,7 @@ from typing import Protocol
 
 import psutil
 
+from specdec_cli.document import Count, Result, Seconds, Share
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
 
 _BUSY_SHARE = 0.25
@@ -45,14 +46,9 @@ class Load:
         """The load beside the cores that are there for it."""
         return f"load {self.average:.1f} on {self.num_cores} cores"
 
-    def since(self) -> dict[str, float | int | str | None]:
-        """How busy the machine was at this moment, and now."""
-        return {
-            "load_before": self.average,
-            "load_after": psutil.getloadavg()[0],
-            "num_cores": self.num_cores,
-            "busy": self.busy,
-        }
+    def since(self) -> LoadResult:
+        """The load at this moment and now."""
+        return LoadResult(load_before=self.average, load_after=_average(), num_cores=self.num_cores, busy=self.busy)
 
 
 class CountedPass(Protocol):
@@ -71,70 +67,71 @@ class CountedPass(Protocol):
         """Interrupted attempts before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Under which passes were measured.
+class LoadResult(Result):
+    """Load of the machine before and after."""
 
-    Args:
-        load: before.
-        num_passes: passes that count.
-        num_interrupted: counted passes that other processes interrupted nevertheless.
-        num_discarded: interrupted passes that were decoded again and do not count.
-        lost_share: share of the counted passes' time that other processes cost; None where the system does not say.
+    load_before: Seconds
+    load_after: Seconds
+    num_cores: Count
+    busy: str | None
+
+
+class Conditions(LoadResult):
+    """Load of the machine, and passes that other processes interrupted.
+
+    `busy` is a sentence when the measured times are not the machine's own speed. Interrupted passes count all the same,
+    discarded ones were decoded again. `lost_share` is the share of the counted passes' time that other processes cost;
+    null where the system does not say.
     """
 
-    load: Load
-    num_passes: int
-    num_interrupted: int
-    num_discarded: int
-    lost_share: float | None
+    num_interrupted_passes: Count
+    num_discarded_passes: Count
+    lost_share: Share | None
 
     @classmethod
     def of(cls, load: Load, passes: Iterable[CountedPass]) -> Conditions:
-        """Conditions of some passes."""
+        """Conditions of some passes, with the load before them."""
         counted = list(passes)
-        known = [(one.lost_share, one.seconds) for one in counted if one.lost_share is not None]
+        known = [(each.lost_share, each.seconds) for each in counted if each.lost_share is not None]
         total = sum(seconds for _, seconds in known)
-        lost = sum(share * seconds for share, seconds in known) / total if total else None
+        lost_share = sum(share * seconds for share, seconds in known) / total if total else None
         num_interrupted = sum(share > INTERRUPTED_SHARE for share, _ in known)
-        return cls(load, len(counted), num_interrupted, sum(one.num_discarded for one in counted), lost)
-
-    @property
-    def busy(self) -> str | None:
-        """A sentence when what was measured is not the machine's own speed."""
-        if self.num_interrupted > _FEW * self.num_passes:
-            return (
-                f"the machine was busy: {self.num_interrupted} of {self.num_passes} passes lost more than "
-                f"{100 * INTERRUPTED_SHARE:.0f} % of their time to other processes or a CPU quota "
-                f"({self.load.words} before)"
+        busy = None
+        if num_interrupted > _FEW * len(counted):
+            busy = (
+                f"the machine was busy: {num_interrupted} of {len(counted)} passes lost more than "
+                f"{100 * INTERRUPTED_SHARE:.0f} % of their time to other processes or a CPU quota ({load.words} before)"
             )
-        if self.load.is_overloaded or (self.lost_share is None and self.load.busy):
-            return f"the machine was busy: {self.load.words} before; the measured times may be unreliable"
-        return None
+        elif load.is_overloaded or (lost_share is None and load.busy):
+            busy = f"the machine was busy: {load.words} before; the measured times may be unreliable"
+        return cls(
+            load_before=load.average,
+            load_after=_average(),
+            num_cores=load.num_cores,
+            busy=busy,
+            num_interrupted_passes=num_interrupted,
+            num_discarded_passes=sum(each.num_discarded for each in counted),
+            lost_share=lost_share,
+        )
 
     @property
     def discarded(self) -> str | None:
         """A sentence when passes were decoded again."""
-        if not self.num_discarded:
+        if not self.num_discarded_passes:
             return None
-        passes = "1 pass" if self.num_discarded == 1 else f"{self.num_discarded} passes"
+        passes = "1 pass" if self.num_discarded_passes == 1 else f"{self.num_discarded_passes} passes"
         return f"discarded {passes} that other processes interrupted, and decoded again"
-
-    def as_dict(self) -> dict[str, float | int | str | None]:
-        """The JSON form, with the load now."""
-        return self.load.since() | {
-            "busy": self.busy,
-            "num_interrupted_passes": self.num_interrupted,
-            "num_discarded_passes": self.num_discarded,
-            "lost_share": self.lost_share,
-        }
 
 
 def look_at_load() -> Load:
     """The load now."""
-    return Load(psutil.getloadavg()[0], num_cores())
+    return Load(_average(), num_cores())
 
 
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _average() -> float:
+    return psutil.getloadavg()[0]

@@ -148,7 +148,7 @@ def test_tokens_stand_beside_their_own_request() -> None:
 def test_every_token_is_compared_and_counted(batch_size: int) -> None:
     one = ran(bench(batch_size=batch_size, repeats=2))
     found = one.differences()
-    assert (found.num_tokens, found.num_outputs, found.first) == (2 * 4 * 12, 0, None)
+    assert (found.checked_tokens, found.mismatches, found.first_divergence) == (2 * 4 * 12, 0, None)
     assert one.draft.counts().num_emitted_tokens == one.plain.counts().num_emitted_tokens == 2 * 4 * 11
     assert one.draft.counts().num_draft_tokens > 0
     assert one.plain.counts().num_draft_tokens == 0
@@ -168,8 +168,10 @@ def test_a_draft_that_changes_a_token_is_found() -> None:
     wrong = replace(one.draft.passes[0].run, token_ids=(tuple(tokens),))
     one.draft.passes[0] = replace(one.draft.passes[0], run=wrong)
     found = one.differences()
-    assert (found.num_outputs, found.first) == (1, (group.requests[0].row.index, 5))
-    assert found.result().as_json()["first_divergence"] == {"index": 1, "position": 5}
+    row = group.requests[0].row.index
+    assert found.as_json() == {
+        "checked_tokens": 12, "mismatches": 1, "first_divergence": {"index": row, "position": 5},
+    }  # fmt: skip
 
 
 def test_end_tokens_are_respected() -> None:
@@ -178,7 +180,7 @@ def test_end_tokens_are_respected() -> None:
     one = ran(bench(toy_engine(target=target), work=workload(num=200)))
     lengths = [len(tokens) for found in one.draft.passes for tokens in not_none(found.run.token_ids)]
     assert max(lengths) < 200
-    assert one.differences().num_outputs == 0
+    assert one.differences().mismatches == 0
 
 
 def test_an_interruption_keeps_what_is_whole() -> None:

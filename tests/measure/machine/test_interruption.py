@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -165,8 +166,8 @@ def test_an_interrupted_pass_is_decoded_again_before_it_counts(monkeypatch: pyte
     assert busy.attempts[:5] == [(2, 0), (0, 0), (0, 0), (0, 0), (0, 1)], "again at once: pairs stay close together"
     assert not_none(found.speedup("decode")).ci95 == (2.0, 2.0)
     assert [one.num_discarded for one in found.plain.passes[:2]] == [2, 0]
-    assert busy.conditions.num_discarded == 2
-    assert (busy.conditions.num_interrupted, busy.conditions.busy, busy.conditions.lost_share) == (0, None, 0.0)
+    assert busy.conditions.num_discarded_passes == 2
+    assert (busy.conditions.num_interrupted_passes, busy.conditions.busy, busy.conditions.lost_share) == (0, None, 0.0)
     assert "discarded 2 passes that other processes interrupted" in not_none(busy.conditions.discarded)
 
 
@@ -174,14 +175,14 @@ def test_of_attempts_that_were_all_interrupted_the_least_interrupted_counts(monk
     busy = Busy(monkeypatch, [0.5, 0.2, 0.4])
     [first, *_] = busy.run().draft.passes
     assert (first.lost_share, first.num_discarded, first.is_interrupted) == (pytest.approx(0.2), 2, True)
-    assert busy.conditions.num_interrupted == 1
+    assert busy.conditions.num_interrupted_passes == 1
     assert busy.conditions.busy is None, "a median does not mind one of twelve"
 
 
 def test_a_little_waiting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, [0.04] * 100)
     busy.run()
-    assert (len(busy.attempts), busy.conditions.num_discarded) == (12, 0)
+    assert (len(busy.attempts), busy.conditions.num_discarded_passes) == (12, 0)
     assert busy.conditions.lost_share == pytest.approx(0.04)
 
 
@@ -190,7 +191,7 @@ def test_a_machine_that_is_always_busy_is_measured_and_said_to_be_busy(monkeypat
     found = busy.run()
     assert len(found.draft.passes) == len(found.plain.passes) == 6
     assert len(busy.attempts) == 12 + 6, "half as many again, and then it is measured as it is"
-    assert busy.conditions.as_dict() == {
+    assert busy.conditions.as_json() == {
         "load_before": 0.1, "load_after": 0.0, "num_cores": 2, "num_interrupted_passes": 12, "num_discarded_passes": 6,
         "lost_share": pytest.approx(0.7),
         "busy": "the machine was busy: 12 of 12 passes lost more than 5 % of their time to other processes or a CPU "
@@ -222,6 +223,6 @@ def test_the_load_alone_says_it_where_it_is_high_or_nothing_else_is_known(
     load: float, lost_share: float | None, is_busy: bool
 ) -> None:
     """On two cores; two runs of this program one after the other leave a load of 2 behind."""
-    found = Conditions(Load(load, 2), 12, 0, 0, lost_share)
+    found = Conditions.of(Load(load, 2), [SimpleNamespace(lost_share=lost_share, seconds=1.0, num_discarded=0)] * 12)
     assert (found.busy is not None) is is_busy
     assert not is_busy or f"load {load} on 2 cores" in not_none(found.busy)
