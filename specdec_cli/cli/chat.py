@@ -27,7 +27,7 @@ from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.cli.terminal import colourful
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.chat.chat import ChatHistory, Speaker
-from specdec_cli.measure.documents.chat import ChatDocument, chat_body
+from specdec_cli.measure.documents.chat import ChatDocument
 from specdec_cli.report.chat import ReplyView, settings_words, turn_line
 from specdec_cli.report.texts import Writer
 from specdec_cli.report.view import Screen
@@ -163,8 +163,10 @@ class _Chat:
         def document() -> dict[str, Any]:
             recipe = self.recipe.as_dict()
             kept = recipe if endpoint is None else {"sampling": recipe["sampling"]}
-            body = chat_body(self.history, speaker.target, endpoint)
-            return envelope(ChatDocument, kept, body, **self.machine)
+            body = ChatDocument(
+                target=speaker.target, endpoint=endpoint, system=self.history.system, turns=self.history.turns
+            )
+            return envelope(ChatDocument, kept, body.as_json(), **self.machine)
 
         commands = ChatCommands(self.history, speaker, self.screen, document)
         if self.is_interactive:

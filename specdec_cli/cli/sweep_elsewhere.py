@@ -223,8 +223,7 @@ class AcceptanceRun(MeasuredRun["TracedText"]):
     async def _ask(self, tell: Tell) -> TracedText:
         """Through one server, or two."""
         from specdec_cli.measure.endpoint.endpoint import Endpoint
-        from specdec_cli.measure.predict.acceptance import sampled_faults
-        from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
+        from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END, sampled_faults
         from specdec_cli.measure.predict.remote_trace import RemoteTracer
 
         source, resolved, chat = self.source, self.arms.resolved, self.arms.options.chat

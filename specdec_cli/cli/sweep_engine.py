@@ -206,7 +206,7 @@ def refuse_faulty(recipe: Recipe, version: str | None, *, is_cpu: bool) -> None:
     Raises:
         RunError: the recipe samples, and it is such a build.
     """
-    from specdec_cli.measure.predict.acceptance import sampled_faults
+    from specdec_cli.measure.predict.engine_rules import sampled_faults
 
     faults = sampled_faults(recipe.engine.name, version) if is_cpu and recipe.sampling.temperature else []
     if faults:

@@ -116,8 +116,8 @@ def _timed(recipe: Recipe, plan: TrainingPlan) -> TrainingPlan:
         device = device_named(recipe.target.device)
     except RunError:
         return plan
-    speed = measure_speed(device, torch.float32, plan.memory_bytes["target"])
-    return plan.at_speed(speed.flops_per_second, speed.bytes_per_second)
+    machine = measure_speed(device, torch.float32, plan.memory_bytes["target"])
+    return plan.at_speed(machine.flops_per_second, machine.bandwidth_bytes_per_second)
 
 
 def checked_data(recipe: Recipe) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.measure.workload.given_answers import given_answer, given_chat
+from specdec_cli.measure.workload.chats import given_answer, given_chat
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine

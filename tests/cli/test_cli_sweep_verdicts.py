@@ -14,7 +14,7 @@ from typed import not_none, stand_in
 
 from specdec_cli.document import Interval
 from specdec_cli.measure.bench import sweep
-from specdec_cli.measure.bench.candidates import candidates
+from specdec_cli.measure.bench.sweep import candidates
 from specdec_cli.measure.predict import traced
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Predicted, choose

@@ -11,7 +11,7 @@ from tiny_training import tiny_target
 from specdec_cli.cli import main
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.workload.given_answers import given_chat
+from specdec_cli.measure.workload.chats import given_chat
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,16 @@ import numpy as np
 
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
-from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Compared, Pass, Track, against, compared_outputs
 from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
-from specdec_cli.measure.predict.evidence import INDIFFERENT
+from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED
+from specdec_cli.measure.predict.predict import Predicted
 from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile
-from specdec_cli.measure.stats import FloatArray
+from specdec_cli.measure.stats import FloatArray, paired
 from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.traced import Traced
     from specdec_cli.measure.workload.workload import Workload
 
+MAX_CANDIDATES = 2
 MAX_TREES = 3  # that are chosen
 PROFILE_SECONDS = 15.0
 _BEFOREHAND = MIN_REPEATS, 8  # rounds of the profile that chooses; as many again stand between the passes
@@ -80,6 +81,26 @@ def profile_workload(
         trees=trees,
     )
     return measure() if journal is None else journal.costs(name, measure)
+
+
+def candidates(rows: Sequence[Predicted]) -> list[DraftShape]:
+    """The few shapes to measure, the best predicted one first: intervals overlap its own, and none is clearly slower.
+
+    Prompt by prompt the draws of two shapes go together, so a pair of them can differ where their intervals overlap.
+    Where there are chains and trees, the best of each is among them.
+    """
+    known = [row for row in rows if np.isfinite(row.speedup.median)]
+    if not known:
+        return []
+    ordered = sorted(known, key=lambda row: (-row.speedup.median, row.shape))
+    best = ordered[0]
+    near = [row for row in ordered if row.speedup.overlaps(best.speedup) and not _is_clearly_slower(row, best)]
+    chains, trees = ([row for row in ordered if (row.shape.tree is None) is is_chain] for is_chain in (True, False))
+    return list(dict.fromkeys(row.shape for row in [*near[:MAX_CANDIDATES], *chains[:1], *trees[:1]]))
+
+
+def _is_clearly_slower(row: Predicted, best: Predicted) -> bool:
+    return paired(best.speedup_by_prompt, row.speedup_by_prompt).ratio.is_above(TRUSTED)
 
 
 def _is_looked_at(num_groups: int) -> bool:
@@ -181,7 +202,7 @@ class Sweep(SizeStudy):
     def _is_settled(self) -> bool:
         """Whether more passes would not change the choice: the leader and whether it pays are both known.
 
-        Asked seldom: who looks at an interval often enough finds one that leaves out what is true.
+        Checked rarely: repeated looks inflate false positives.
         """
         if self.is_exhaustive or self.bench is None or not _is_looked_at(len(self.bench.plain.passes)):
             return False

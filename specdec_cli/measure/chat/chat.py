@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from pydantic import Field
+
+from specdec_cli.document import Count, TimingResult
 from specdec_cli.engine.prompts import ChatMessage, check_text
 from specdec_cli.errors import UsageError
 from specdec_cli.timing import Timing
@@ -17,29 +20,29 @@ class ChatTurn:
 
     Args:
         prompt: the user message.
-        draft: name of the draft that guesses; None where a server does not say.
-        num_speculative_tokens: tokens drafted per step; likewise.
         text: the answer so far.
         finish_reason: `stop`, `length`, or `abort` where Ctrl-C stopped it; None while it streams.
         prompt_tokens: tokens of the conversation before it; None where a server does not count them.
         cached_tokens: tokens of the prompt that the prefix cache held.
         completion_tokens: tokens of the answer; likewise.
+        draft: name of the draft that guesses; None where a server does not say.
+        num_speculative_tokens: tokens drafted per step; likewise.
         speculative: counts and rates of speculation under the keys of documents; None where nothing counts them.
         timing: seconds and tokens per second.
         notices: sentences about the answer for the user.
     """
 
     prompt: str
-    draft: str | None = None
-    num_speculative_tokens: int | None = None
     text: str = ""
     finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    draft: str | None = None
+    num_speculative_tokens: Count | None = None
     speculative: dict[str, Any] | None = None
-    timing: Timing = field(default_factory=Timing)
-    notices: list[str] = field(default_factory=list)
+    timing: TimingResult = field(default_factory=Timing)
+    notices: Annotated[list[str], Field(exclude=True)] = field(default_factory=list)
 
     def statistic(self, name: str) -> float | None:
         """One acceptance statistic by its key."""

@@ -97,7 +97,8 @@ class EndpointSpeaker(EndpointArm):
             )
 
     async def _answer(self, messages: tuple[ChatMessage, ...], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
-        turn, before = ChatTurn(messages[-1].content, self.draft, self.k), await self._page()
+        turn = ChatTurn(messages[-1].content, draft=self.draft, num_speculative_tokens=self.k)
+        before = await self._page()
 
         def fold(answer: Answer) -> None:
             watch(turn, _fold(turn, answer))

@@ -10,7 +10,7 @@ from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.depth.draft_limit import check_reach
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped
+from specdec_cli.events import Event, Finished, Noticed, Stepped
 from specdec_cli.measure.chat.chat import ChatTurn, ContextFullError, Watch, check_k
 
 if TYPE_CHECKING:
@@ -83,10 +83,11 @@ class EngineSpeaker:
     def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
         """Answer the last message."""
         tokens = self.engine.encode([message.as_dict() for message in messages])
-        turn = ChatTurn(messages[-1].content, self.draft, self.k, prompt_tokens=len(tokens))
+        prompt = messages[-1].content
+        turn = ChatTurn(prompt, prompt_tokens=len(tokens), draft=self.draft, num_speculative_tokens=self.k)
         arm = Decoding("chat", self.k, draft=self._draft)
         is_first = not any(message.role == "assistant" for message in messages)
-        request = Request(PromptRow(0, messages[-1].content), tokens, self._sampling(len(tokens), is_first))
+        request = Request(PromptRow(0, prompt), tokens, self._sampling(len(tokens), is_first))
         self._num_asked += 1
 
         def fold(arm: Decoding, event: Event) -> None:
@@ -132,15 +133,11 @@ def _fold(turn: ChatTurn, arm: Decoding, event: Event) -> str:
     elif isinstance(event, Finished):
         text = event.text
     elif isinstance(event, Stepped):
-        text = "".join(map(_text, event.emitted))
-        cached = [one.num_cached_tokens for one in event.emitted if one.from_prefill]
+        text = "".join(emitted.text for emitted in event.emitted)
+        cached = [emitted.num_cached_tokens for emitted in event.emitted if emitted.from_prefill]
         turn.cached_tokens = cached[0] if cached else turn.cached_tokens
         turn.completion_tokens = arm.meter.num_tokens
         turn.speculative = arm.counts().as_dict()
         turn.timing.decode_tokens_per_second = arm.meter.tokens_per_second
     turn.text += text
     return text
-
-
-def _text(emitted: Emitted) -> str:
-    return emitted.text

@@ -94,7 +94,7 @@ def acceptance_body(trace: Trace, draft: str, source: Mapping[str, Any], k_max: 
     Raises:
         UsageError: the draft was traced for fewer tokens.
     """
-    from specdec_cli.measure.predict.acceptance import rule_rows
+    from specdec_cli.measure.predict.engine_rules import rule_rows
     from specdec_cli.measure.predict.replay import replay
 
     has_chance = not trace.is_greedy and trace.drafts[draft].most_depth is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,21 +15,6 @@ if TYPE_CHECKING:
 
 _SMALLEST, _LARGEST = 1 << 20, 1 << 30
 _SECONDS = 0.4
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """The fraction of the roofline that was reached.
-
-    Args:
-        bytes_per_second: reading `num_bytes` again and again.
-        num_bytes: the size that was read; a small model's fits the caches, and so does this.
-        flops_per_second: of a large matrix product in the target's dtype.
-    """
-
-    bytes_per_second: float
-    num_bytes: int
-    flops_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +34,43 @@ class MeasuredStep:
     seconds: float
 
 
-def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) -> Speed:
-    """Measure reading and multiplying, for about a second.
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """One kind of step against the roofline; `floor_seconds` is the least that it could take."""
+
+    tokens_per_step: Seconds
+    bytes_per_step: Seconds
+    flops_per_step: Seconds
+    flops_per_byte: Seconds
+    bound: Literal["memory", "compute"]
+    floor_seconds: Seconds
+    seconds_per_step: Seconds
+    fraction: Seconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The machine's bandwidth and arithmetic, and both kinds of step against them.
+
+    Args:
+        bandwidth_bytes_per_second: reading the same bytes again and again.
+        bandwidth_measured_over_bytes: how many; a small model's weights fit the caches, and so do these.
+        flops_per_second: of a large matrix product in the target's dtype.
+        ridge_flops_per_byte: above which a step is bound by arithmetic.
+        plain: a step without a draft; None where none was measured.
+        verify: the same for a step that verifies.
+    """
+
+    bandwidth_bytes_per_second: Seconds
+    bandwidth_measured_over_bytes: Count
+    flops_per_second: Seconds
+    ridge_flops_per_byte: Seconds
+    plain: Roof | None = None
+    verify: Roof | None = None
+
+
+def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) -> Roofline:
+    """Measure reading and multiplying, for about a second; no step is set against it yet.
 
     Args:
         device: the target's.
@@ -67,7 +87,8 @@ def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) ->
     side = 4096 if device.type == "cuda" else 1024
     left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
     multiplying = _best(lambda: left @ right, device)
-    return Speed(size / reading, size, 2 * side**3 / multiplying)
+    bandwidth, flops_per_second = size / reading, 2 * side**3 / multiplying
+    return Roofline(bandwidth, size, flops_per_second, flops_per_second / bandwidth)
 
 
 def _best(work: Any, device: torch.device) -> float:
@@ -90,52 +111,24 @@ def _best(work: Any, device: torch.device) -> float:
     return fastest
 
 
-@dataclass(frozen=True, slots=True)
-class Roof:
-    """One kind of step against the roofline; `floor_seconds` is the least that it could take."""
-
-    tokens_per_step: Seconds
-    bytes_per_step: Seconds
-    flops_per_step: Seconds
-    flops_per_byte: Seconds
-    bound: Literal["memory", "compute"]
-    floor_seconds: Seconds
-    seconds_per_step: Seconds
-    fraction: Seconds | None
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """The machine's bandwidth and arithmetic, and both kinds of step against them."""
-
-    bandwidth_bytes_per_second: Seconds
-    bandwidth_measured_over_bytes: Count
-    flops_per_second: Seconds
-    ridge_flops_per_byte: Seconds
-    plain: Roof | None
-    verify: Roof | None
-
-
-def roofline(traffic: Traffic, speed: Speed, plain: MeasuredStep | None, verify: MeasuredStep | None) -> Roofline:
-    """Set the machine against plain steps and verification.
+def roofline(traffic: Traffic, machine: Roofline, plain: MeasuredStep | None, verify: MeasuredStep | None) -> Roofline:
+    """Set plain steps and verification against the machine.
 
     Args:
         traffic: the target's sizes.
-        speed: the machine's.
+        machine: without steps.
         plain: a step without a draft, or None where none was measured.
         verify: the same for a step that verifies.
     """
-    ridge = speed.flops_per_second / speed.bytes_per_second
-    roofs = (_roof(traffic, speed, step) for step in (plain, verify))
-    return Roofline(speed.bytes_per_second, speed.num_bytes, speed.flops_per_second, ridge, *roofs)
+    return replace(machine, plain=_roof(traffic, machine, plain), verify=_roof(traffic, machine, verify))
 
 
-def _roof(traffic: Traffic, speed: Speed, load: MeasuredStep | None) -> Roof | None:
+def _roof(traffic: Traffic, machine: Roofline, load: MeasuredStep | None) -> Roof | None:
     if load is None:
         return None
     moved = traffic.bytes_moved(load.num_tokens, load.num_sequences * load.context)
     flops = traffic.flops(load.num_tokens, load.context)
-    memory_seconds, compute_seconds = moved / speed.bytes_per_second, flops / speed.flops_per_second
+    memory_seconds, compute_seconds = moved / machine.bandwidth_bytes_per_second, flops / machine.flops_per_second
     floor = max(memory_seconds, compute_seconds)
     return Roof(
         tokens_per_step=load.num_tokens,

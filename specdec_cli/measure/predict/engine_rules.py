@@ -10,7 +10,10 @@ Sources are the engines' own files in the version of each row.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ Seen in vLLM 0.32.0: v1/core/sched/scheduler.py counts before the output is cut 
 
 def engines_with(rule: str) -> list[EngineRule]:
     """The engines that accept as a rule of replay does."""
-    return [one for one in ENGINE_RULES if one.rule == rule]
+    return [way for way in ENGINE_RULES if way.rule == rule]
 
 
 def engine_rule(engine: str, *, is_cpu: bool = False, needs: str | None = None) -> EngineRule:
@@ -92,9 +95,37 @@ def engine_rule(engine: str, *, is_cpu: bool = False, needs: str | None = None) 
         is_cpu: whether it is a build for CPUs.
         needs: part of the setting that it is given, such as `probabilistic`; None for its default.
     """
-    known = [one for one in ENGINE_RULES if one.engine == engine]
-    assert known, f"{engine} has a row"
-    broken = [one for one in known if is_cpu and one.where == CPU_BUILD]
-    wanted = [one for one in known if needs is not None and one.needs is not None and needs in one.needs]
-    default = [one for one in known if one.needs is None and one.where is None]
+    ways = [way for way in ENGINE_RULES if way.engine == engine]
+    assert ways, f"{engine} has a row"
+    broken = [way for way in ways if is_cpu and way.where == CPU_BUILD]
+    wanted = [way for way in ways if needs is not None and way.needs is not None and needs in way.needs]
+    default = [way for way in ways if way.needs is None and way.where is None]
     return (broken or wanted or default)[0]
+
+
+def rule_rows(rules: Iterable[str]) -> list[dict[str, Any]]:
+    """Who verifies by each rule, with the document's keys; at temperature 0 all engines do by `greedy`."""
+    return [
+        {"rule": rule, "engines": ["every engine"] if rule == "greedy" else [way.words for way in engines_with(rule)]}
+        for rule in dict.fromkeys(rules)
+    ]
+
+
+def sampled_faults(engine: str | None, version: str | None) -> list[str]:
+    """Sentences about builds of an engine whose sampled text with speculation is not the target's.
+
+    Args:
+        engine: what serves the target, as `owned_by` of its models says; None where that is not known.
+        version: its version; None where that is not known.
+    """
+    faulty = [way for way in ENGINE_RULES if way.engine == engine and way.fault is not None]
+    return [
+        f"{way.fault}: predictions above temperature 0 do not hold for that build"
+        for way in faulty
+        if version is None or _numbers(version) <= _numbers(way.version)
+    ]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release of a version: `0.32.0+cpu` is 0, 32, 0."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))

@@ -19,7 +19,7 @@ from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Stepped
 from specdec_cli.lm.door import LM, Row
-from specdec_cli.measure.predict.depth_pass import DepthPass
+from specdec_cli.measure.predict.depth_pass import MAX_FED, DepthPass, hidden_states, read_off, trace_handle
 from specdec_cli.measure.predict.draft_trace import (
     RANK_BEYOND,
     BoolArray,
@@ -29,7 +29,6 @@ from specdec_cli.measure.predict.draft_trace import (
     ModelTrace,
     UInt8Array,
 )
-from specdec_cli.measure.predict.text_reading import MAX_FED, hidden_states, read_off, trace_handle
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt, fingerprint
 from specdec_cli.sampling.chain import ChainRow
 

@@ -7,12 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_cli.engine.prompts import ChatMessage, EmptyPromptError, check_text
+from specdec_cli.engine.prompts import ChatMessage, EmptyPromptError, PromptRow, check_text
 from specdec_cli.errors import UsageError
 
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = ("prompt", "turns", "question", "instruction", *CHAT_COLUMNS, "text")
 """Columns that hold prompts, the surest first."""
+ANSWER_COLUMNS = ("answer", "response", "output", "completion", "chosen")
+"""Columns with answers to train on."""
 _SPEAKERS = ("role", "from")
 _WORDS = ("content", "value")
 _ROLES = {
@@ -108,15 +110,6 @@ def whole_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatM
     if not found:
         raise _no_user(where)
     return found
-
-
-def answered_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatMessage, ...]:
-    """A conversation up to its last answer; empty without any.
-
-    Raises:
-        UsageError: a message that is not text.
-    """
-    return _chat_until("assistant", messages, where)
 
 
 def _chat_until(last: str, messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatMessage, ...]:
@@ -224,3 +217,60 @@ def _hint_for(value: object) -> str:
         return "fill it, leave out `empty=refuse`, or read another column ('FILE?column=NAME')"
     what = "leave the row out" if isinstance(value, dict) else "write it as text"
     return f"{what}, or read another column ('FILE?column=NAME')"
+
+
+def given_answer(row: PromptRow) -> str:
+    """The answer to a row's prompt, from a column such as `answer`.
+
+    Args:
+        row: with the values that it was read from.
+
+    Raises:
+        UsageError: it has none.
+    """
+    answer = _answer_column(row)
+    if answer is None:
+        raise _no_answer(row)
+    return answer
+
+
+def given_chat(row: PromptRow) -> list[dict[str, str]]:
+    """The messages of a row's conversation up to its last answer.
+
+    That is the assistant's last message, or the column `answer` and its like behind a conversation that the user ends.
+
+    Args:
+        row: with its conversation, and the values that it was read from.
+
+    Raises:
+        UsageError: no message is the assistant's and no column has an answer, or a message is no text.
+    """
+    messages, answer = _answered_messages(row), _answer_column(row)
+    if answer is not None and len(messages) <= len(row.messages):
+        messages = [*row.chat(), ChatMessage("assistant", answer).as_dict()]
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+        raise _no_answer(row)
+    return messages
+
+
+def _answered_messages(row: PromptRow) -> list[dict[str, str]]:
+    """The messages of a column with a conversation up to the assistant's last; none without such a column."""
+    where = f"row {row.index + 1}"
+    values = (unwritten(row.values.get(name), where) for name in CHAT_COLUMNS)
+    messages: list[dict[str, Any]] = next((value for value in values if is_chat(value)), [])
+    answered = _chat_until("assistant", messages, where)
+    if answered and row.messages and row.messages[0].role == "system" != answered[0].role:
+        answered = (row.messages[0], *answered)
+    return [message.as_dict() for message in answered]
+
+
+def _answer_column(row: PromptRow) -> str | None:
+    """The first text in a column of answers."""
+    values = (row.values.get(name) for name in ANSWER_COLUMNS)
+    return next((value for value in values if isinstance(value, str) and value.strip()), None)
+
+
+def _no_answer(row: PromptRow) -> UsageError:
+    columns = ", ".join(f"`{name}`" for name in ANSWER_COLUMNS)
+    hint = f"end its messages with the assistant's (--chat), or fill one of {columns}"
+    return UsageError(f"row {row.index + 1} has no answer to keep", hint)

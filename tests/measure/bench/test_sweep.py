@@ -12,8 +12,7 @@ from typed import not_none, stand_in
 from specdec_cli.document import Interval
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.candidates import MAX_CANDIDATES, candidates
-from specdec_cli.measure.bench.sweep import Sweep, _is_looked_at
+from specdec_cli.measure.bench.sweep import MAX_CANDIDATES, Sweep, _is_looked_at, candidates
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Recommendation
 from specdec_cli.measure.workload.workload import tokenize

@@ -8,7 +8,7 @@ from tiny_engine import tiny_lm
 from typed import not_none
 
 from specdec_cli.lm.traffic import Traffic
-from specdec_cli.measure.machine.roofline import MeasuredStep, Speed, measure_speed, roofline
+from specdec_cli.measure.machine.roofline import MeasuredStep, Roofline, measure_speed, roofline
 
 
 def test_a_forward_reads_every_weight_once_and_every_key(tmp_path: Path) -> None:
@@ -39,19 +39,19 @@ def test_tokens_of_a_mixture_touch_some_experts(tmp_path: Path) -> None:
 
 def test_a_step_is_bound_by_what_takes_longer() -> None:
     traffic = Traffic(1000, 250, 0, 0, 1.0, 10, 0)
-    speed = Speed(1e6, 1000, 1e6)
-    found = roofline(traffic, speed, MeasuredStep(1, 1, 20, 0.004), MeasuredStep(1, 5, 20, 0.005))
+    machine = Roofline(1e6, 1000, 1e6, 1.0)
+    found = roofline(traffic, machine, MeasuredStep(1, 1, 20, 0.004), MeasuredStep(1, 5, 20, 0.005))
     plain, verify = not_none(found.plain), not_none(found.verify)
     assert (plain.bytes_per_step, plain.flops_per_step, plain.bound) == (1200, 500, "memory")
     assert plain.fraction == pytest.approx(0.0012 / 0.004)
     assert (verify.flops_per_step, verify.bound) == (2500, "compute")
     assert verify.fraction == pytest.approx(0.0025 / 0.005)
-    assert found.ridge_flops_per_byte == 1.0
-    assert roofline(traffic, speed, None, None).plain is None
+    assert roofline(traffic, machine, None, None).plain is None
 
 
 def test_the_machine_is_measured() -> None:
-    speed = measure_speed(torch.device("cpu"), torch.float32, 5e6)
-    assert speed.num_bytes == 5_000_000
-    assert 1e8 < speed.bytes_per_second < 1e13
-    assert 1e8 < speed.flops_per_second < 1e15
+    machine = measure_speed(torch.device("cpu"), torch.float32, 5e6)
+    assert machine.bandwidth_measured_over_bytes == 5_000_000
+    assert 1e8 < machine.bandwidth_bytes_per_second < 1e13
+    assert 1e8 < machine.flops_per_second < 1e15
+    assert machine.ridge_flops_per_byte == machine.flops_per_second / machine.bandwidth_bytes_per_second

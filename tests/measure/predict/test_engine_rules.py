@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from specdec_cli.export import ENGINES
-from specdec_cli.measure.predict.acceptance import rule_rows, sampled_faults
 from specdec_cli.measure.predict.draft_trace import ModelTrace
-from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END, ENGINE_RULES, engine_rule, engines_with
+from specdec_cli.measure.predict.engine_rules import (
+    DRAFTS_PAST_END,
+    ENGINE_RULES,
+    engine_rule,
+    engines_with,
+    rule_rows,
+    sampled_faults,
+)
 from specdec_cli.measure.predict.replay import REPLAYABLE, replay, replay_table
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt, load
 from specdec_cli.sampling.params import SamplingParams
