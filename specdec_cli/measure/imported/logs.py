@@ -52,15 +52,15 @@ class _LineFormat:
         begin = self.marker.search(line)
         if begin is None:
             return None
-        rest, found = line[begin.start() :], dict[str, str]()
+        rest, fields = line[begin.start() :], dict[str, str]()
         for name, pattern in self.fields.items():
             match = pattern.search(rest)
             if match is not None:
-                found[name] = match[1]
+                fields[name] = match[1]
                 rest = f"{rest[: match.start()]}\n{rest[match.end() :]}"
-        if not self.needed <= found.keys():
+        if not self.needed <= fields.keys():
             return None
-        return found, rest if self.passed is None else self.passed.sub("\n", rest)
+        return fields, rest if self.passed is None else self.passed.sub("\n", rest)
 
 
 _VLLM = _LineFormat(
@@ -124,12 +124,13 @@ def read_log(lines: Mapping[int, str]) -> LogReading:
         ValueError: a figure that is no number.
     """
     unread, apart = dict[int, str](), _RatesApart()
-    found: dict[str, list[dict[str, str]]] = {tool: [] for tool in _FORMATS}
+    fields_by_tool: dict[str, list[dict[str, str]]] = {tool: [] for tool in _FORMATS}
     for number, line in lines.items():
-        read = next(((tool, *one) for tool, form in _FORMATS.items() if (one := form.read(line)) is not None), None)
-        if read is not None:
-            tool, fields, rest = read
-            found[tool].append(fields)
+        tool, (fields, rest) = next(
+            ((tool, read) for tool, form in _FORMATS.items() if (read := form.read(line)) is not None), ("", ({}, ""))
+        )
+        if tool:
+            fields_by_tool[tool].append(fields)
             if tool == "llama.cpp":
                 apart.begin(line, fields)
             if (_ACCEPTANCE if tool == "sglang" else _FIGURE).search(rest) or _UNFILLED.search(rest):
@@ -140,7 +141,7 @@ def read_log(lines: Mapping[int, str]) -> LogReading:
             and not apart.take(number, line)
         ):
             unread[number] = line
-    runs = [_READERS[tool](parts) for tool, parts in found.items() if parts]
+    runs = [_READERS[tool](parts) for tool, parts in fields_by_tool.items() if parts]
     return LogReading(runs, dict(sorted((unread | apart.without_request()).items())))
 
 
@@ -250,7 +251,7 @@ def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bo
     """Count lines; one that accepted nothing, whose length tells no steps, drafted as much a step as the others."""
     parts = [_acceptance(fields, is_full) for fields in lines]
     known = [part for part in parts if part.steps]
-    drafted_a_step = sum(one.drafted for one in known) / sum(one.steps or 0 for one in known) if known else 0.0
+    drafted_a_step = sum(part.drafted for part in known) / sum(part.steps or 0 for part in known) if known else 0.0
     for part in parts:
         if part.steps is None and part.length is not None and drafted_a_step and not part.accepted:
             part.steps = part.drafted / drafted_a_step
@@ -268,7 +269,7 @@ def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bo
 def _acceptance(fields: Mapping[str, str], is_full: bool) -> _AcceptanceLine:
     """A line's figures as numbers."""
     length = amount(fields["length"]) if "length" in fields else None
-    rates = [amount(one) for one in fields.get("rates", "").split(",") if one.strip()]
+    rates = [amount(rate) for rate in fields.get("rates", "").split(",") if rate.strip()]
     return _AcceptanceLine(amount(fields["accepted"]), amount(fields["drafted"]), length, rates, is_full)
 
 

@@ -70,56 +70,51 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     if before is not None and len(files) != 1:
         raise UsageError("`--before` needs one FILE with the metrics after the run", "name one file")
     _refuse_twice([*files, *([before] if before is not None else [])])
-    found = [_read(path, before) for path in files]
-    runs = [one.run for one in found]
-    _refuse_repeated_requests(found)
+    sources = [_read(path, before) for path in files]
+    for each in sources:
+        _refuse_contradiction(each.run, f"`{each.path}`")
+    runs = [each.run for each in sources]
+    _refuse_repeated_requests(sources)
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
-    _refuse_counting_twice(found)
+    _refuse_counting_twice(sources)
     forms = list(dict.fromkeys(run.form for run in runs))
-    run = _checked(summed(runs), "the sum of the files")
+    run = summed(runs)
+    _refuse_contradiction(run, "the sum of the files")
     if len(runs) > 1:
         run.form = f"{len(runs)} files: {'; '.join(forms)}"
-    if len(runs) > 1 and found[0].page is not None:
+    if len(runs) > 1 and sources[0].page is not None:
         run.notices.append(f"the counts of {len(runs)} dumps of metrics are added up, as of as many servers")
     run.notices += run.missing()
     return run
 
 
-def _refuse_counting_twice(found: Sequence[_File]) -> None:
-    """Refuse files that may count the same tokens: a run's log and its metrics, or two dumps of one server.
-
-    Raises:
-        UsageError: they may.
-    """
-    first = found[0]
-    for other in found[1:]:
+def _refuse_counting_twice(sources: Sequence[_File]) -> None:
+    """Refuse files that may count the same tokens: a run's log and its metrics, or two dumps of one server."""
+    first = sources[0]
+    for other in sources[1:]:
         if other.kind != first.kind:
             message = f"`{first.path}` is of the form `{first.run.form}`, and `{other.path}` of `{other.run.form}`"
             raise UsageError(f"{message}: they may count the same tokens", "import files of one form at a time")
     dumps: dict[tuple[str, float], Path] = {}
-    for one in found:
-        for series in () if one.page is None else one.page.began.items():
-            if series in dumps and dumps[series] != one.path:
-                message = f"`{dumps[series]}` and `{one.path}` are metrics of one server, which would be counted twice"
+    for each in sources:
+        for series in () if each.page is None else each.page.began.items():
+            if series in dumps and dumps[series] != each.path:
+                message = f"`{dumps[series]}` and `{each.path}` are metrics of one server, which would be counted twice"
                 raise UsageError(message, "name the later one, and the earlier one as --before")
-            dumps[series] = one.path
+            dumps[series] = each.path
 
 
-def _refuse_repeated_requests(found: Sequence[_File]) -> None:
-    """Refuse files that hold the same request: it would be counted twice.
-
-    Raises:
-        UsageError: they do.
-    """
+def _refuse_repeated_requests(sources: Sequence[_File]) -> None:
+    """Refuse files that hold the same request: it would be counted twice."""
     seen: dict[str, Path] = {}
-    for one in found:
-        twice = next((request for request in sorted(one.run.requests) if request in seen), None)
+    for each in sources:
+        twice = next((request for request in sorted(each.run.requests) if request in seen), None)
         if twice is not None:
-            message = f"`{seen[twice]}` and `{one.path}` both hold the request `{twice}`, which would be counted twice"
+            message = f"`{seen[twice]}` and `{each.path}` both hold the request `{twice}`, which would be counted twice"
             raise UsageError(message, "import one of them, or one file with the lines of both")
-        seen |= dict.fromkeys(one.run.requests, one.path)
+        seen |= dict.fromkeys(each.run.requests, each.path)
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:
@@ -127,8 +122,8 @@ def _refuse_twice(files: Sequence[Path]) -> None:
     seen: dict[tuple[int, int], Path] = {}
     for path in files:
         with suppress(OSError):  # reading it says what is wrong with it
-            found = given_path(path).stat()
-            key = (found.st_dev, found.st_ino)
+            status = given_path(path).stat()
+            key = (status.st_dev, status.st_ino)
             if key in seen:
                 message = (
                     f"`{path}` is given twice" if seen[key] == path else f"`{seen[key]}` and `{path}` are one file"
@@ -137,26 +132,15 @@ def _refuse_twice(files: Sequence[Path]) -> None:
             seen[key] = path
 
 
-def _checked(run: ImportedRun, what: str) -> ImportedRun:
-    """The run itself.
-
-    Raises:
-        UsageError: its counts contradict themselves.
-    """
+def _refuse_contradiction(run: ImportedRun, what: str) -> None:
+    """Refuse counts that contradict themselves."""
     message = run.contradiction()
     if message is not None:
         raise UsageError(f"{what} cannot be right: it has {message}", "check how the file was made")
-    return run
 
 
 def _read(path: Path, before: Path | None) -> _File:
-    """One file's counts, which do not contradict themselves."""
-    found = _found(path, before)
-    _checked(found.run, f"`{path}`")
-    return found
-
-
-def _found(path: Path, before: Path | None) -> _File:
+    """One file's counts."""
     text = read_text(given_path(path), f"`{path}`")
     page = parse(text, str(path), "")
     if page is not None:
@@ -173,7 +157,7 @@ def _found(path: Path, before: Path | None) -> _File:
         raise UsageError(f"`{path}` holds nothing about speculation that is known here", _HINT)
     kind, run = runs[0]
     if len(runs) > 1:
-        tools, forms = sorted({one.tool for _, one in runs}), " and a ".join(one.form for _, one in runs)
+        tools, forms = sorted({each.tool for _, each in runs}), " and a ".join(each.form for _, each in runs)
         if len(tools) > 1:
             message = f"is a log of several tools: {', '.join(tools)}"
             raise UsageError(f"`{path}` {message}", "import the lines of one tool at a time")
@@ -191,18 +175,18 @@ def _recognized(text: str) -> tuple[list[tuple[str, ImportedRun]], dict[int, str
     log = logs.read_log(lines)
     unread = log.unread | {number: line for number, line in lines.items() if _FIGURE_IN_JSON.search(line)}
     counted = set() if known is None else known[1].requests
-    for number, one in by_line.items() if known is not None else ():
-        line = json.dumps(one)
-        if _FIGURE_IN_JSON.search(line) and not counted & reports.request_ids(one) and not _known(one):
+    for number, value in by_line.items() if known is not None else ():
+        line = json.dumps(value)
+        if _FIGURE_IN_JSON.search(line) and not counted & reports.request_ids(value) and not _known(value):
             unread[number] = line
-    found = [*([] if known is None else [known]), *((f"{run.tool} log", run) for run in log.runs)]
-    return found, dict(sorted(unread.items()))
+    runs = [*([] if known is None else [known]), *((f"{run.tool} log", run) for run in log.runs)]
+    return runs, dict(sorted(unread.items()))
 
 
 def _known(value: Any) -> tuple[str, ImportedRun] | None:
     """The run in a JSON value, by the first reader that knows it."""
-    found = ((reader.__name__, reader(value)) for reader in OF_JSON)
-    return next(((name, run) for name, run in found if run is not None), None)
+    results = ((reader.__name__, reader(value)) for reader in OF_JSON)
+    return next(((name, run) for name, run in results if run is not None), None)
 
 
 def _json_values(text: str) -> tuple[Any, dict[int, Any], dict[int, str]]:
@@ -252,28 +236,20 @@ def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:
         raise UsageError(f"`--before {before}` holds no metrics of {page.engine}", "name an earlier dump of /metrics")
     _refuse_mixed(earlier)
     _refuse_another_server(earlier, page)
-    found = difference(earlier, page, None)
-    run.counts = dict(found.added)
-    run.notices += found.notices
+    counters = difference(earlier, page, None)
+    run.counts = dict(counters.added)
+    run.notices += counters.notices
     return run
 
 
 def _refuse_mixed(page: MetricsPage) -> None:
-    """Refuse metrics of several servers or moments in one file, whose sum would count tokens twice.
-
-    Raises:
-        UsageError: they are.
-    """
+    """Refuse metrics of several servers or moments in one file, whose sum would count tokens twice."""
     if page.mixed is not None:
         raise UsageError(f"`{page.path}` holds {page.mixed}", "import one dump of one server at a time")
 
 
 def _refuse_another_server(before: MetricsPage, after: MetricsPage) -> None:
-    """Refuse an earlier dump of counters that the later dump does not go on with.
-
-    Raises:
-        UsageError: they have other labels, count less, or began at another time.
-    """
+    """Refuse an earlier dump of other labels, of larger counts or of another start of the server."""
     hint = "name two dumps of one server that was not restarted in between, the earlier one as --before"
     lost = next((name for name in before.series if name not in after.series), None)
     if lost is not None:

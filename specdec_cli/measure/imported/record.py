@@ -92,7 +92,7 @@ class ImportedRun:
         if weight <= 0:
             return
         most = max(len(self.rates), len(rates))
-        padded = [[*one, *[0.0] * (most - len(one))] for one in (self.rates, rates)]
+        padded = [[*shares, *[0.0] * (most - len(shares))] for shares in (self.rates, rates)]
         both = self.weight + weight
         self.rates = [(a * self.weight + b * weight) / both for a, b in zip(*padded, strict=True)]
         self.weight = both
@@ -159,16 +159,16 @@ class ImportedRun:
 
     def stats(self) -> dict[str, Any] | None:
         """Acceptance statistics under the keys of a document's `speculative`; None where the tool gives no counts."""
-        found = statistics({name: count for name, count in self.counts.items() if name not in self.partial})
-        if found is None:
+        figures = statistics({name: count for name, count in self.counts.items() if name not in self.partial})
+        if figures is None:
             return None
-        if self.rates and DRAFTS not in self.partial and not found["per_position_acceptance_rates"]:
+        if self.rates and DRAFTS not in self.partial and not figures["per_position_acceptance_rates"]:
             before = [1.0, *self.rates[:-1]]
-            found["per_position_acceptance_rates"] = list(self.rates)
-            found["conditional_acceptance_rates"] = [
+            figures["per_position_acceptance_rates"] = list(self.rates)
+            figures["conditional_acceptance_rates"] = [
                 rate / earlier if earlier else None for rate, earlier in zip(self.rates, before, strict=True)
             ]
-        return found
+        return figures
 
     def meanings(self) -> dict[str, str]:
         """Definitions of the figures in the tool's own reports."""
@@ -182,8 +182,8 @@ def _shown(figures: Sequence[float]) -> str:
 def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
     """The counts of several results of one tool; figures that the tool reports itself are kept of the last."""
     first, *others = runs
-    num_reporting = sum(bool(one.reported) for one in (first, *others))
-    counted = [set(_TOTALS) & set(one.counts) for one in (first, *others) if set(_TOTALS) & set(one.counts)]
+    num_reporting = sum(bool(run.reported) for run in (first, *others))
+    counted = [set(_TOTALS) & set(run.counts) for run in (first, *others) if set(_TOTALS) & set(run.counts)]
     lacking = {name for names in counted for name in set().union(*counted) - names}
     for other in others:
         for name, count in other.counts.items():

@@ -17,12 +17,12 @@ _SGLANG_RATE = "accepted tokens over verifications times (draft tokens - 1)"
 _SGLANG_LENGTH = "completion tokens for each verification"
 
 
-def read_vllm_bench(found: Any) -> ImportedRun | None:
+def read_vllm_bench(value: Any) -> ImportedRun | None:
     """Results of `vllm bench serve`, whose counts are its server's, before and after each run.
 
     With `--append-result` one file has several, a line each.
     """
-    results = [one for one in _items(found) if "spec_decode_num_drafts" in one]
+    results = [item for item in _items(value) if "spec_decode_num_drafts" in item]
     if not results:
         return None
     run = summed(map(_of_vllm_bench, results))
@@ -31,48 +31,51 @@ def read_vllm_bench(found: Any) -> ImportedRun | None:
     return run
 
 
-def _of_vllm_bench(one: Mapping[str, Any]) -> ImportedRun:
+def _of_vllm_bench(result: Mapping[str, Any]) -> ImportedRun:
     run = ImportedRun("vllm", "result of vllm bench serve")
-    drafts = amount(one["spec_decode_num_drafts"])
+    drafts = amount(result["spec_decode_num_drafts"])
     run.counts = {
         DRAFTS: drafts,
-        DRAFTED: amount(one["spec_decode_draft_tokens"]),
-        ACCEPTED: amount(one["spec_decode_accepted_tokens"]),
+        DRAFTED: amount(result["spec_decode_draft_tokens"]),
+        ACCEPTED: amount(result["spec_decode_accepted_tokens"]),
     }
-    rates = [amount(rate) for rate in one.get("spec_decode_per_position_acceptance_rates") or ()]
+    rates = [amount(rate) for rate in result.get("spec_decode_per_position_acceptance_rates") or ()]
     run.add_rates(rates, drafts)
     if drafts:
         run.check_shares(rates, run.counts[ACCEPTED] / drafts)
-    run.reported = _numbers(one, _BENCH_FIGURES)
+    run.reported = _numbers(result, _BENCH_FIGURES)
     run.definitions = {"acceptance_rate": "accepted drafted tokens over drafted tokens, in percent"}
     return run
 
 
-def read_sglang_responses(found: Any) -> ImportedRun | None:
+def read_sglang_responses(value: Any) -> ImportedRun | None:
     """Responses of SGLang's /generate with `meta_info`, or of its OpenAI routes with `spec_tokens_details`."""
     requests = _Requests(
-        found, lambda one: "spec_verify_ct" in one and ("completion_tokens" in one or "spec_accept_length" in one)
+        value,
+        lambda request: (
+            "spec_verify_ct" in request and ("completion_tokens" in request or "spec_accept_length" in request)
+        ),
     )
     details = requests.figures
     if not details:
         return None
     run = ImportedRun("sglang", f"{_counted(len(details), 'response')} of SGLang", requests=requests.ids)
-    for one in details:
-        steps = amount(one["spec_verify_ct"])
-        kept, offered = one.get("spec_num_correct_drafts"), one.get("spec_num_proposed_drafts")
-        if kept is None and "completion_tokens" in one:
-            kept = amount(one["completion_tokens"]) - steps if steps else 0.0
+    for request in details:
+        steps = amount(request["spec_verify_ct"])
+        kept, offered = request.get("spec_num_correct_drafts"), request.get("spec_num_proposed_drafts")
+        if kept is None and "completion_tokens" in request:
+            kept = amount(request["completion_tokens"]) - steps if steps else 0.0
         run.add({DRAFTS: steps, DRAFTED: _known(offered), ACCEPTED: _known(kept)})
-        run.add_histogram(_histogram(one.get("spec_correct_drafts_histogram")))
+        run.add_histogram(_histogram(request.get("spec_correct_drafts_histogram")))
     run.definitions = {"acceptance_length": _SGLANG_LENGTH, "acceptance_rate": _SGLANG_RATE}
     if len(details) == 1:
         run.reported = _numbers(details[0], ("spec_accept_rate", "spec_accept_length"))
     return run
 
 
-def read_trtllm_stats(found: Any) -> ImportedRun | None:
+def read_trtllm_stats(value: Any) -> ImportedRun | None:
     """TensorRT-LLM's iteration statistics with `specDecodingStats`."""
-    steps = [one["specDecodingStats"] for one in _walk(found) if isinstance(one.get("specDecodingStats"), Mapping)]
+    steps = [item["specDecodingStats"] for item in _walk(value) if isinstance(item.get("specDecodingStats"), Mapping)]
     if not steps:
         return None
     run = ImportedRun("tensorrt-llm", f"{len(steps)} iterations of TensorRT-LLM")
@@ -82,10 +85,10 @@ def read_trtllm_stats(found: Any) -> ImportedRun | None:
     return run
 
 
-def read_trtllm_requests(found: Any) -> ImportedRun | None:
+def read_trtllm_requests(value: Any) -> ImportedRun | None:
     """TensorRT-LLM's and Triton's figures of single requests."""
     names = ("total_accepted_draft_tokens", "total_draft_tokens")
-    requests = _Requests(found, lambda one: all(isinstance(one.get(name), int | float) for name in names))
+    requests = _Requests(value, lambda item: all(isinstance(item.get(name), int | float) for name in names))
     if not requests.figures:
         return None
     run = ImportedRun(
@@ -99,24 +102,24 @@ def read_trtllm_requests(found: Any) -> ImportedRun | None:
     return run
 
 
-def read_request_metrics(found: Any) -> ImportedRun | None:
+def read_request_metrics(value: Any) -> ImportedRun | None:
     """Responses with vLLM's `metrics.speculative_decoding`: vLLM's own, specdec's, or in guidellm's report."""
-    requests = _Requests(found, lambda one: "num_spec_steps" in one and "num_accepted_draft_tokens" in one)
+    requests = _Requests(value, lambda request: "num_spec_steps" in request and "num_accepted_draft_tokens" in request)
     details = requests.figures
     if not details:
         return None
-    tool = "guidellm" if isinstance(found, Mapping) and "benchmarks" in found else "vllm"
+    tool = "guidellm" if isinstance(value, Mapping) and "benchmarks" in value else "vllm"
     run = ImportedRun(tool, f"{_counted(len(details), 'response')} with metrics", requests=requests.ids)
-    for one in details:
+    for request in details:
         names = {DRAFTS: "num_spec_steps", DRAFTED: "num_draft_tokens", ACCEPTED: "num_accepted_draft_tokens"}
-        run.add({ours: _known(one.get(theirs)) for ours, theirs in names.items()})
-        run.add_histogram(_histogram(one.get("acceptance_histogram")))
+        run.add({ours: _known(request.get(theirs)) for ours, theirs in names.items()})
+        run.add_histogram(_histogram(request.get("acceptance_histogram")))
     return run
 
 
-def read_llama_responses(found: Any) -> ImportedRun | None:
+def read_llama_responses(value: Any) -> ImportedRun | None:
     """llama-server's responses: `timings` of requests for which it drafted."""
-    requests = _Requests(found, lambda one: "draft_n" in one and "draft_n_accepted" in one)
+    requests = _Requests(value, lambda item: "draft_n" in item and "draft_n_accepted" in item)
     if not requests.figures:
         return None
     num = len(requests.figures)
@@ -127,17 +130,17 @@ def read_llama_responses(found: Any) -> ImportedRun | None:
     return run
 
 
-def read_aiperf(found: Any) -> ImportedRun | None:
+def read_aiperf(value: Any) -> ImportedRun | None:
     """AIPerf's aggregates, each with its pooled histogram of accepted drafted tokens."""
     name = "pooled_spec_decode_acceptance_histogram"
-    pooled = [next((one[name] for one in _walk(item) if name in one), None) for item in _items(found)]
-    histograms = [_histogram(one) for one in pooled if one is not None]
+    pooled = [next((histogram[name] for histogram in _walk(item) if name in histogram), None) for item in _items(value)]
+    histograms = [_histogram(histogram) for histogram in pooled if histogram is not None]
     if not histograms:
         return None
     run = ImportedRun("aiperf", "report of AIPerf" if len(histograms) == 1 else f"{len(histograms)} reports of AIPerf")
     run.counts = {
-        DRAFTS: sum(sum(one.values()) for one in histograms),
-        ACCEPTED: sum(kept * n for one in histograms for kept, n in one.items()),
+        DRAFTS: sum(sum(histogram.values()) for histogram in histograms),
+        ACCEPTED: sum(kept * n for histogram in histograms for kept, n in histogram.items()),
     }
     for histogram in histograms:
         run.add_histogram(histogram)
@@ -146,10 +149,10 @@ def read_aiperf(found: Any) -> ImportedRun | None:
 
 
 class _Requests:
-    """The figures of each request in a JSON value; a stream's chunks are one request, whose last figures count.
+    """The figures of each request in a JSON document; a stream's chunks are one request, whose last figures count.
 
     Args:
-        found: the value.
+        document: a file's JSON value.
         is_figures: whether a mapping holds the figures of a request.
 
     Attributes:
@@ -157,11 +160,11 @@ class _Requests:
         ids: of the requests that have one.
     """
 
-    def __init__(self, found: Any, is_figures: Callable[[Mapping[str, Any]], bool]) -> None:
+    def __init__(self, document: Any, is_figures: Callable[[Mapping[str, Any]], bool]) -> None:
         self.ids: set[str] = set()
         self._num_ended: dict[tuple[Any, Any], int] = {}
         last = dict[tuple[Any, ...], Mapping[str, Any]]()
-        waiting: list[tuple[Any, tuple[Any, ...]]] = [(found, ())]
+        waiting: list[tuple[Any, tuple[Any, ...]]] = [(document, ())]
         while waiting:
             value, place = waiting.pop()
             if isinstance(value, Mapping):
@@ -169,11 +172,11 @@ class _Requests:
                 if is_figures(value):
                     last[place] = value
                     self.ids |= {place[1]} if place[:1] == ("id",) else set()
-                waiting += reversed([(one, (*place, key)) for key, one in value.items()])
+                waiting += reversed([(inner, (*place, key)) for key, inner in value.items()])
             elif isinstance(value, Sequence) and not isinstance(value, str):
                 is_inside = place[:1] == ("id",)
                 waiting += reversed(
-                    [(one, (*place, _index(one, i) if is_inside else i)) for i, one in enumerate(value)]
+                    [(inner, (*place, _index(inner, i) if is_inside else i)) for i, inner in enumerate(value)]
                 )
         self.figures = list(last.values())
 
@@ -193,39 +196,39 @@ class _Requests:
         return ("chunk", *slot, number)
 
 
-def request_ids(found: Any) -> set[str]:
+def request_ids(value: Any) -> set[str]:
     """Ids of the requests in a JSON value."""
-    return {request for one in _walk(found) if (request := _request_id(one)) is not None}
+    return {request for item in _walk(value) if (request := _request_id(item)) is not None}
 
 
-def _request_id(one: Mapping[str, Any]) -> str | None:
+def _request_id(item: Mapping[str, Any]) -> str | None:
     """A response's or request's own id."""
-    ids = (one.get(name) for name in ("id", "request_id", "response_id"))
+    ids = (item.get(name) for name in ("id", "request_id", "response_id"))
     return next((str(value) for value in ids if isinstance(value, str | int) and not isinstance(value, bool)), None)
 
 
-def _index(one: Any, place: int) -> Any:
+def _index(choice: Any, place: int) -> Any:
     """The number of a choice, which may come in a chunk of its own, or the place in a list."""
-    index = one.get("index") if isinstance(one, Mapping) else None
+    index = choice.get("index") if isinstance(choice, Mapping) else None
     return index if isinstance(index, int) else place
 
 
-def _items(found: Any) -> list[Mapping[str, Any]]:
+def _items(value: Any) -> list[Mapping[str, Any]]:
     """The mappings of a file: its one value, or those of its list or lines."""
-    many = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
-    return [one for one in many if isinstance(one, Mapping)]
+    many = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [item for item in many if isinstance(item, Mapping)]
 
 
-def _walk(found: Any) -> Iterator[Mapping[str, Any]]:
+def _walk(value: Any) -> Iterator[Mapping[str, Any]]:
     """Every mapping in a JSON value, however deep."""
-    waiting = [found]
+    waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, Mapping):
-            yield one
-            waiting += reversed(list(one.values()))
-        elif isinstance(one, Sequence) and not isinstance(one, str):
-            waiting += reversed(one)
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            yield item
+            waiting += reversed(list(item.values()))
+        elif isinstance(item, Sequence) and not isinstance(item, str):
+            waiting += reversed(item)
 
 
 def _counted(num: int, noun: str) -> str:
@@ -237,16 +240,16 @@ def _known(value: Any) -> float | None:
     return None if value is None else amount(value)
 
 
-def _histogram(found: Any) -> dict[int, float]:
+def _histogram(steps: Any) -> dict[int, float]:
     """Steps by how many drafted tokens they accepted, from a list or a mapping with numbers as keys."""
-    if isinstance(found, Mapping):
-        return {int(kept): amount(count) for kept, count in found.items()}
-    if isinstance(found, Sequence) and not isinstance(found, str):
-        return {kept: amount(count) for kept, count in enumerate(found)}
+    if isinstance(steps, Mapping):
+        return {int(kept): amount(count) for kept, count in steps.items()}
+    if isinstance(steps, Sequence) and not isinstance(steps, str):
+        return {kept: amount(count) for kept, count in enumerate(steps)}
     return {}
 
 
-def _numbers(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+def _numbers(result: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
     """The tool's own figures; one that is no number, such as NaN, is left out."""
-    figures = {name: float(found[name]) for name in names if isinstance(found.get(name), int | float)}
+    figures = {name: float(result[name]) for name in names if isinstance(result.get(name), int | float)}
     return {name: figure for name, figure in figures.items() if isfinite(figure)}

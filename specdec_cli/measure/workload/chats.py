@@ -36,17 +36,19 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 def is_chat(value: object) -> bool:
     """Whether a value is a list of messages, however they name who speaks."""
-    if not isinstance(value, list) or not all(isinstance(one, dict) and _speaker(one) for one in value):
+    if not isinstance(value, list) or not all(isinstance(message, dict) and _speaker(message) for message in value):
         return False
-    return any(word in one for one in value for word in _WORDS)
+    return any(word in message for message in value for word in _WORDS)
 
 
 def is_broken_chat(value: object) -> bool:
     """Whether a value is a list of messages of which one has no speaker or none has a text."""
-    if not isinstance(value, list) or is_chat(value) or not all(one is None or isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or is_chat(value):
         return False
-    messages = [one for one in value if one]
-    return any(key in one for one in messages for key in (*_SPEAKERS, *_WORDS)) or bool(value and not messages)
+    messages = [item for item in value if item]
+    if not all(item is None or isinstance(item, dict) for item in value):
+        return False
+    return any(key in message for message in messages for key in (*_SPEAKERS, *_WORDS)) or bool(value and not messages)
 
 
 def broken_chat(messages: Sequence[Mapping[str, Any] | None], where: str) -> EmptyPromptError:
@@ -69,10 +71,10 @@ def unwritten(value: Any, where: str) -> Any:
         return value
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(value.strip())
+            chat = read(value.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        return found if is_chat(found) else value
+        return chat if is_chat(chat) else value
     head = value.lstrip()[:40].replace('"', "'")
     if any(head.startswith((f"[{{'{name}':", f"array([{{'{name}':")) for name in (*_SPEAKERS, *_WORDS)):
         raise UsageError(
@@ -84,8 +86,8 @@ def unwritten(value: Any, where: str) -> Any:
 
 def is_longer(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a conversation has more to read than its first user message and what answers it."""
-    users = [place for place, one in enumerate(messages) if _ROLES.get(str(one[_speaker(one) or ""]).lower()) == "user"]
-    return len(users) > 1 or users[:1] != [0]
+    speakers = [_ROLES.get(str(message[_speaker(message) or ""]).lower()) for message in messages]
+    return speakers.count("user") > 1 or speakers[:1] != ["user"]
 
 
 def first_user_text(messages: Sequence[Mapping[str, Any]], where: str) -> str:
@@ -106,17 +108,17 @@ def whole_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatM
     Raises:
         UsageError: no user message, or a message that is not text.
     """
-    found = _chat_until("user", messages, where)
-    if not found:
+    chat = _chat_until("user", messages, where)
+    if not chat:
         raise _no_user(where)
-    return found
+    return chat
 
 
 def _chat_until(last: str, messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatMessage, ...]:
     """A conversation up to the last message of a role; empty without one."""
     roles = [_role(message, f"{where}: message {place}") for place, message in enumerate(messages, start=1)]
     end = len(roles) - roles[::-1].index(last) if last in roles else 0
-    found = []
+    chat = []
     for place, (role, message) in enumerate(zip(roles[:end], messages[:end], strict=True), start=1):
         if role not in ("user", "assistant", "system"):
             raise UsageError(
@@ -128,8 +130,8 @@ def _chat_until(last: str, messages: Sequence[Mapping[str, Any]], where: str) ->
                 f"{where}: message {place} calls tools, and only text is read",
                 "leave --chat out to decode the first user message alone",
             )
-        found.append(ChatMessage(role, _content(message, f"{where}: message {place}")))
-    return tuple(found)
+        chat.append(ChatMessage(role, _content(message, f"{where}: message {place}")))
+    return tuple(chat)
 
 
 def text_of(value: Any, where: str, what: str = "the prompt") -> str:
@@ -155,7 +157,7 @@ def kind_of(value: object) -> str:
     if value == []:
         return "an empty list"
     if isinstance(value, list):
-        inner = {_WORDS_OF.get(type(one)) for one in value[:100]}
+        inner = {_WORDS_OF.get(type(item)) for item in value[:100]}
         return f"a list of {inner.pop()}s" if len(inner) == 1 and None not in inner else "a list"
     if value is None or isinstance(value, bytes):
         return "null" if value is None else "binary data"

@@ -128,7 +128,8 @@ def _split(
 ) -> tuple[str, list[str]]:
     """The split to read, and a notice if it was chosen from several by default."""
     names = list(splits)
-    wanted = given or next((one for one in (usual, *_SPLITS) if one in names), names[0] if len(names) == 1 else None)
+    preferred = [split for split in (usual, *_SPLITS) if split in names] or (names if len(names) == 1 else [None])
+    wanted = given or preferred[0]
     if wanted not in names:
         raise _several(name, "split", names, wanted, config)
     assert wanted is not None, "a split that is there has a name"
@@ -179,8 +180,8 @@ def _clear_errors(name: str, is_here: bool) -> Iterator[None]:
     except SpecdecError:
         raise
     except Exception as error:
-        if found := _CONFIGS.search(str(error)):
-            raise _several(name, "config", re.findall(r"'([^']*)'", found[2]), found[1]) from error
+        if configs := _CONFIGS.search(str(error)):
+            raise _several(name, "config", re.findall(r"'([^']*)'", configs[2]), configs[1]) from error
         if not is_here and isinstance(error, OSError) and error.errno in _UNWRITABLE:
             hint = "name a folder that can be written: HF_HOME=DIR"
         message = (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -22,12 +24,13 @@ from specdec_cli.measure.workload.chats import (
     unwritten,
     whole_chat,
 )
-from specdec_cli.measure.workload.row_fields import ID_COLUMNS, id_of, is_words, length_of, seed_of
 from specdec_cli.measure.workload.tables import RawRow
+from specdec_cli.sampling.params import settled_seed
 
+_ID_COLUMNS = ("id", "question_id", "prompt_id", "task_id")
 _CHATS_FIRST = ("turns", *CHAT_COLUMNS, *(column for column in PROMPT_COLUMNS if column not in CHAT_COLUMNS))
 _TURN_COLUMNS = ("turns", "prompt")
-_OWN_COLUMNS = (*ID_COLUMNS, "category", "max_new_tokens", "seed")
+_OWN_COLUMNS = (*_ID_COLUMNS, "category", "max_new_tokens", "seed")
 _ANSWER_COLUMNS = (
     *("answer", "answers", "output", "outputs", "response", "responses", "completion", "completions", "chosen"),
     *("rejected", "label", "labels", "target", "targets", "reference", "references", "solution", "solutions"),
@@ -97,7 +100,7 @@ class _Reader:
         reading = self.reading
         if reading.template is not None:
             self._check_columns([field for _, field, _, _ in Formatter().parse(reading.template) if field])
-        self._check_columns([one for one in (reading.column, reading.task_column) if one is not None])
+        self._check_columns([column for column in (reading.column, reading.task_column) if column is not None])
         rows: list[PromptRow] = []
         for row in self.raw:
             try:
@@ -131,10 +134,10 @@ class _Reader:
         return PromptRow(
             index,
             prompt,
-            id=id_of(values, where),
+            id=_id_of(values, where),
             category=self._category(values, where),
-            max_new_tokens=length_of(values, where),
-            seed=seed_of(values, where),
+            max_new_tokens=_length_of(values, where),
+            seed=_seed_of(values, where),
             messages=messages,
             values=values,
         )
@@ -144,10 +147,10 @@ class _Reader:
         if self.reading.column is not None:
             return self.reading.column
         names = [name for name in (_CHATS_FIRST if self.reading.chat else PROMPT_COLUMNS) if name in row.values]
-        found = next((name for name in names if name in self.filled), names[0] if names else None)
-        if found is None:
+        column = next((name for name in names if name in self.filled), names[0] if names else None)
+        if column is None:
             raise self._no_prompt(row)
-        return found
+        return column
 
     def _no_prompt(self, row: RawRow) -> UsageError:
         if all(value is None or column in _OWN_COLUMNS for column, value in row.values.items()):
@@ -243,7 +246,7 @@ class _Reader:
         if self.used & {"turns", *CHAT_COLUMNS} and column == "prompt":
             return False  # what such rows repeat of their conversation
         if column == "seed":
-            return any(is_words(row.values.get(column)) for row in self.raw)
+            return any(_is_words(row.values.get(column)) for row in self.raw)
         if column in self.used or column in _OWN_COLUMNS or column.lower() in _NOT_PROMPTS:
             return False
         return column != self.reading.task_column and any(
@@ -252,7 +255,7 @@ class _Reader:
 
 
 def _are_strings(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(one, str) for one in value)
+    return bool(value) and all(isinstance(item, str) for item in value)
 
 
 def _filled(template: str, values: Mapping[str, Any], where: str) -> str:
@@ -263,10 +266,10 @@ def _filled(template: str, values: Mapping[str, Any], where: str) -> str:
         if column:
             value = values.get(column)
             value = "\n".join(value) if isinstance(value, list) and _are_strings(value) else value
-            found = text_of(value, where, f"`{column}`")
-            if not found.strip():
+            words = text_of(value, where, f"`{column}`")
+            if not words.strip():
                 raise EmptyPromptError(f"{where}: `{column}` is empty", f"fill it, {_SKIP}")
-            parts.append(found)
+            parts.append(words)
     prompt = "".join(parts)
     check_text(prompt, f"{where}: the prompt")
     return prompt
@@ -275,3 +278,47 @@ def _filled(template: str, values: Mapping[str, Any], where: str) -> str:
 def _listed(names: Sequence[str]) -> str:
     quoted = [f"`{name}`" for name in names[:6]] + (["more"] if len(names) > 6 else [])
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+
+
+def _id_of(values: Mapping[str, Any], where: str) -> str | int | None:
+    """A row's own name."""
+    name = next((name for name in _ID_COLUMNS if values.get(name) is not None), None)
+    if name is None:
+        return None
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UsageError(f"{where}: `{name}` must be a string or an integer, not `{_shown(value)}`")
+    return str(value) if isinstance(value, float) else value
+
+
+def _length_of(values: Mapping[str, Any], where: str) -> int | None:
+    """A row's own most new tokens."""
+    return _whole_number(values, "max_new_tokens", where, "an integer of at least 1", lambda n: n > 0)
+
+
+def _whole_number(
+    values: Mapping[str, Any], name: str, where: str, wanted: str, is_fine: Callable[[int], bool]
+) -> int | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not is_fine(value):
+        raise UsageError(f"{where}: `{name}` must be {wanted}, not `{_shown(value)}`")
+    return value
+
+
+def _seed_of(values: Mapping[str, Any], where: str) -> int | None:
+    """A row's seed, drawn for a negative one; a column of that name with words in it is none."""
+    if _is_words(values.get("seed")):
+        return None
+    seed = _whole_number(values, "seed", where, "an integer below 2^63", lambda n: abs(n) < 2**63)
+    return None if seed is None else settled_seed(seed)
+
+
+def _is_words(value: Any) -> bool:
+    """Whether a column `seed` holds what a text grew from, not a number."""
+    return isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[\d.]*\s*", value)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)[:60]

@@ -136,8 +136,8 @@ def _numbered(rows: Iterator[Mapping[str, Any]], name: str) -> list[RawRow]:
     return [RawRow(f"row {number} of `{name}`", row) for number, row in enumerate(rows, start=1)]
 
 
-def _is_of_rows(found: object) -> bool:
-    return isinstance(found, list) and isinstance(_first(found), dict | list)
+def _is_of_rows(value: object) -> bool:
+    return isinstance(value, list) and isinstance(_first(value), dict | list)
 
 
 def _parsed(text: str) -> Any:
@@ -155,8 +155,8 @@ def _whole(text: str, name: str, is_lines: bool) -> Any:
         UsageError: a list that is not closed or otherwise broken.
     """
     start = text.lstrip()[:1]
-    found = _parsed(text) if start in ("[", "{") else None
-    if found is None and start == "[" and not is_lines and _parsed(text.lstrip().split("\n", 1)[0]) is None:
+    value = _parsed(text) if start in ("[", "{") else None
+    if value is None and start == "[" and not is_lines and _parsed(text.lstrip().split("\n", 1)[0]) is None:
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
@@ -164,7 +164,7 @@ def _whole(text: str, name: str, is_lines: bool) -> Any:
             raise UsageError(f"{name}:{error.lineno}: not JSON: {error.msg}", hint) from error
         except (ValueError, RecursionError):
             return None
-    return found
+    return value
 
 
 def _json(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
@@ -183,23 +183,23 @@ def _json(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]:
     return _json_lines(text, name, what, is_lines)
 
 
-def _of_object(found: Mapping[str, Any], name: str, what: str) -> list[RawRow]:
+def _of_object(row: Mapping[str, Any], name: str, what: str) -> list[RawRow]:
     """Rows of one object: itself, or the one list of objects in it."""
-    if "turns" in found or any(_is_prompt(found.get(key)) for key in PROMPT_COLUMNS):
-        return [RawRow(f"row 1 of `{name}`", found)]
-    lists = [key for key, value in found.items() if _is_rows(value)]
+    if "turns" in row or any(_is_prompt(row.get(key)) for key in PROMPT_COLUMNS):
+        return [RawRow(f"row 1 of `{name}`", row)]
+    lists = [key for key, value in row.items() if _is_rows(value)]
     if len(lists) == 1:
-        return _of_list(found[lists[0]], name)
+        return _of_list(row[lists[0]], name)
     if lists:
         raise UsageError(
             f"{what} holds several lists of rows: {', '.join(lists)}", "save the one to decode as a file of its own"
         )
-    if found and all(isinstance(value, dict | list) for value in found.values()):
+    if row and all(isinstance(value, dict | list) for value in row.values()):
         raise UsageError(
-            f"{what} holds columns, not rows: {', '.join(list(found)[:6])}",
+            f"{what} holds columns, not rows: {', '.join(list(row)[:6])}",
             'write rows, with pandas: frame.to_json("rows.jsonl", orient="records", lines=True)',
         )
-    return [RawRow(f"row 1 of `{name}`", found)]
+    return [RawRow(f"row 1 of `{name}`", row)]
 
 
 def _of_list(rows: list[Any], name: str) -> list[RawRow]:
@@ -227,26 +227,26 @@ def _json_lines(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]
             continue
         where = f"{name}:{number}"
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too large a value"
             hint = "write one JSON object per line" if is_lines else "write one list of rows, or one row per line"
             raise UsageError(f"{where}: not a JSON object: {reason}", hint) from error
-        rows.append(RawRow(where, _row(found, where)))
+        rows.append(RawRow(where, _row(value, where)))
         _check_rows(len(rows), what)
     return rows
 
 
-def _row(found: Any, where: str) -> Mapping[str, Any]:
+def _row(value: Any, where: str) -> Mapping[str, Any]:
     """A row's columns; a list of messages alone is a row of them."""
-    if isinstance(found, dict):
-        return found
-    if is_chat(found) or (is_broken_chat(found) and any(found)):
-        return {"messages": found}
-    if found is None or found == []:
+    if isinstance(value, dict):
+        return value
+    if is_chat(value) or (is_broken_chat(value) and any(value)):
+        return {"messages": value}
+    if value is None or value == []:
         return {}  # left out and counted, as rows without a prompt are
     raise UsageError(
-        f"{where}: not a JSON object but {kind_of(found)}", 'write rows such as {"prompt": "Once upon a time"}'
+        f"{where}: not a JSON object but {kind_of(value)}", 'write rows such as {"prompt": "Once upon a time"}'
     )
 
 
@@ -291,8 +291,8 @@ def _delimiter(text: str, is_tsv: bool) -> str:
     line = next((line for line in text.replace("\r", "\n").split("\n") if line.strip()), "")
     if is_tsv and "\t" in line:
         return "\t"
-    counts = {one: len(next(csv.reader([line], delimiter=one), [])) for one in _DELIMITERS}
-    return max(_DELIMITERS, key=lambda one: counts[one])
+    counts = {delimiter: len(next(csv.reader([line], delimiter=delimiter), [])) for delimiter in _DELIMITERS}
+    return max(_DELIMITERS, key=lambda delimiter: counts[delimiter])
 
 
 def _columns(cells: list[str], what: str) -> list[str]:

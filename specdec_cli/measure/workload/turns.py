@@ -74,11 +74,11 @@ def dialogues(rows: Sequence[PromptRow]) -> list[Dialogue]:
     """Every row's conversation; indexes count turns where a row has several, else they are the rows' own."""
     if all(len(turn_ends(row)) == 1 for row in rows):
         return [Dialogue(row, row.index) for row in rows]
-    found, index = [], 0
+    conversations, index = [], 0
     for row in rows:
-        found.append(Dialogue(row, index))
-        index += found[-1].num_turns
-    return found
+        conversations.append(Dialogue(row, index))
+        index += conversations[-1].num_turns
+    return conversations
 
 
 def request_of(row: PromptRow, tokens: list[int], params: SamplingParams, grammar: Grammar | None = None) -> Request:
@@ -194,10 +194,10 @@ def every_turn(
         The turns, and how many were left out because the conversation before fills the context.
     """
     now = Round(engine, dialogues(rows), chat, params)
-    found: list[Request] = []
+    requests: list[Request] = []
     while now.requests:
-        found += now.requests
+        requests += now.requests
         arm = Decoding("turns", 0)
         now.decode_answers(arm)
         now.advance(arm)
-    return sorted(found, key=lambda request: request.row.index), now.num_lost
+    return sorted(requests, key=lambda request: request.row.index), now.num_lost

@@ -100,8 +100,8 @@ def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat:
         UsageError: an unknown data set or task, or no rows.
         RunError: a data set that cannot be read.
     """
-    found = read_dataset(dataset, chat) if not dataset.startswith("builtin:") else built_in_rows(dataset, chat)
-    return replace(found, rows=select(found.rows, tasks, num_prompts))
+    prompts = read_dataset(dataset, chat) if not dataset.startswith("builtin:") else built_in_rows(dataset, chat)
+    return replace(prompts, rows=select(prompts.rows, tasks, num_prompts))
 
 
 def built_in_rows(dataset: str, chat: bool | None = False) -> PromptSet:
@@ -130,8 +130,9 @@ def select(rows: Sequence[PromptRow], tasks: Sequence[str] | None, num_prompts: 
         if unknown is not None:
             raise UsageError(f"no prompt has the task `{unknown}`", f"the tasks are {', '.join(by_task)}")
         by_task = {task: by_task[task] for task in dict.fromkeys(tasks)}
-    shares = _shares([len(found) for found in by_task.values()], num_prompts)
-    chosen = [row for found, share in zip(by_task.values(), shares, strict=True) for row in _spread(found, share)]
+    shares = _shares([len(rows) for rows in by_task.values()], num_prompts)
+    parts = zip(by_task.values(), shares, strict=True)
+    chosen = [row for rows, share in parts for row in _spread(rows, share)]
     return sorted(chosen, key=lambda row: row.index)
 
 
@@ -191,7 +192,7 @@ def workload_of(requests: Sequence[Request], dataset: str, max_context: int) -> 
         if not fits(request, max_context)
     ]
     if not fitting:
-        shortest = min(skipped, key=lambda one: one.prompt_tokens)
+        shortest = min(skipped, key=lambda each: each.prompt_tokens)
         raise UsageError(
             f"no prompt of `{dataset}` fits the context of `{max_context}` tokens: the shortest has "
             f"`{shortest.prompt_tokens}`, and `{shortest.max_new_tokens}` more should follow",
