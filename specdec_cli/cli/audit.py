@@ -264,21 +264,22 @@ class _AuditRun:
             screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
         with progress(screen) as say:
             start_torch(say)
-            from specdec_cli.measure.audit.audit import audit as run_audit
+            from specdec_cli.measure.audit.audit import Audit
 
             plan = self._plan(ks, batch_sizes)
             pair = None if self.options.table else self._load(plan, say)
             notes = [] if pair is None else self._notes(pair.engine, plan)
             requests = self._requests(pair.engine) if pair is not None else []
-            result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
-        result.notices[:0] = self.notices
+            audit = Audit(pair, requests, plan, lambda stage, done, total: say(f"{stage}: {done} of {total}"))
+            audit.run()
+        audit.notices[:0] = self.notices
         for note in notes:
             screen.say(f"note: {note}", "yellow")
         machine = machine_of(pair.engine) if pair is not None else {}
-        document = envelope(AuditDocument, self.recipe.as_dict(), audit_body(result), **machine)
+        document = envelope(AuditDocument, self.recipe.as_dict(), audit_body(audit), **machine)
         deliver_with_report(document, self.shared, lambda page: print_audit(page, document))
         write_results(document, self.shared)
-        result.gate()
+        audit.gate()
 
     def _notes(self, engine: Engine, plan: AuditPlan) -> list[str]:
         """Notes about the loaded pair."""

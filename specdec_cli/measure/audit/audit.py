@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -40,16 +41,8 @@ _MAX_TABLE_DRAWS = 40_000  # of the short form; more would take the time that th
 _WEIGHTS = {"greedy": 3.0, "gumbel": 2.0, "table": 1.0, "pair": 4.0}
 
 
-@dataclass(frozen=True, slots=True)
-class AuditProgress:
-    """Where the audit is: a stage's name, and how much of it is done."""
-
-    stage: str
-    done: int
-    total: int
-
-
-Watch = Callable[[AuditProgress], None]
+Watch = Callable[[str, int, int], None]
+"""Takes the name of a stage, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +117,16 @@ class AuditedPair:
 
 
 @dataclass(slots=True)
-class AuditResult:
-    """The checks of an audit and their results.
+class Audit:
+    """An audit, before, while and after it runs.
 
     Args:
-        plan: what was asked for.
+        pair: None audits the table model alone.
+        requests: prompts and how they are continued; greedy takes their temperature as 0, gumbel a 0 as 1.
+        plan: what is audited.
+        watch: told how far it is.
+
+    Attributes:
         compared: by mode, greedy and gumbel: tokens against plain decoding.
         distribution: draws against exact enumeration.
         num_planned_tests: tests of distributions that the plan has.
@@ -136,12 +134,16 @@ class AuditResult:
         seconds: how long it took.
     """
 
+    pair: AuditedPair | None
+    requests: Sequence[Request]
     plan: AuditPlan
-    compared: dict[str, Compared] = field(default_factory=dict)
-    distribution: list[DistributionCheck] = field(default_factory=list)
-    num_planned_tests: int = 0
-    notices: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    watch: Watch
+    compared: dict[str, Compared] = field(init=False, default_factory=dict)
+    distribution: list[DistributionCheck] = field(init=False, default_factory=list)
+    num_planned_tests: int = field(init=False, default=0)
+    notices: list[str] = field(init=False, default_factory=list)
+    seconds: float = field(init=False, default=0.0)
+    _begin: float = field(init=False, default_factory=perf_counter)
 
     @property
     def mismatches(self) -> list[Mismatch]:
@@ -151,7 +153,7 @@ class AuditResult:
     @property
     def passed(self) -> bool:
         """Whether no difference was found."""
-        return not self.mismatches and all(one.is_fine for one in self.distribution)
+        return not self.mismatches and all(test.is_fine for test in self.distribution)
 
     def gate(self) -> None:
         """Raise on any difference.
@@ -161,20 +163,20 @@ class AuditResult:
         """
         if self.passed:
             return
-        found = []
+        differences = []
+        ties = sum(mismatch.kind == "near-tie" for mismatch in self.mismatches)
+        bugs = len(self.mismatches) - ties
         if self.mismatches:
-            ties = sum(mismatch.kind == "near-tie" for mismatch in self.mismatches)
-            bugs = len(self.mismatches) - ties
-            found.append(f"{len(self.mismatches)} outputs differ from plain decoding ({ties} near-ties, {bugs} bugs)")
-        wrong = [one.configuration for one in self.distribution if not one.is_fine]
+            differences.append(f"{ties + bugs} outputs differ from plain decoding ({ties} near-ties, {bugs} bugs)")
+        wrong = [test.configuration for test in self.distribution if not test.is_fine]
         if wrong:
-            found.append(f"the distribution of `{'`, `'.join(wrong)}` is not the target's")
-        only_ties = not wrong and all(mismatch.kind == "near-tie" for mismatch in self.mismatches)
+            differences.append(f"the distribution of `{'`, `'.join(wrong)}` is not the target's")
         raise GateError(
-            f"the audit found a difference: {'; '.join(found)}",
-            "near-ties come from rounding that depends on the number of rows; `specdec doctor` tests the kernels for it"
-            if only_ties
-            else "please report it with the JSON document (--json)",
+            f"the audit found a difference: {'; '.join(differences)}",
+            "please report it with the JSON document (--json)"
+            if wrong or bugs
+            else "near-ties come from rounding that depends on the number of rows; `specdec doctor` tests the kernels "
+            "for it",
         )
 
     def verify_modes(self) -> list[str]:
@@ -184,96 +186,56 @@ class AuditResult:
         gumbel = ["gumbel"] if "gumbel" in self.plan.modes and "gumbel" not in drawn else []
         return (["greedy"] if "greedy" in self.plan.modes else []) + drawn + gumbel
 
-
-def audit(pair: AuditedPair | None, requests: Sequence[Request], plan: AuditPlan, watch: Watch) -> AuditResult:
-    """Run an audit.
-
-    Args:
-        pair: None audits the table model alone.
-        requests: prompts and how they are continued; greedy takes their temperature as 0, gumbel a 0 as 1.
-        plan: what is audited.
-        watch: told how far it is.
-    """
-    return _Audit(pair, requests, plan, watch, AuditResult(plan)).run()
-
-
-def _chooses_k(options: EngineOptions) -> list[str]:
-    """The options by which an engine would draft less than it is asked for."""
-    chooses = {
-        "depth_policy": options.depth_policy != "fixed",
-        "k_by_batch": bool(options.k_by_batch),
-        "disable_by_batch_size": options.disable_by_batch_size is not None,
-    }
-    return [name for name, is_chosen in chooses.items() if is_chosen]
-
-
-@dataclass(slots=True)
-class _Audit:
-    """An audit while it runs."""
-
-    pair: AuditedPair | None
-    requests: Sequence[Request]
-    plan: AuditPlan
-    watch: Watch
-    result: AuditResult
-    _begin: float = field(default_factory=perf_counter)
-
-    def run(self) -> AuditResult:
-        if self.pair is not None and (left_out := _chooses_k(self.pair.engine.options)):
-            self._say(f"drafts are checked at each k at every batch size: {', '.join(left_out)} is left out")
-        stages: list[tuple[str, Callable[[_Deadline], None]]] = []
-        if self.pair is not None and "greedy" in self.plan.modes:
-            stages.append(("greedy", self._greedy))
-        if self.pair is not None and "gumbel" in self.plan.modes:
-            stages.append(("gumbel", self._gumbel))
+    def run(self) -> None:
+        """Check everything that the plan has, as far as its time limit allows."""
+        stages: list[tuple[float, Callable[[_Deadline], None]]] = []
+        if self.pair is not None:
+            if left_out := _chooses_k(self.pair.engine.options):
+                self._say(f"drafts are checked at each k at every batch size: {', '.join(left_out)} is left out")
+            compared = {"greedy": self._greedy, "gumbel": self._gumbel}
+            stages += [(_WEIGHTS[mode], check) for mode, check in compared.items() if mode in self.plan.modes]
         if "sampled" in self.plan.modes:
-            stages.append(("table", self._table))
-            stages += [("pair", self._pair)] if self.pair is not None else []
-        weights = [_WEIGHTS[name] for name, _ in stages]
-        for i, (_, stage) in enumerate(stages):
-            stage(self._deadline(weights[i] / sum(weights[i:])))
-        self.result.seconds = perf_counter() - self._begin
-        return self.result
-
-    def _deadline(self, share: float) -> _Deadline:
-        """The end of a share of the time that is left."""
-        now = perf_counter()
-        left = max(0.0, self._begin + self.plan.time_limit_seconds - now)
-        return _Deadline(now + share * left)
+            stages.append((_WEIGHTS["table"], self._table))
+            stages += [(_WEIGHTS["pair"], self._pair)] if self.pair is not None else []
+        for i, (weight, stage) in enumerate(stages):
+            now = perf_counter()
+            left = max(0.0, self._begin + self.plan.time_limit_seconds - now)
+            stage(_Deadline(now + left * weight / sum(weight for weight, _ in stages[i:])))
+        self.seconds = perf_counter() - self._begin
 
     def _greedy(self, deadline: _Deadline) -> None:
-        assert self.pair is not None, "equality is checked on a pair"
-        requests = [replace(request, params=replace(request.params, temperature=0.0)) for request in self.requests]
-        self._compare("greedy", "auto", {self.pair.draft: self.pair.engine.drafter}, requests, deadline)
+        pair = self._loaded
+        self._compare("greedy", "auto", {pair.draft: pair.engine.drafter}, lambda _: 0.0, deadline)
 
     def _gumbel(self, deadline: _Deadline) -> None:
-        assert self.pair is not None, "equality is checked on a pair"
-        requests = [
-            replace(request, params=replace(request.params, temperature=request.params.temperature or 1.0))
-            for request in self.requests
-        ]
-        self._compare("gumbel", "gumbel", _drafters(self.pair), requests, deadline)
+        self._compare("gumbel", "gumbel", _drafters(self._loaded), lambda temperature: temperature or 1.0, deadline)
+
+    @property
+    def _loaded(self) -> AuditedPair:
+        assert self.pair is not None, "a stage of the pair has one"
+        return self.pair
 
     def _compare(
         self,
         mode: str,
         verify: str,
         drafters: Mapping[str, Drafter],
-        requests: Sequence[Request],
+        temperature_of: Callable[[float], float],
         deadline: _Deadline,
     ) -> None:
-        assert self.pair is not None, "equality is checked on a pair"
-        pair = self.pair
+        pair = self._loaded
+        requests = [
+            replace(request, params=replace(request.params, temperature=temperature_of(request.params.temperature)))
+            for request in self.requests
+        ]
         judge = DivergenceJudge(pair.engine, pair.dtype, pair.load_float32, self._say)
         equality = EqualityCheck(pair.engine, pair.draft, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
-        found = equality.run(
-            requests, lambda done, total: self.watch(AuditProgress(mode, done, total)), deadline.is_over
-        )
-        self.result.compared[mode] = found
-        if found.runs < found.planned_runs:
-            left = f"{found.planned_runs - found.runs} of {found.planned_runs}"
+        compared = equality.run(requests, partial(self.watch, mode), deadline.is_over)
+        self.compared[mode] = compared
+        if compared.runs < compared.planned_runs:
+            left = f"{compared.planned_runs - compared.runs} of {compared.planned_runs}"
             self._say(f"{mode}: the time limit left {left} runs out (one configuration over a few prompts each)")
-        if not found.num_draft_tokens:
+        if not compared.num_draft_tokens:
             self._say(f"{mode}: nothing was drafted, so equality says little")
 
     def _table(self, deadline: _Deadline) -> None:
@@ -286,11 +248,10 @@ class _Audit:
             until = _Deadline(None) if self.plan.full else deadline.part(len(cases) - i)
             name = f"table model, {case}"
             self._draw(name, draws, num if self.plan.full else min(num, _MAX_TABLE_DRAWS), until)
-            self.result.distribution.append(check(name, draws, toy.joint(NUM_JOINT_TOKENS), toy.NUM_TOKENS))
+            self.distribution.append(check(name, draws, toy.joint(NUM_JOINT_TOKENS), toy.NUM_TOKENS))
 
     def _pair(self, deadline: _Deadline) -> None:
-        assert self.pair is not None, "the pair's draws need the pair"
-        pair = self.pair
+        pair = self._loaded
         question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
         num = full_power_draws(max(len(question.joint), 2))
         k = self.plan.num_speculative_tokens
@@ -300,7 +261,7 @@ class _Audit:
             draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)
             name = f"draft {pair.draft}, {case}"
             self._draw(name, draws, num, deadline.part(len(cases) - i))
-            self.result.distribution.append(check(name, draws, question.joint, question.num_choices))
+            self.distribution.append(check(name, draws, question.joint, question.num_choices))
 
     def _chains(self, k: int) -> list[DrawnCase]:
         """Each mode at k = 1 and at k: prefill gives the first token, so a deep step's bonus token is never drawn."""
@@ -317,7 +278,7 @@ class _Audit:
     def _in_time(self, cases: Sequence[DrawnCase], stage: str) -> Iterator[tuple[int, DrawnCase]]:
         """Cases with their places; after the first, none begins past the audit's time limit."""
         end = _Deadline(None if self.plan.full else self._begin + self.plan.time_limit_seconds)
-        self.result.num_planned_tests += len(cases)
+        self.num_planned_tests += len(cases)
         for i, case in enumerate(cases):
             if i and end.is_over():
                 left = f"{len(cases) - i} of {len(cases)}"
@@ -326,11 +287,21 @@ class _Audit:
             yield i, case
 
     def _draw(self, stage: str, draws: Draws, num: int, deadline: _Deadline) -> None:
-        draws.run(num, lambda done: self.watch(AuditProgress(stage, done, num)), deadline.is_over)
+        draws.run(num, lambda done: self.watch(stage, done, num), deadline.is_over)
 
     def _say(self, sentence: str) -> None:
-        if sentence not in self.result.notices:
-            self.result.notices.append(sentence)
+        if sentence not in self.notices:
+            self.notices.append(sentence)
+
+
+def _chooses_k(options: EngineOptions) -> list[str]:
+    """The options by which an engine would draft less than it is asked for."""
+    chooses = {
+        "depth_policy": options.depth_policy != "fixed",
+        "k_by_batch": bool(options.k_by_batch),
+        "disable_by_batch_size": options.disable_by_batch_size is not None,
+    }
+    return [name for name, is_chosen in chooses.items() if is_chosen]
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,31 +167,27 @@ def ask_pair(engine: Engine, base_prompt: Sequence[int], params: SamplingParams)
         min_tokens=0,
         logprobs=None,
     )
-    first = _next_token(engine.target, engine.num_tokens, list(base_prompt), len(base_prompt), free)
-    choices = np.argsort(-first.scores, kind="stable")[:num].tolist()
+    scores, _ = _next_token(engine.target, engine.num_tokens, list(base_prompt), len(base_prompt), free)
+    choices = np.argsort(-scores, kind="stable")[:num].tolist()
     bias = dict(free.logit_bias) | {token: free.logit_bias.get(token, 0.0) + _LIFT for token in choices}
     narrow = replace(free, top_k=num, logit_bias=bias)
     prompt = [base_prompt[0], *_every_pair(choices)]
     joint = enumerate_joint(
-        lambda context: _next_token(engine.target, engine.num_tokens, list(context), len(prompt), narrow).probs,
+        lambda context: _next_token(engine.target, engine.num_tokens, list(context), len(prompt), narrow)[1],
         prompt,
         NUM_JOINT_TOKENS,
     )
     return Question(prompt, narrow, num, joint)
 
 
-@dataclass(frozen=True, slots=True)
-class _NextToken:
-    scores: npt.NDArray[np.float64]
-    probs: npt.NDArray[np.float64]
-
-
-def _next_token(lm: LM, num_tokens: int, context: list[int], num_prompt: int, params: SamplingParams) -> _NextToken:
-    """The target's own word on one context, alone and from an empty cache."""
+def _next_token(
+    lm: LM, num_tokens: int, context: list[int], num_prompt: int, params: SamplingParams
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The target's scores and probabilities [V] after one context, alone and from an empty cache."""
     logits = lm.score([Row(_HANDLE, context, 1)])
     lm.release(_HANDLE)
     p = distribution(logits, [ChainRow(params, context, num_prompt, NOTHING, frozenset())], num_tokens)
-    return _NextToken(p.scores[0].double().cpu().numpy(), p.dense()[0].double().cpu().numpy())
+    return p.scores[0].double().cpu().numpy(), p.dense()[0].double().cpu().numpy()
 
 
 def _every_pair(choices: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -62,13 +62,12 @@ class EqualityCheck:
 
         The extremes come first, because a time limit cuts at the end.
         """
-        found = [Configuration(*each) for each in product([self.draft], self._ks(self.draft), self.batch_sizes)]
+        ways = [Configuration(*each) for each in product([self.draft], self._ks(self.draft), self.batch_sizes)]
         for name in self.drafters.keys() - {self.draft, "none"}:
-            found += [Configuration(name, k, max(self.batch_sizes)) for k in self._ks(name)]
+            ways += [Configuration(name, k, max(self.batch_sizes)) for k in self._ks(name)]
         if "none" in self.drafters:
-            found += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
-        num = len(found)
-        return [found[-1 - i // 2] if i % 2 else found[i // 2] for i in range(num)]
+            ways += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
+        return [ways[-1 - i // 2] if i % 2 else ways[i // 2] for i in range(len(ways))]
 
     def _ks(self, draft: str) -> list[int]:
         """Every k that a draft can reach; the largest of them stands for those beyond."""
@@ -83,7 +82,8 @@ class EqualityCheck:
             is_late: asked before each run but the first.
         """
         configurations = self.configurations()
-        groups = list(_groups(requests, max(self.batch_sizes)))
+        size = max(self.batch_sizes)
+        groups = [requests[begin : begin + size] for begin in range(0, len(requests), size)]
         mode: Literal["greedy", "gumbel"] = "gumbel" if self.verify == "gumbel" else "greedy"
         compared = Compared(mode=mode, planned_runs=len(groups) * len(configurations))
         for group in groups:
@@ -143,8 +143,3 @@ def variant(engine: Engine, drafter: Drafter, options: object) -> Engine:
     assert not engine.has_work, "engines that share models take turns: handles count from 0 in each"
     made: Engine = type(engine)(engine.target, drafter, engine.tokenizer, options, engine.eos_token_ids)  # type: ignore[arg-type]
     return made
-
-
-def _groups(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
-    for begin in range(0, len(requests), size):
-        yield requests[begin : begin + size]

@@ -19,7 +19,7 @@ from specdec_cli.document import (
 
 if TYPE_CHECKING:
     from specdec_cli.events import SpeculativeCounts
-    from specdec_cli.measure.audit.audit import AuditResult
+    from specdec_cli.measure.audit.audit import Audit
 
 
 Kind = Literal["near-tie", "bug"]
@@ -157,35 +157,35 @@ class AuditDocument(ResultDocument):
     verdict: Literal["pass", "fail"]
 
 
-def audit_body(result: AuditResult) -> dict[str, Any]:
+def audit_body(audit: Audit) -> dict[str, Any]:
     """The document's own fields, after those that every document has."""
-    compared, draws = list(result.compared.values()), result.distribution
+    compared, draws = list(audit.compared.values()), audit.distribution
     everything: list[Compared | DistributionCheck] = [*compared, *draws]
-    first = result.mismatches[0] if result.mismatches else None
-    num_tokens = sum(one.tokens for one in compared)
+    first = audit.mismatches[0] if audit.mismatches else None
+    num_tokens = sum(mode.tokens for mode in compared)
     return AuditDocument(
-        mode=",".join(result.plan.modes),
+        mode=",".join(audit.plan.modes),
         checked=CheckedCounts(
-            prompts=max((one.prompts for one in compared), default=0),
+            prompts=max((mode.prompts for mode in compared), default=0),
             tokens=num_tokens,
-            configurations=sum(one.configurations for one in compared) + len(draws),
-            runs=sum(one.runs for one in compared) + len(draws),
-            planned_runs=sum(one.planned_runs for one in compared) + result.num_planned_tests,
+            configurations=sum(mode.configurations for mode in compared) + len(draws),
+            runs=sum(mode.runs for mode in compared) + len(draws),
+            planned_runs=sum(mode.planned_runs for mode in compared) + audit.num_planned_tests,
             draws=sum(draw.draws for draw in draws),
-            num_draft_tokens=sum(one.num_draft_tokens for one in everything),
-            num_accepted_tokens=sum(one.num_accepted_tokens for one in everything),
+            num_draft_tokens=sum(part.num_draft_tokens for part in everything),
+            num_accepted_tokens=sum(part.num_accepted_tokens for part in everything),
         ),
         equality=compared,
-        mismatches=result.mismatches,
+        mismatches=audit.mismatches,
         distribution=draws,
         lossless=LosslessResult(
             promised=True,
-            verify=",".join(result.verify_modes()),
+            verify=",".join(audit.verify_modes()),
             checked_tokens=num_tokens or None,
-            mismatches=len(result.mismatches) if num_tokens else None,
+            mismatches=len(audit.mismatches) if num_tokens else None,
             first_divergence=None if first is None else PositionResult(index=first.prompt, position=first.position),
         ),
-        notices=result.notices,
-        seconds=result.seconds,
-        verdict="pass" if result.passed else "fail",
+        notices=audit.notices,
+        seconds=audit.seconds,
+        verdict="pass" if audit.passed else "fail",
     ).as_json()

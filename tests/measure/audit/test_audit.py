@@ -25,7 +25,7 @@ from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit import draws as draws_module
 from specdec_cli.measure.audit import toy
-from specdec_cli.measure.audit.audit import AuditedPair, AuditPlan, AuditResult, audit
+from specdec_cli.measure.audit.audit import Audit, AuditedPair, AuditPlan
 from specdec_cli.measure.audit.divergence import DivergenceJudge, tolerance_of
 from specdec_cli.measure.audit.draws import Draws, ask_pair, check, full_power_draws
 from specdec_cli.measure.audit.equality import variant
@@ -65,10 +65,12 @@ def requests(num=3, length=12, **params):
     return [Request(PromptRow(i, f"prompt {i}"), [i, i + 1, 2], replace(one, index=i)) for i in range(num)]
 
 
-def run(what, modes, asked=None, **plan) -> AuditResult:
+def run(what, modes, asked=None, **plan) -> Audit:
     seconds = 0.5 if "sampled" in modes else 60.0  # draws take what they are given
-    made = AuditPlan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan)
-    return audit(what, requests() if asked is None else asked, made, lambda _: None)
+    asked_plan = {"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan
+    made = Audit(what, requests() if asked is None else asked, AuditPlan(**asked_plan), lambda *_: None)
+    made.run()
+    return made
 
 
 def test_a_clean_pair_passes_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> None:
