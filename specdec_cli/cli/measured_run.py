@@ -288,7 +288,7 @@ class ComparedRun(MeasuredRun[Measurement]):
         from specdec_cli.measure.machine.load import Conditions
 
         arms, passes = self.arms, self.passes(study)
-        conditions = Conditions.of(arms.load_before, passes)
+        conditions = Conditions.of_passes(arms.load_before, passes)
         body = self.body(study, conditions, interrupted)
         num_resumed = 0 if self.journal is None else self.journal.num_resumed
         body["plan"] |= {"chat": arms.options.chat, "resumed": num_resumed}

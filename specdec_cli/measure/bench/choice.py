@@ -53,7 +53,7 @@ def choose_draft(comparison: DraftComparison) -> DraftChoice:
     if not evidence_of:
         message = "Nothing was measured: no prompt decoded a second token with a draft and without."
         return DraftChoice("inconclusive", None, None, ("prompts whose outputs are longer than one token",), message)
-    busy = Conditions.of(comparison.load, comparison.bench.passes).busy
+    busy = Conditions.of_passes(comparison.load, comparison.bench.passes).busy
     paying = [contender for contender, evidence in evidence_of.items() if evidence.pays]
     if busy is None and paying:
         return _speculate(comparison, paying[0], [contender for contender in evidence_of if contender is not paying[0]])
@@ -75,7 +75,7 @@ def task_winner(comparison: DraftComparison, task: str) -> tuple[str | None, Int
     if not known:
         return None, None
     sure = [(contender, speedup) for contender, speedup in known if Evidence(speedup).pays]
-    is_busy = Conditions.of(comparison.load, comparison.bench.passes).busy is not None
+    is_busy = Conditions.of_passes(comparison.load, comparison.bench.passes).busy is not None
     if is_busy or not sure:
         is_slow = not is_busy and all(Evidence(speedup).pays is False for _, speedup in known)
         return (NO_WINNER if is_slow else None), known[0][1]

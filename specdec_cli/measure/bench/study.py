@@ -82,7 +82,7 @@ class SizeStudy(ABC):
     @property
     def conditions(self) -> Conditions:
         """How busy the machine was."""
-        return Conditions.of(self.load, self.passes())
+        return Conditions.of_passes(self.load, self.passes())
 
     def compared_outputs(self) -> Iterable[Compared]:
         """Every output with a draft, of every shape, beside the same request's without."""

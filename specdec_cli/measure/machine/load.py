@@ -89,7 +89,7 @@ class Conditions(LoadResult):
     lost_share: Share | None
 
     @classmethod
-    def of(cls, load: Load, passes: Iterable[CountedPass]) -> Conditions:
+    def of_passes(cls, load: Load, passes: Iterable[CountedPass]) -> Conditions:
         """Conditions of some passes, with the load before them."""
         counted = list(passes)
         known = [(each.lost_share, each.seconds) for each in counted if each.lost_share is not None]

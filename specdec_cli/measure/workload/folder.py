@@ -128,8 +128,8 @@ def _split(
 ) -> tuple[str, list[str]]:
     """The split to read, and a notice if it was chosen from several by default."""
     names = list(splits)
-    preferred = [split for split in (usual, *_SPLITS) if split in names] or (names if len(names) == 1 else [None])
-    wanted = given or preferred[0]
+    preferred = [split for split in (usual, *_SPLITS) if split in names] or names[: len(names) == 1]
+    wanted = given or next(iter(preferred), None)
     if wanted not in names:
         raise _several(name, "split", names, wanted, config)
     assert wanted is not None, "a split that is there has a name"

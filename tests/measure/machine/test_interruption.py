@@ -157,7 +157,7 @@ class Busy:
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions.of(Load(0.1, 2), self.bench.passes)
+        return Conditions.of_passes(Load(0.1, 2), self.bench.passes)
 
 
 def test_an_interrupted_pass_is_decoded_again_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +223,8 @@ def test_the_load_alone_says_it_where_it_is_high_or_nothing_else_is_known(
     load: float, lost_share: float | None, is_busy: bool
 ) -> None:
     """On two cores; two runs of this program one after the other leave a load of 2 behind."""
-    found = Conditions.of(Load(load, 2), [SimpleNamespace(lost_share=lost_share, seconds=1.0, num_discarded=0)] * 12)
+    found = Conditions.of_passes(
+        Load(load, 2), [SimpleNamespace(lost_share=lost_share, seconds=1.0, num_discarded=0)] * 12
+    )
     assert (found.busy is not None) is is_busy
     assert not is_busy or f"load {load} on 2 cores" in not_none(found.busy)
