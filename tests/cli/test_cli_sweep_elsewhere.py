@@ -16,7 +16,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.documents.replayed import AcceptanceDocument
 from specdec_cli.measure.endpoint.endpoint import Endpoint
-from specdec_cli.measure.predict import acceptance, engine_rules, recorded, remote_trace
+from specdec_cli.measure.predict import engine_rules, recorded, remote_trace
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
@@ -248,7 +248,7 @@ def test_a_build_that_does_not_sample_from_the_target_is_named(
     servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = replace(engine_rules.engine_rule("vllm", is_cpu=True), engine="specdec", version="99")
-    monkeypatch.setattr(acceptance, "ENGINE_RULES", (fault,))
+    monkeypatch.setattr(engine_rules, "ENGINE_RULES", (fault,))
     words = ["--target-endpoint", url(servers[0]), "-d", "ngram:min=1"]
     assert swept(capsys, *words)["notices"] == []
     assert "uninitialized memory" in swept(capsys, *words, "--temperature", "1")["notices"][0]
