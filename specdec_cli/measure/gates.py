@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import GateError, UsageError, did_you_mean
+from specdec_cli.measure.documents.parts import GateResult
 from specdec_cli.measure.paths import first_key, value_at
 from specdec_cli.measure.stats import FIGURES, MIN_PAIRS
 from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.gate import VERDICTS, GateExpression, parse_gate
 from specdec_cli.recipe.schema import Gates
-
-if TYPE_CHECKING:
-    from specdec_cli.measure.documents.parts import GateResult
 
 _BY_TASK = ("by_task.", "task_winners.")
 RECOMMENDED = "recommended.speedup"
@@ -168,7 +166,7 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
         if "$ref" in node:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]
         elif "anyOf" in node:
-            node = next(one for one in node["anyOf"] if one.get("type") != "null")
+            node = next(option for option in node["anyOf"] if option.get("type") != "null")
         else:
             return node
 
@@ -180,7 +178,11 @@ def _types(node: Mapping[str, Any]) -> list[str]:
 
 def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[GateResult]:
     """Judge a document; a gate fails where the whole interval lies on its failing side, or where there is no figure."""
-    return [_judge(gate, figure_at(document, gate.path)) for gate in gates]
+    judged = []
+    for gate in gates:
+        value, interval, passed, reason = _compared(gate, figure_at(document, gate.path))
+        judged.append(GateResult(expression=str(gate), value=value, ci95=interval, passed=passed, reason=reason))
+    return judged
 
 
 def figure_at(document: Mapping[str, Any], path: str) -> Any:
@@ -195,14 +197,6 @@ def _is_firmly_plain(document: Mapping[str, Any], above: str) -> bool:
     """Whether a sweep advises against speculation; documents of earlier versions say so by k alone."""
     verdict = value_at(document, f"{above}verdict")
     return verdict == "do-not-speculate" or (verdict is None and value_at(document, f"{above}k") == 0)
-
-
-def _judge(gate: GateExpression, found: Any) -> GateResult:
-
-    from specdec_cli.measure.documents import parts
-
-    value, interval, passed, reason = _compared(gate, found)
-    return parts.GateResult(expression=str(gate), value=value, ci95=interval, passed=passed, reason=reason)
 
 
 def _compared(gate: GateExpression, found: Any) -> tuple[float | str | None, tuple[float, float] | None, bool, str]:
@@ -230,9 +224,9 @@ def raise_if_crossed(judged: Sequence[GateResult]) -> None:
     Raises:
         GateError: naming every one of them.
     """
-    failed = [one for one in judged if not one.passed]
+    failed = [result for result in judged if not result.passed]
     if failed:
-        raise GateError("\n".join(f"gate crossed: `{one.expression}`: {one.reason}" for one in failed))
+        raise GateError("\n".join(f"gate crossed: `{result.expression}`: {result.reason}" for result in failed))
 
 
 def check_measurable(gates: Gates, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]], pairs: Pairs) -> None:

@@ -92,10 +92,6 @@ class DivergenceJudge:
         recheck = self._recheck(context, len(prompt), params, gumbel)
         return Mismatch(row, position, configuration, want, have, gap, tolerance, kind, recheck)
 
-    def close(self) -> None:
-        """Let the float32 copy go."""
-        self._float32 = None
-
     def _scores(
         self, lm: LM, context: list[int], num_prompt: int, params: SamplingParams, gumbel: bool, dtype: str
     ) -> tuple[Tensor, float]:

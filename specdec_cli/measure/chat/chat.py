@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import Field
 
@@ -12,6 +12,13 @@ from specdec_cli.document import Count, TimingResult
 from specdec_cli.engine.prompts import ChatMessage, check_text
 from specdec_cli.errors import UsageError
 from specdec_cli.timing import Timing
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.chat.chat_endpoint import EndpointSpeaker
+    from specdec_cli.measure.chat.chat_engine import EngineSpeaker
+
+Speaker: TypeAlias = "EngineSpeaker | EndpointSpeaker"
+"""Answers a conversation: an engine, or a server."""
 
 
 @dataclass(slots=True)
@@ -116,50 +123,7 @@ class ChatHistory:
 
 
 Watch = Callable[[ChatTurn, str], None]
-
-
-class Speaker(Protocol):
-    """Answers a conversation: an engine, or a server."""
-
-    @property
-    def target(self) -> str:
-        """The model that answers."""
-        ...
-
-    @property
-    def k(self) -> int | None:
-        """Tokens drafted per step; None where the server decides."""
-        ...
-
-    @property
-    def draft(self) -> str | None:
-        """Name of the draft; None where the server decides."""
-        ...
-
-    def set_k(self, k: int) -> None:
-        """Draft k tokens per step from the next answer on.
-
-        Raises:
-            UsageError: k is out of range, or cannot be chosen here.
-        """
-        ...
-
-    def set_draft(self, name: str) -> None:
-        """Use another draft from the next answer on.
-
-        Raises:
-            UsageError: there is no such draft, or it cannot be chosen here.
-        """
-        ...
-
-    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
-        """Answer the last message.
-
-        Raises:
-            ContextFullError: the conversation leaves too little of the context to the answer.
-            SpecdecError: the answer failed.
-        """
-        ...
+"""Takes an answer and its new text."""
 
 
 def check_k(k: int, most: int) -> None:

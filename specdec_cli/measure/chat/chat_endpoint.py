@@ -69,7 +69,11 @@ class EndpointSpeaker(EndpointArm):
         self.stop()
 
     def set_k(self, k: int) -> None:
-        """Ask the server for k tokens per step from the next answer on."""
+        """Ask the server for k tokens per step from the next answer on.
+
+        Raises:
+            UsageError: k is out of range, or cannot be chosen here.
+        """
         self._check_is_ours("/k")
         check_k(k, self._most_k)
         self.k = k
@@ -80,7 +84,12 @@ class EndpointSpeaker(EndpointArm):
         self.draft = None if name == "own" else name
 
     def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
-        """Answer the last message."""
+        """Answer the last message.
+
+        Raises:
+            ContextFullError: the conversation leaves too little of the context to the answer.
+            SpecdecError: the answer failed.
+        """
         try:
             return self._wait(self._answer(tuple(messages), watch, stopped))
         except EndpointError as error:

@@ -64,7 +64,11 @@ class EngineSpeaker:
         return list(dict.fromkeys((self.own_draft, *others, _NONE)))
 
     def set_k(self, k: int) -> None:
-        """Draft k tokens per step from the next answer on."""
+        """Draft k tokens per step from the next answer on.
+
+        Raises:
+            UsageError: k is out of range, or cannot be chosen here.
+        """
         check_k(k, self._most_k)
         if self._name != _NONE:
             check_reach(self.engine.drafters.by_name[self._name], k)
@@ -81,7 +85,12 @@ class EngineSpeaker:
             raise UsageError(f"there is no draft `{name}` in this conversation", f"one of {', '.join(self.drafts)}")
 
     def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatTurn:
-        """Answer the last message."""
+        """Answer the last message.
+
+        Raises:
+            ContextFullError: the conversation leaves too little of the context to the answer.
+            SpecdecError: the answer failed.
+        """
         tokens = self.engine.encode([message.as_dict() for message in messages])
         prompt = messages[-1].content
         turn = ChatTurn(prompt, prompt_tokens=len(tokens), draft=self.draft, num_speculative_tokens=self.k)

@@ -77,15 +77,6 @@ class EngineSize(SizeStudy):
         """Where the fitted costs cannot be right, or are less certain than they seem."""
         return [notice for notice in (self.fitted.doubt, self.costs.warning) if notice is not None]
 
-    def errors(self) -> list[float]:
-        """Predicted over measured speed-up, less 1, of every k that was measured."""
-        measured = self.measured()
-        return [
-            row.speedup.median / measured[row.shape].speedup.median - 1
-            for row in self.prediction.rows
-            if row.shape in measured
-        ]
-
 
 @dataclass(slots=True, kw_only=True)
 class EngineSweep(Study):
@@ -242,7 +233,13 @@ class EngineSweep(Study):
         Raises:
             RunError: nothing was measured.
         """
-        errors = [abs(error) for at_size in self.by_size for error in at_size.errors()]
+        errors = [
+            abs(row.speedup.median / measured[row.shape].speedup.median - 1)
+            for at_size in self.by_size
+            for measured in [at_size.measured()]
+            for row in at_size.prediction.rows
+            if row.shape in measured
+        ]
         if not errors:
             raise RunError("nothing was measured", None)
         return float(np.median(errors))

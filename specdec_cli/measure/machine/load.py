@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
 from specdec_cli.document import Count, Result, Seconds, Share
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
 
+if TYPE_CHECKING:
+    from specdec_cli.measure.bench.passes import Pass
+    from specdec_cli.measure.predict.engine_costs import PassTotals
+
+CountedPass: TypeAlias = "Pass | PassTotals"
+"""A pass whose time counts, of our own engine or of another one."""
 _BUSY_SHARE = 0.25
 _OVERLOADED = 1.5  # of the cores: more than the runs of this program that came before leave behind
 _FEW = 0.25  # of the passes: medians are not concerned
@@ -49,22 +55,6 @@ class Load:
     def since(self) -> LoadResult:
         """The load at this moment and now."""
         return LoadResult(load_before=self.average, load_after=_average(), num_cores=self.num_cores, busy=self.busy)
-
-
-class CountedPass(Protocol):
-    """A pass whose time counts: its seconds, and what other programs cost of them."""
-
-    @property
-    def seconds(self) -> float:
-        """Time that it took."""
-
-    @property
-    def lost_share(self) -> float | None:
-        """Share of its time that other processes cost; None where that is not known."""
-
-    @property
-    def num_discarded(self) -> int:
-        """Interrupted attempts before it."""
 
 
 class LoadResult(Result):

@@ -64,14 +64,6 @@ class TokenizerFacts:
     has_chat_template: bool
 
 
-def _words(draft: SelfDraft | None) -> str | None:
-    return None if draft is None else draft.words
-
-
-def _as_result(shared: SharedVocabulary | None) -> VocabularyResult | None:
-    return None if shared is None else shared.result()
-
-
 @dataclass(slots=True)
 class Preflight:
     """Facts about a pair, from configurations and headers alone.
@@ -102,11 +94,14 @@ class Preflight:
     taps: tuple[Tap, ...] = ()
     head: str | None = None
     head_facts: Annotated[HeadFacts | None, Field(exclude=True)] = None
-    self_draft: Annotated[SelfDraft | None, PlainSerializer(_words)] = None
+    self_draft: Annotated[SelfDraft | None, PlainSerializer(lambda draft: draft and draft.words, str | None)] = None
     one_pass: Annotated[bool, Field(exclude=True)] = False
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
     overlap: Overlap | None = None
-    shared_vocabulary: Annotated[SharedVocabulary | None, PlainSerializer(_as_result)] = None
+    shared_vocabulary: Annotated[
+        SharedVocabulary | None,
+        PlainSerializer(lambda shared: shared and shared.result(), VocabularyResult | None),
+    ] = None
     max_context: Count | None = None
     draft_max_context: Count | None = None
     memory: dict[str, Memory] = field(default_factory=dict)

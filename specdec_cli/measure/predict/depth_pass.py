@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ from specdec_cli.sampling.draft import ranks
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter, ScoresPaths
+
+    class ScoringDrafter(Drafter, ScoresPaths, Protocol):
+        """A drafter that scores paths."""
+
 
 MAX_FED = 1024  # tokens of one forward
 _MAX_LOGITS = 1 << 22  # numbers of one call's logits
@@ -70,15 +74,13 @@ class DepthPass:
 
     Args:
         trace: of the target.
-        drafter: loaded; it also guesses, and scores paths.
-        scorer: the same.
+        drafter: loaded; it also scores paths.
         k_max: most tokens guessed at a start.
         target: reads the text again for a draft that reads its hidden states.
     """
 
     trace: Trace
-    drafter: Drafter
-    scorer: ScoresPaths
+    drafter: ScoringDrafter
     k_max: int
     target: LM | None
     _found: DepthTrace = field(init=False)
@@ -89,7 +91,7 @@ class DepthPass:
         Args:
             watch: told how many of all prompts are done.
         """
-        origin, limit, num = self.scorer.origin, self.scorer.most_depth, self.trace.num_output_tokens
+        origin, limit, num = self.drafter.origin, self.drafter.most_depth, self.trace.num_output_tokens
         self._found = DepthTrace.empty(num, self.k_max, self.drafter.max_context, origin, limit)
         num_done = 0
         for walks in self._groups():
@@ -123,7 +125,7 @@ class DepthPass:
 
     @property
     def _most(self) -> int:
-        limit = self.scorer.most_depth
+        limit = self.drafter.most_depth
         return self.k_max if limit is None else min(self.k_max, limit)
 
     @property
@@ -159,7 +161,7 @@ class DepthPass:
         """Score the text's next tokens at each walk's start, and go one token on."""
         paths = [walk.path(self._most, self.drafter.max_context) for walk in walks]
         rows = [walk.look() for walk in walks]
-        logits = torch.cat(self.scorer.path_logits(rows, paths))
+        logits = torch.cat(self.drafter.path_logits(rows, paths))
         chain = [
             ChainRow(row.params, row.context, row.num_prompt_tokens, Drafted.chain(path[:-1]), row.stop_ids)
             for row, path in zip(rows, paths, strict=True)

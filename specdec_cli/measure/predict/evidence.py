@@ -24,10 +24,6 @@ TRUSTED = 1.1
 """A profile of a shared machine is trusted to ten per cent."""
 
 
-def _text(tree: TreeShape | None) -> str | None:
-    return None if tree is None else str(tree)
-
-
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """Which k or tree to run with, and how sure that is.
@@ -43,7 +39,7 @@ class Recommendation:
     """
 
     k: Count
-    tree: Annotated[TreeShape | None, PlainSerializer(_text)]
+    tree: Annotated[TreeShape | None, PlainSerializer(lambda tree: tree and str(tree), str | None)]
     speedup: Interval | None
     why: str
     verdict: Verdict

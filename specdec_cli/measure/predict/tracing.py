@@ -143,7 +143,7 @@ def trace_draft(
     """
     tell = watch or (lambda _done, _total: None)
     if isinstance(drafter, ScoresPaths):
-        return DepthPass(trace, drafter, drafter, k_max, target).run(tell)
+        return DepthPass(trace, drafter, k_max, target).run(tell)
     lm = drafter.forced_lm(trace.temperature)
     if lm is not None:
         return _ForcedPass(trace, lm).run(tell)
