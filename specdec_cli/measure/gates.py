@@ -237,9 +237,6 @@ def check_measurable(gates: Gates, schema: Mapping[str, Any], names: Mapping[str
         schema: the document's JSON Schema.
         names: as for `check_paths`.
         pairs: how many the run makes.
-
-    Raises:
-        UsageError: there is one.
     """
     for gate in parse_all(gates.fail_if):
         node, _ = _walked(gate.path, schema, names)

@@ -278,11 +278,7 @@ class WorkloadTrace:
 
 
 def _depths(k: Iterable[int]) -> list[int]:
-    """Ascending depths, each once.
-
-    Raises:
-        UsageError: none, or one out of range.
-    """
+    """Ascending depths, each once."""
     hint = "for example `k=range(1, 9)`"
     try:
         depths = sorted({index(one) for one in ([k] if isinstance(k, int) else k)})

@@ -52,37 +52,21 @@ class LMWithoutWeights:
         return 0
 
     def tap(self, taps: Sequence[Tap]) -> None:
-        """Refuse: it has no hidden states.
-
-        Raises:
-            UsageError: any are wanted.
-        """
+        """Refuse taps with a UsageError: it has no hidden states."""
         if taps:
             raise UsageError(f"the draft reads hidden states, and `{self.name}` has none", "choose another draft")
 
     def self_draft(self, draft: SelfDraft) -> LM:
-        """Refuse: it has no weights.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse with a UsageError: it has no weights."""
         message = f"the draft `{draft.spec}` is made of the target's weights, and `{self.name}` has none"
         raise UsageError(message, "choose another draft")
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
-        """It has no embeddings.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse with a UsageError: it has no embeddings."""
         raise UsageError(f"`{self.name}` has no embeddings", "choose another draft")
 
     def head(self, hidden: Tensor) -> Tensor:
-        """It has no output layer.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse with a UsageError: it has no output layer."""
         raise UsageError(f"`{self.name}` has no output layer", "choose another draft")
 
 

@@ -89,11 +89,7 @@ def unequal_precision(names: Sequence[str], recipe: Recipe) -> str | None:
 
 
 def check_lengths(names: Sequence[str], groups: Sequence[Group]) -> None:
-    """Refuse prompts of one group that ask for different lengths, which transformers does not give them.
-
-    Raises:
-        UsageError: there are such.
-    """
+    """Refuse prompts of one group that ask for different lengths, which transformers does not give them."""
     if names and any(len({request.params.max_new_tokens for request in group.requests}) > 1 for group in groups):
         raise UsageError(
             "transformers decodes a batch to one length, and prompts of one batch ask for several",

@@ -152,12 +152,7 @@ class Sweep(SizeStudy):
             self.bench = Bench(self.workload, plan, first, plain, rest, journal=self.journal)
 
     def profile_in_turn(self, traced: Traced, trees: Sequence[TreeShape] = ()) -> None:
-        """Profile between the passes, too.
-
-        Args:
-            traced: the evidence for predictions.
-            trees: those that are predicted.
-        """
+        """Profile between the passes, too."""
         measured = [shape.tree for shape in self.shapes if shape.tree is not None]
         profiled = tuple(dict.fromkeys([*self.costs.trees, *measured]))
 

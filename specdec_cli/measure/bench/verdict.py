@@ -36,12 +36,7 @@ def load_of(track: Track) -> MeasuredStep | None:
 
 
 def measure_roofline(bench: Bench, target: LM) -> Roofline | None:
-    """Measure the machine and set both kinds of step against it; None where the target's sizes are not known.
-
-    Args:
-        bench: after its run.
-        target: of both arms.
-    """
+    """Measure the machine and set both kinds of step against it; None where the target's sizes are not known."""
     traffic, plain = target.traffic, load_of(bench.plain)
     if traffic is None:
         return None

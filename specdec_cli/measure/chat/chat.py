@@ -127,10 +127,6 @@ Watch = Callable[[ChatTurn, str], None]
 
 
 def check_k(k: int, most: int) -> None:
-    """Refuse a k that no request may have.
-
-    Raises:
-        UsageError: it is out of range.
-    """
+    """Refuse a k that no request may have."""
     if not 0 <= k <= most:
         raise UsageError(f"k must be between 0 and {most}, not `{k}`", "0 decodes without a draft")

@@ -91,17 +91,7 @@ def bench_body(
     versions: Mapping[str, str],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
-
-    Args:
-        bench: after its run.
-        promise: of the verification mode.
-        tokens_must_agree: whether both arms' tokens are compared.
-        machine: its load before and after.
-        roofline: None where the target's sizes are not known, or it could not be computed.
-        versions: of the other engines.
-        interrupted: whether it was ended early.
-    """
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
     from specdec_cli.measure.bench.verdict import sentences
     from specdec_cli.measure.machine.figures import figure
 

@@ -144,15 +144,7 @@ def compare_body(
     machine: Conditions,
     interrupted: bool,
 ) -> dict[str, Any]:
-    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
-
-    Args:
-        comparison: after its run.
-        promise: of the verification mode.
-        tokens_must_agree: whether every draft's tokens are compared with plain decoding's.
-        machine: its load before and after.
-        interrupted: whether it was ended early.
-    """
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
     from specdec_cli.measure.bench.choice import choose_draft
 
     ranking, choice, bench = comparison.ranking(), choose_draft(comparison), comparison.bench

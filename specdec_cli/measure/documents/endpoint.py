@@ -157,14 +157,7 @@ def endpoint_schema(has_arrivals: bool) -> dict[str, Any]:
 
 
 def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, interrupted: bool) -> dict[str, Any]:
-    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
-
-    Args:
-        bench: after its run.
-        dataset: where the prompts came from.
-        machine: this machine's load before and after.
-        interrupted: whether it was ended early.
-    """
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
     plan, arm, sender, tokens = bench.plan, bench.arm, bench.sender, bench.num_tokens()
     return EndpointDocument(
         workload=PromptsResult(dataset=dataset, num_prompts=len(bench.rows), tasks=bench.tasks),

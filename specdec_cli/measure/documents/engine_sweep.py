@@ -52,13 +52,7 @@ class EngineSweepResult(Result):
 
 
 def engine_sweep_result(sweep: EngineSweep, config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The document's part.
-
-    Args:
-        sweep: that has run.
-        config: the engine's settings of speculation.
-        seconds: that all took.
-    """
+    """The document's part."""
     assert sweep.traced is not None, "a sweep that has run has a trace"
     return EngineSweepResult(
         speculative_config=config,

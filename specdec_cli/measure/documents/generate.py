@@ -72,14 +72,7 @@ class GenerateDocument(ResultDocument):
 def generate_body(
     arm: Decoding, requests: Sequence[Request], promise: Promise, comparison: Comparison | None = None
 ) -> dict[str, Any]:
-    """The document's own fields, after those that every document has.
-
-    Args:
-        arm: whose outputs these are.
-        requests: what it decoded; gives the rows' ids and categories.
-        promise: of the mode it decoded with.
-        comparison: the run without a draft beside it, if there was one.
-    """
+    """The document's own fields, after those that every document has."""
     rows = {request.row.index: request.row for request in requests}
     return GenerateDocument(
         outputs=[named_output(output, rows[output.index]) for output in arm.outputs()],

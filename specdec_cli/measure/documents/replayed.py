@@ -85,12 +85,6 @@ class AcceptanceDocument(ResultDocument):
 def acceptance_body(trace: Trace, draft: str, source: Mapping[str, Any], k_max: int) -> dict[str, Any]:
     """The document's own fields: acceptance by every rule that the trace can replay.
 
-    Args:
-        trace: holds the draft.
-        draft: its name.
-        source: where the text came from.
-        k_max: largest k.
-
     Raises:
         UsageError: the draft was traced for fewer tokens.
     """

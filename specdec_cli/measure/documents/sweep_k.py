@@ -243,19 +243,7 @@ def sweep_body(
     notices: list[str],
     engine_sweep: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
-
-    Args:
-        study: after its run.
-        workload: what was decoded.
-        plan: the fields of `SweepPlan` that do not follow from the study.
-        promise: of the verification mode.
-        tokens_must_agree: whether tokens with and without a draft are compared.
-        machine: its load before and after.
-        trace: what it rests on, or None without one.
-        notices: sentences that a reader should know.
-        engine_sweep: what a sweep on another engine has in addition.
-    """
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
     from specdec_cli.measure.predict.predict import PUBLISHED_K
     from specdec_cli.measure.predict.replay import by_position, by_task
 
@@ -344,12 +332,7 @@ def _rows(study: SizeStudy) -> dict[str, list[ChainResult] | list[TreeResult]]:
 
 
 def _figures(predicted: Predicted | None, measured: Measured | None) -> dict[str, Any]:
-    """The fields of a `ShapeResult`.
-
-    Args:
-        predicted: None where no trace can tell.
-        measured: None where it was not measured.
-    """
+    """The fields of a `ShapeResult`."""
     length = None if predicted is None else predicted.acceptance_length.median
     if predicted is None and measured is not None:
         length = measured.counts.acceptance_length

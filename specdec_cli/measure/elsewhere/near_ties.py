@@ -49,11 +49,6 @@ class LeftText:
 def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
     """The outputs of the first repeat that differ, at most a few, each with the engine's own probabilities.
 
-    Args:
-        arm: the engine with the draft, running.
-        draft: its passes.
-        plain: the passes without a draft.
-
     Raises:
         RunError: the engine does not answer.
     """

@@ -174,15 +174,7 @@ class ServerArm:
 
 
 def check_single_turns(rows: Sequence[PromptRow], engine: str) -> None:
-    """Refuse conversations in which the user speaks several times.
-
-    Args:
-        rows: the prompts.
-        engine: as `--engine` has it.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse conversations in which the user speaks several times."""
     several = next((row for row in rows if len(turn_ends(row)) > 1), None)
     if several is not None:
         raise UsageError(

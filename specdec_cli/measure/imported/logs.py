@@ -117,9 +117,6 @@ class LogReading:
 def read_log(lines: Mapping[int, str]) -> LogReading:
     """Read a log.
 
-    Args:
-        lines: by their number.
-
     Raises:
         ValueError: a figure that is no number.
     """

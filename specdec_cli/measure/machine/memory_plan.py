@@ -177,16 +177,7 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, token
 
 
 def check_rooms(memory: Mapping[str, Memory], recipe: Recipe, tokens_per_token: float = 1.0) -> None:
-    """Refuse a draft whose planned cache holds less than the target's.
-
-    Args:
-        memory: by role, planned.
-        recipe: resolved.
-        tokens_per_token: as for `pair_memory`.
-
-    Raises:
-        RunError: it does.
-    """
+    """Refuse a draft whose planned cache holds less than the target's."""
     target, draft = memory.get("target"), memory.get("draft")
     if target is None or draft is None or target.kv_planned_tokens is None or draft.kv_planned_tokens is None:
         return

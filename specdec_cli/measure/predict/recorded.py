@@ -26,12 +26,6 @@ _HINT = 'each row needs a prompt and its answer, such as {"prompt": "…", "answ
 def recorded_trace(path: Path, tokenizer: Tokenizer, target: str, most: int) -> Trace:
     """Prompts and answers of a log, as a target's greedy text.
 
-    Args:
-        path: JSON lines, or one JSON list.
-        tokenizer: the target's.
-        target: its name.
-        most: rows to read.
-
     Raises:
         UsageError: it cannot be read, or a row lacks prompt or answer.
     """
@@ -94,11 +88,7 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[str | list[dict[str, str]
 
 
 def _message(message: Any, where: str) -> dict[str, str]:
-    """A message of a chat, its text as a whole or in parts.
-
-    Raises:
-        UsageError: it holds anything else: an image, a call of a tool.
-    """
+    """A message of a chat, its text as a whole or in parts."""
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = content if isinstance(content, list) else []
     if parts and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):

@@ -55,10 +55,6 @@ class Traced:
     def best_trees(self, costs: Costs, num: int) -> list[TreeShape]:
         """The static trees with siblings that are predicted fastest, each of another depth, the fastest first.
 
-        Args:
-            costs: with those of `probe_trees`.
-            num: how many are wanted.
-
         Raises:
             UsageError: the trace predicts no trees.
         """

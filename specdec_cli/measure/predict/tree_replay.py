@@ -56,10 +56,6 @@ def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
     It is the mean over all positions that a step can draft, wherever the steps of one tree begin; of a draft with
     distributions by depth, over all depths that were traced alike.
 
-    Args:
-        trace: a target's text with this draft model.
-        draft: its name in the trace.
-
     Raises:
         UsageError: a draft without ranks in the trace.
     """

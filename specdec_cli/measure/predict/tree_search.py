@@ -102,12 +102,7 @@ class TreeSearch:
 
 
 def plan_trees(acceptance: Sequence[float] | FloatArray, costs: TreeCosts) -> list[PlannedTree]:
-    """The best tree of every size and depth, the fastest first; plain decoding is among them.
-
-    Args:
-        acceptance: by rank, as `acceptance_by_rank` measures it.
-        costs: of a step.
-    """
+    """The best tree of every size and depth, the fastest first; plain decoding is among them."""
     search = TreeSearch(acceptance, costs.max_nodes, costs.max_depth)
     found: dict[tuple[int, ...], PlannedTree] = {(): PlannedTree(None, 1.0, costs.step(None))}
     for depth in range(1, costs.max_depth + 1):

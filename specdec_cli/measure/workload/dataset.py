@@ -67,11 +67,7 @@ PRESETS: dict[str, Source] = {
 
 
 def check_dataset_name(name: str) -> None:
-    """Refuse a word that is no data set of this package, and no file's name either.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """Refuse a word that is no data set of this package, and no file's name either."""
     word = name.partition("?")[0]
     if word.startswith("builtin:") and word not in BUILT_IN:
         message = f"there is no built-in data set `{word}`{did_you_mean(word, BUILT_IN)}"
@@ -126,11 +122,7 @@ def read_prompt_file(name: str, chat: bool | None = False) -> PromptSet:
 
 
 def check_prompt_file(name: str) -> None:
-    """Refuse a prompt file that is not there; `-` is standard input.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Refuse a prompt file that is not there; `-` is standard input."""
     if name == "-":
         return
     place = _place(name)
@@ -208,11 +200,7 @@ def _without_preset(name: str) -> str:
 
 
 def _place(name: str) -> _Place:
-    """Where a name leads to.
-
-    Raises:
-        UsageError: a choice that there is not, or one among several of what is one.
-    """
+    """Where a name leads to."""
     whole = given_path(name)
     if os.path.exists(whole) or "?" not in name:
         return _Place(name, whole, {})

@@ -149,11 +149,7 @@ def _parsed(text: str) -> Any:
 
 
 def _whole(text: str, name: str, is_lines: bool) -> Any:
-    """A file as one JSON value; None where it holds a value a line.
-
-    Raises:
-        UsageError: a list that is not closed or otherwise broken.
-    """
+    """A file as one JSON value; None where it holds a value a line."""
     start = text.lstrip()[:1]
     value = _parsed(text) if start in ("[", "{") else None
     if value is None and start == "[" and not is_lines and _parsed(text.lstrip().split("\n", 1)[0]) is None:

@@ -177,11 +177,6 @@ def tokenize(
 def workload_of(requests: Sequence[Request], dataset: str, max_context: int) -> Workload:
     """The requests that fit the context together with their output.
 
-    Args:
-        requests: of the chosen rows.
-        dataset: their source's name.
-        max_context: of the target.
-
     Raises:
         UsageError: none of them fits.
     """
