@@ -78,7 +78,7 @@ class EngineGenerateRun(GenerateRun):
                 if stopped():
                     return
                 with _streamed(texts, writer, row.index) as watch:
-                    answer, counters = arm.ask(row, watch)
+                    answer, counters = arm.decode(row, watch)
                 self._take(row, answer, counters)
 
     def summarize(self) -> None:

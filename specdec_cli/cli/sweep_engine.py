@@ -178,7 +178,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         try:
             arm.start()
             try:
-                yield arm.endpoint.plan.address.root
+                yield arm.plan.address.root
             except RunError as error:
                 arm.process.check(DYING_SECONDS if isinstance(error, EndpointError) else 0.0)
                 raise

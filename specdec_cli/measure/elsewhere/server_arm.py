@@ -5,20 +5,19 @@ Each run is one request at a time or a batch sent together; the increase of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.arms import ArmRun
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
-from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
+from specdec_cli.measure.endpoint.address import ENGINE_OPTION, Address, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
-from specdec_cli.measure.endpoint.request_fields import sampling_fields
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.workload.turns import request_of, turn_ends
 from specdec_cli.measure.workload.workload import Workload
@@ -37,8 +36,8 @@ DYING_SECONDS = 15.0
 _SILENCE_SECONDS = 300.0
 
 
-class ServerArm:
-    """An engine that runs as a subprocess.
+class ServerArm(EndpointArm):
+    """An engine that runs as a subprocess: an endpoint whose server is launched first and ended last.
 
     Args:
         name: what a report calls it.
@@ -49,7 +48,6 @@ class ServerArm:
         concurrency: most requests at a time.
 
     Attributes:
-        version: what the server says, once it has started; None where it does not say.
         notices: sentences about its counters.
     """
 
@@ -64,25 +62,16 @@ class ServerArm:
         chat: bool = False,
         concurrency: int = 1,
     ) -> None:
-        self.name = name
-        self.version: str | None = None
+        plan = EndpointPlan(Address("", ""), chat=chat, concurrency=concurrency, timeout_s=_SILENCE_SECONDS)
+        super().__init__(plan, sampling, name)
         self.notices: list[str] = []
         self.process, self.drafts = process, drafts
-        self._sampling, self._chat, self._concurrency = sampling, chat, concurrency
-        self._endpoint: EndpointArm | None = None
         self._page: MetricsPage | None = None
-        self._stack = ExitStack()
 
     @property
     def is_up(self) -> bool:
         """Whether its server runs and can be asked."""
         return self._endpoint is not None
-
-    @property
-    def endpoint(self) -> EndpointArm:
-        """The server, once it has started."""
-        assert self._endpoint is not None, "an arm is started before it is asked"
-        return self._endpoint
 
     def start(self) -> None:
         """Start the engine and wait until it answers.
@@ -93,15 +82,10 @@ class ServerArm:
         """
         self._stack.callback(self.process.stop)
         address = parse_address(self.process.start(), ENGINE_OPTION)
-        fields = sampling_fields(self._sampling)
-        extra = {name: value for name, value in NEUTRAL.items() if name not in fields} | {"return_token_ids": True}
-        plan = EndpointPlan(
-            address, chat=self._chat, concurrency=self._concurrency, timeout_s=_SILENCE_SECONDS, extra_body=extra
-        )
-        arm = EndpointArm(plan, self._sampling, self.name)
-        self._stack.callback(arm.stop)
-        arm.start()
-        self._endpoint, self.version, self._page = arm, arm.version, arm.page()
+        extra = {name: value for name, value in NEUTRAL.items() if name not in self.fields}
+        self.plan = replace(self.plan, address=address, extra_body=extra | {"return_token_ids": True})
+        super().start()
+        self._page = self.page()
 
     def run(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> ArmRun | None:
         """Decode requests together; None where it was stopped before the end.
@@ -111,11 +95,12 @@ class ServerArm:
             RunError: a request failed, or its tokens cannot be counted.
         """
         before = interruption.look_at_machine(self.process.cpu_seconds)
-        run: ArmRun | None = self._asked(lambda: self.endpoint.run(requests, stopped))
+        with self._giving_reason():
+            run = super().run(requests, stopped)
         lost = interruption.look_at_machine(self.process.cpu_seconds).others_share_since(before)
         return None if run is None else replace(run, counters=self._added(sum(run.lengths)), lost_share=lost)
 
-    def ask(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
+    def decode(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
         """Decode one prompt; its answer, and by how much the server's counters grew.
 
         Args:
@@ -126,12 +111,14 @@ class ServerArm:
             EngineError: the engine has ended.
             RunError: the request failed.
         """
-        answer: Answer = self._asked(lambda: self.endpoint.ask(row, watch))
+        with self._giving_reason():
+            answer = self.ask(row, watch)
         return answer, self._added(answer.num_tokens)
 
     def _added(self, num_tokens: int | None) -> Mapping[str, float]:
         """By how much the server's counters grew since they were last read."""
-        before, self._page = self._page, self._asked(self.endpoint.page)
+        with self._giving_reason():
+            before, self._page = self._page, self.page()
         counters = difference(before, self._page, num_tokens)
         if self.drafts:
             self.notices += [notice for notice in counters.notices if notice not in self.notices]
@@ -148,26 +135,22 @@ class ServerArm:
             EngineError: the engine has ended.
             RunError: the request failed.
         """
-        asked = {"model": self.endpoint.model, "temperature": 0.0, **NEUTRAL, **body}
-        found: dict[str, Any] = self._asked(lambda: self.endpoint.whole(path, asked))
-        return found
+        asked = {"model": self.model, "temperature": 0.0, **NEUTRAL, **body}
+        with self._giving_reason():
+            return self._wait(self._open_endpoint().whole(path, asked))
 
     def prompt_ids(self, row: PromptRow) -> list[int] | None:
         """A prompt's token ids by the engine's own tokenizer; None where it does not tell them."""
-        prompt = {"messages": row.chat()} if self._chat else {"prompt": row.prompt}
-        answer = self.whole(self.endpoint.plan.path, {**prompt, "max_tokens": 1, "return_token_ids": True})
-        found = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
-        return found if isinstance(found, list) else None
+        prompt = {"messages": row.chat()} if self.plan.chat else {"prompt": row.prompt}
+        answer = self.whole(self.plan.path, {**prompt, "max_tokens": 1, "return_token_ids": True})
+        ids = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
+        return ids if isinstance(ids, list) else None
 
-    def stop(self) -> None:
-        """Close the connections and end every process of the engine."""
-        self._endpoint = None
-        self._stack.close()
-
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Answer to a request; a server that is gone gives its engine's reason instead of the connection's."""
+    @contextmanager
+    def _giving_reason(self) -> Iterator[None]:
+        """A server that is gone gives its engine's reason instead of the connection's."""
         try:
-            return ask()
+            yield
         except RunError:
             self.process.check(DYING_SECONDS)
             raise

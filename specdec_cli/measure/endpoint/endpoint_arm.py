@@ -46,7 +46,7 @@ class EndpointArm:
         proxy: what stands between, or None.
     """
 
-    is_computing = False
+    is_computing: bool | None = False
 
     def __init__(self, plan: EndpointPlan, sampling: Sampling, name: str = "") -> None:
         self.plan, self.name = plan, name or plan.address.root
@@ -111,14 +111,6 @@ class EndpointArm:
             EndpointError: it failed.
         """
         return self._wait(self._open_endpoint().ask(self.plan.path, self.body(row), watch))
-
-    def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send one request that is not streamed.
-
-        Raises:
-            EndpointError: it failed.
-        """
-        return self._wait(self._open_endpoint().whole(path, body))
 
     def page(self) -> MetricsPage | None:
         """The server's own counters once they stand still; None where it has none that are known."""
