@@ -26,8 +26,7 @@ from specdec_cli.cli.screen import interruptible, open_screen, progress, start_t
 from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.cli.terminal import colourful
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
-from specdec_cli.measure.chat.chat import ChatHistory, Speaker
-from specdec_cli.measure.documents.chat import ChatDocument
+from specdec_cli.measure.chat.chat import ChatDocument, ChatHistory, Speaker
 from specdec_cli.report.chat import ReplyView, settings_words, turn_line
 from specdec_cli.report.texts import Writer
 from specdec_cli.report.view import Screen

@@ -10,7 +10,7 @@ import typer
 from specdec_cli.cli.options import GATE_OPTIONS, RESULT, RUN
 from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.shared import Shared, with_shared_options
-from specdec_cli.measure.documents.imported import ImportDocument, imported_body
+from specdec_cli.measure.imported.record import ImportDocument
 from specdec_cli.report.imported import print_imported
 
 _GATES = [option for option in GATE_OPTIONS if option.path == "gates.fail_if"]
@@ -50,7 +50,7 @@ def import_(
     gates = parse_all(shared.resolve().recipe.gates.fail_if)
     check_paths(gates, ImportDocument.json_schema(), {})
     run = read_runs(files, before)
-    document = envelope(ImportDocument, None, imported_body(run, files))
+    document = envelope(ImportDocument, None, run.body(files))
     judged = judge(gates, document)
     document["gates"] = [gate.as_json() for gate in judged]
     deliver_with_report(document, shared, lambda page: print_imported(page, document))

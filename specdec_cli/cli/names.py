@@ -125,8 +125,8 @@ def _schemas() -> list[Mapping[str, Any]]:
     from specdec_cli.measure.documents.bench import BenchDocument
     from specdec_cli.measure.documents.compare_drafts import CompareDocument
     from specdec_cli.measure.documents.endpoint import EndpointDocument
-    from specdec_cli.measure.documents.imported import ImportDocument
     from specdec_cli.measure.documents.sweep_k import SweepDocument
+    from specdec_cli.measure.imported.record import ImportDocument
 
     judged = (BenchDocument, SweepDocument, CompareDocument, EndpointDocument, ImportDocument)
     return [document.json_schema() for document in judged]

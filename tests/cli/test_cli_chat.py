@@ -23,7 +23,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.cli.screen import interruptible
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.documents.chat import ChatDocument
+from specdec_cli.measure.chat.chat import ChatDocument
 
 TESTS = Path(__file__).parents[1]
 

@@ -13,7 +13,6 @@ from specdec_cli.measure.baseline import against_baseline
 from specdec_cli.measure.documents.bench import BenchDocument
 from specdec_cli.measure.documents.compare_drafts import CompareDocument
 from specdec_cli.measure.documents.endpoint import EndpointDocument
-from specdec_cli.measure.documents.imported import ImportDocument
 from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.gates import (
     Pairs,
@@ -22,6 +21,7 @@ from specdec_cli.measure.gates import (
     judge,
     raise_if_crossed,
 )
+from specdec_cli.measure.imported.record import ImportDocument
 from specdec_cli.measure.stats import paired
 from specdec_cli.recipe.gate import parse_gate, parse_percentage
 from specdec_cli.recipe.schema import Gates

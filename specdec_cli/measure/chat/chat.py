@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
-from specdec_cli.document import Count, TimingResult
+from specdec_cli.document import Count, ResultDocument, TimingResult
 from specdec_cli.engine.prompts import ChatMessage, check_text
 from specdec_cli.errors import UsageError
 from specdec_cli.timing import Timing
@@ -55,6 +55,17 @@ class ChatTurn:
         """One acceptance statistic by its key."""
         value = (self.speculative or {}).get(name)
         return None if value is None else float(value)
+
+
+class ChatDocument(ResultDocument):
+    """A conversation; `target` answered, and `endpoint` is null for an engine of this process."""
+
+    schema_name: ClassVar[str] = "specdec.chat/1"
+
+    target: str
+    endpoint: str | None
+    system: str | None
+    turns: list[ChatTurn]
 
 
 class ContextFullError(UsageError):

@@ -1,4 +1,4 @@
-"""Counts of speculation as another tool gives them, and their sum over files."""
+"""Counts of speculation as another tool gives them, their sum over files, and the document `specdec.import/1`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
+from specdec_cli.document import Result, ResultDocument, SpeculativeResult
+from specdec_cli.measure.documents.parts import GateResult
 from specdec_cli.measure.endpoint.server_counts import (
     ACCEPTED,
     DRAFTED,
@@ -37,6 +42,27 @@ def amount(value: Any) -> float:
     if not isfinite(number) or number < 0:
         raise ValueError("neither zero nor positive")
     return number
+
+
+class ImportSource(Result):
+    """The tool that made the run, the form of its files, and their names."""
+
+    tool: Literal["vllm", "sglang", "llama.cpp", "tensorrt-llm", "specdec", "guidellm", "aiperf"]
+    form: str
+    files: list[str]
+
+
+class ImportDocument(ResultDocument):
+    """Speculation of a run that another tool made."""
+
+    schema_name: ClassVar[str] = "specdec.import/1"
+
+    source: ImportSource
+    speculative: SpeculativeResult | None
+    reported: dict[str, float] = Field(description="Figures that the tool reports itself, by its own names.")
+    definitions: dict[str, str] = Field(description="The tool's own definitions of its figures.")
+    notices: list[str]
+    gates: list[GateResult] = Field(default_factory=list)
 
 
 @dataclass
@@ -170,9 +196,15 @@ class ImportedRun:
             ]
         return figures
 
-    def meanings(self) -> dict[str, str]:
-        """Definitions of the figures in the tool's own reports."""
-        return {"acceptance_length": _LENGTH, "acceptance_rate": _RATE} | self.definitions
+    def body(self, files: Sequence[Path]) -> dict[str, Any]:
+        """The document's own fields. `gates` is empty until the gates are judged."""
+        return ImportDocument(
+            source=ImportSource(tool=self.tool, form=self.form, files=[str(path) for path in files]),
+            speculative=self.stats(),
+            reported=self.reported,
+            definitions={"acceptance_length": _LENGTH, "acceptance_rate": _RATE} | self.definitions,
+            notices=self.notices,
+        ).as_json()
 
 
 def _shown(figures: Sequence[float]) -> str:

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from specdec_cli.cli.main import run
-from specdec_cli.measure.documents.imported import ImportDocument
+from specdec_cli.measure.imported.record import ImportDocument
 
 VLLM_LOG = """\
 INFO 10:00:00 [metrics.py:98] SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 15.00 \
