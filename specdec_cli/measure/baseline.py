@@ -66,8 +66,8 @@ def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str
     if baseline is not None:
         judged += against_baseline(document, baseline, gates.max_regression)
         unlike = (other_recipe(document, baseline), other_circumstances(document, baseline))
-        document["notices"] += [one for one in unlike if one is not None]
-    document["gates"] = [one.as_json() for one in judged]
+        document["notices"] += [sentence for sentence in unlike if sentence is not None]
+    document["gates"] = [result.as_json() for result in judged]
     return judged
 
 
@@ -86,7 +86,7 @@ def against_baseline(document: Mapping[str, Any], baseline: Mapping[str, Any], m
 def _more_batch_sizes(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
     """A sweep's recommendations beyond the smallest batch size, where both have the same batch size."""
     places = [f"by_batch_size.{place}" for place in range(1, len(document.get("by_batch_size") or ()))]
-    sizes = ([value_at(one, f"{place}.batch_size") for place in places] for one in (document, baseline))
+    sizes = ([value_at(each, f"{place}.batch_size") for place in places] for each in (document, baseline))
     return [f"{place}.{RECOMMENDED}" for place, new, old in zip(places, *sizes, strict=True) if new == old]
 
 
@@ -96,10 +96,10 @@ def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, A
     new, old = _interval(document, name), _interval(baseline, name)
     assert old is not None, "only what the baseline has is compared"
     if new is None:
-        found = value_at(document, name)
-        message = "nothing was measured" if not found or found.get("median") is None else _NOT_COMPARED.format(name)
+        figure = value_at(document, name)
+        message = "nothing was measured" if not figure or figure.get("median") is None else _NOT_COMPARED.format(name)
         return GateResult(expression=expression, value=None, ci95=None, passed=False, reason=message)
-    logs = [[math.log(one) for one in three] for three in (new, old)]
+    logs = [[math.log(value) for value in three] for three in (new, old)]
     (new_log, new_low, new_high), (old_log, old_low, old_high) = logs
     ratio = math.exp(new_log - old_log)
     low = ratio * math.exp(-math.hypot(new_log - new_low, old_high - old_log))
@@ -111,11 +111,11 @@ def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, A
 
 def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
     """Figure, lower and upper end, all above 0."""
-    found = figure_at(document, name)
-    if not isinstance(found, Mapping) or not found.get("median") or not found.get("ci95"):
+    figure = figure_at(document, name)
+    if not isinstance(figure, Mapping) or not figure.get("median") or not figure.get("ci95"):
         return None
-    low, high = found["ci95"]
-    return (found["median"], low, high) if low > 0 else None
+    low, high = figure["ci95"]
+    return (figure["median"], low, high) if low > 0 else None
 
 
 def other_recipe(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:

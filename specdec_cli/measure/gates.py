@@ -187,10 +187,10 @@ def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[
 
 def figure_at(document: Mapping[str, Any], path: str) -> Any:
     """The value at a path; where a sweep recommends not to speculate, that is exactly as fast as plain decoding."""
-    found, name = value_at(document, path), path.removesuffix(".median")
-    if found is None and name.endswith(RECOMMENDED) and _is_firmly_plain(document, name.removesuffix("speedup")):
+    figure, name = value_at(document, path), path.removesuffix(".median")
+    if figure is None and name.endswith(RECOMMENDED) and _is_firmly_plain(document, name.removesuffix("speedup")):
         return {"median": 1.0, "ci95": [1.0, 1.0]} if path == name else 1.0
-    return found
+    return figure
 
 
 def _is_firmly_plain(document: Mapping[str, Any], above: str) -> bool:
@@ -199,15 +199,15 @@ def _is_firmly_plain(document: Mapping[str, Any], above: str) -> bool:
     return verdict == "do-not-speculate" or (verdict is None and value_at(document, f"{above}k") == 0)
 
 
-def _compared(gate: GateExpression, found: Any) -> tuple[float | str | None, tuple[float, float] | None, bool, str]:
+def _compared(gate: GateExpression, figure: Any) -> tuple[float | str | None, tuple[float, float] | None, bool, str]:
     """The value that a gate is about, its interval, whether the gate holds, and why."""
-    if gate.verdict is not None and isinstance(found, str):
-        return found, None, not gate.is_crossed_by(found), f"{gate.path} is {found}"
-    value = next((found[key] for key in FIGURES if key in found), None) if isinstance(found, Mapping) else found
-    interval = found.get("ci95") if isinstance(found, Mapping) else None
+    if gate.verdict is not None and isinstance(figure, str):
+        return figure, None, not gate.is_crossed_by(figure), f"{gate.path} is {figure}"
+    value = next((figure[key] for key in FIGURES if key in figure), None) if isinstance(figure, Mapping) else figure
+    interval = figure.get("ci95") if isinstance(figure, Mapping) else None
     if value is None or gate.verdict is not None:
         return None, None, False, "nothing was measured"
-    if isinstance(found, Mapping) and interval is None:
+    if isinstance(figure, Mapping) and interval is None:
         message = f"{gate.path} is {value:.4g} without an interval to judge by, which takes {MIN_PAIRS} pairs or more"
         return float(value), None, False, message
     low, high = interval or (value, value)

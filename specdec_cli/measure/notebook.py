@@ -237,9 +237,9 @@ class WorkloadTrace:
         for draft in drafts:
             name, drafter = self._drafter(draft, settings)
             prediction = self._predict(name, drafter, depths[-1])
-            found = [row for row in prediction.rows if row.k in depths]
-            best = max(found, key=lambda row: (np.nan_to_num(row.speedup.median), -row.k))
-            verdict = choose(found).verdict
+            rows_of_draft = [row for row in prediction.rows if row.k in depths]
+            best = max(rows_of_draft, key=lambda row: (np.nan_to_num(row.speedup.median), -row.k))
+            verdict = choose(rows_of_draft).verdict
             rows.append({"draft": name, **_row(best), "cost_ratio": prediction.cost_ratio, "verdict": verdict})
         plain = dict.fromkeys(rows[0]) | {"draft": NO_DRAFT, "k": 0, "speedup": 1.0}
         ordered = sorted([*rows, plain], key=lambda row: -(row["speedup"] or 0.0))
@@ -251,15 +251,15 @@ class WorkloadTrace:
         own_name = self.engine.drafters.own_name if own.lm is None else own.lm.name
         fields = drafters.parse_spec(draft) if isinstance(draft, str) else draft
         if fields is None or (own.lm is not None and fields == {"model": own_name}):
-            name, found = own_name, own
+            name, loaded = own_name, own
         else:
             name = draft if isinstance(draft, str) else ",".join(f"{key}={fields[key]}" for key in fields)
             if name not in self._drafters:
                 self._drafters[name] = another_drafter(self.engine, fields, settings, self.say)
-            found = self._drafters[name]
-        if type(found).__module__ == drafters.get("none").__module__:
+            loaded = self._drafters[name]
+        if type(loaded).__module__ == drafters.get("none").__module__:
             raise UsageError("there is no draft to predict", 'name one: `predict("ngram")`')
-        return name, found
+        return name, loaded
 
     def _predict(self, name: str, drafter: Drafter, k_max: int) -> Prediction:
         options = self.engine.options
@@ -281,7 +281,7 @@ def _depths(k: Iterable[int]) -> list[int]:
     """Ascending depths, each once."""
     hint = "for example `k=range(1, 9)`"
     try:
-        depths = sorted({index(one) for one in ([k] if isinstance(k, int) else k)})
+        depths = sorted({index(depth) for depth in ([k] if isinstance(k, int) else k)})
     except TypeError:
         raise UsageError(f"k must be whole numbers, not `{k}`", hint) from None
     if not depths or depths[0] < 1 or depths[-1] > MOST_DEPTH:

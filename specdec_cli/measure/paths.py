@@ -22,7 +22,7 @@ def _items(node: Any) -> Mapping[str, Any]:
         return node
     items = list(node) if isinstance(node, list) else []
     named = {item["draft"]: item for item in items if isinstance(item, Mapping) and isinstance(item.get("draft"), str)}
-    return {str(place): one for place, one in enumerate(items)} | named
+    return {str(place): item for place, item in enumerate(items)} | named
 
 
 def first_key(path: str, known: Sequence[str]) -> tuple[str, str]:

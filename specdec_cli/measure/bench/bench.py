@@ -140,13 +140,13 @@ class Bench:
                 kept = {} if self.journal is None or stopped() else self.journal.turn(group, repeat, names)
                 for arm, track in sitting if (group.place + repeat) % 2 == 0 else reversed(sitting):
                     yield Progress(done, total, arm.name)
-                    one = kept.get(arm.name) or self._undisturbed(arm, group, repeat, total, stopped)
-                    if one is None:
+                    pass_ = kept.get(arm.name) or self._undisturbed(arm, group, repeat, total, stopped)
+                    if pass_ is None:
                         return -1
                     if self.journal is not None and not kept:
-                        self.journal.keep(arm.name, one)
-                    track.add(one)
-                    self._note(one)
+                        self.journal.keep(arm.name, pass_)
+                    track.add(pass_)
+                    self._note(pass_)
                     done += 1
         yield Progress(done, total, "")
         return done
@@ -157,12 +157,12 @@ class Bench:
         """A pass that nothing interrupted, or the least interrupted of a few; None when it was stopped."""
         best: Pass | None = None
         for attempt in range(_MOST_ATTEMPTS):
-            one = None if stopped() else self._watched(arm, group, repeat, stopped)
-            if one is None:
+            pass_ = None if stopped() else self._watched(arm, group, repeat, stopped)
+            if pass_ is None:
                 return best
-            best = one if best is None or (one.lost_share or 0.0) < (best.lost_share or 0.0) else best
+            best = pass_ if best is None or (pass_.lost_share or 0.0) < (best.lost_share or 0.0) else best
             best = replace(best, num_discarded=attempt)
-            if not one.is_interrupted or self.num_discarded + attempt >= _MOST_DISCARDED * num_passes:
+            if not pass_.is_interrupted or self.num_discarded + attempt >= _MOST_DISCARDED * num_passes:
                 break
         return best
 
@@ -178,12 +178,12 @@ class Bench:
     @property
     def passes(self) -> list[Pass]:
         """Counted passes of all arms."""
-        return [one for track in self.tracks for one in track.passes]
+        return [pass_ for track in self.tracks for pass_ in track.passes]
 
     @property
     def num_discarded(self) -> int:
         """Interrupted passes that were decoded again."""
-        return sum(one.num_discarded for one in self.passes)
+        return sum(pass_.num_discarded for pass_ in self.passes)
 
     def groups(self) -> list[Group]:
         """The workload in groups of the batch's size."""
@@ -216,8 +216,8 @@ class Bench:
             task: only this one's groups; None comes back where groups hold several.
             against: another arm than our own without a draft.
         """
-        found = passes.against(self.draft, against or self.plain, kind, task)
-        return None if found is None else found.ratio
+        pair = passes.against(self.draft, against or self.plain, kind, task)
+        return None if pair is None else pair.ratio
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -235,8 +235,8 @@ class Bench:
         """Every output with the draft against the same request's output without."""
         return passes.differences(passes.compared_outputs([self.draft], against or self.plain))
 
-    def _note(self, one: Pass) -> None:
-        for event in one.run.events:
+    def _note(self, pass_: Pass) -> None:
+        for event in pass_.run.events:
             if isinstance(event, Noticed) and event.message not in self.notices:
                 self.notices.append(event.message)
 
@@ -252,10 +252,10 @@ def groups_of(workload: Workload, size: int) -> list[Group]:
     by_task: dict[str, list[Request]] = {}
     for request in workload.requests:
         by_task.setdefault(task_of(request.row), []).append(request)
-    ordered = [one for turn in zip_longest(*by_task.values()) for one in turn if one is not None]
+    ordered = [request for turn in zip_longest(*by_task.values()) for request in turn if request is not None]
     cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
     is_mixed = size > 1 and len(by_task) > 1
-    return [Group(place, "" if is_mixed else task_of(one[0].row), one) for place, one in enumerate(cut)]
+    return [Group(place, "" if is_mixed else task_of(requests[0].row), requests) for place, requests in enumerate(cut)]
 
 
 def _short(requests: Sequence[Request]) -> list[Request]:

@@ -160,7 +160,7 @@ class DraftComparison:
         Raises:
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.
         """
-        rivals = [one for one in self.contenders if one.drafts]
+        rivals = [contender for contender in self.contenders if contender.drafts]
         engine = rivals[0].engine
         assert engine is not None, "a draft that is traced is loaded"
         for contender in rivals:
@@ -257,13 +257,13 @@ class DraftComparison:
 
     def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
         """How much faster a draft is at its best k than no draft."""
-        found = against(contender.tracks[self.best_k(contender)], self.plain, kind, task)
-        return None if found is None else found.ratio
+        pair = against(contender.tracks[self.best_k(contender)], self.plain, kind, task)
+        return None if pair is None else pair.ratio
 
     def speedup_at(self, contender: Contender, k: int) -> Interval | None:
         """How much faster a draft is at any measured k than no draft."""
-        found = against(contender.tracks[k], self.plain)
-        return None if found is None else found.ratio
+        pair = against(contender.tracks[k], self.plain)
+        return None if pair is None else pair.ratio
 
     def best_k(self, contender: Contender) -> int:
         """The measured k of the largest speed-up, the smaller of equals."""
@@ -276,8 +276,9 @@ class DraftComparison:
 
     def ranking(self) -> list[Contender]:
         """The fastest first; what was not measured comes last."""
-        found = {id(contender): self.speedup(contender) for contender in self.contenders}
-        return sorted(self.contenders, key=lambda one: -(s.median if (s := found[id(one)]) is not None else 0.0))
+        speedups = {contender: self.speedup(contender) for contender in self.contenders}
+        medians = {contender: 0.0 if speedup is None else speedup.median for contender, speedup in speedups.items()}
+        return sorted(self.contenders, key=lambda contender: -medians[contender])
 
     def pairs(self) -> list[tuple[Contender, Contender, Paired]]:
         """Every two drafts that were measured, each at its best k, the first of the ranking before the other."""
@@ -286,7 +287,7 @@ class DraftComparison:
 
     def outputs(self) -> list[Sequence[int]]:
         """Every output without a draft."""
-        return [tokens for one in self.plain.passes for tokens in one.run.token_ids or ()]
+        return [tokens for pass_ in self.plain.passes for tokens in pass_.run.token_ids or ()]
 
     def differences(self) -> DifferencesResult:
         """Every output of every draft against the same request's output without one."""

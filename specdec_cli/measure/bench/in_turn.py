@@ -57,8 +57,8 @@ class InTurn:
         if not self.profiles:
             return beforehand
         is_enough = self.num_rounds >= ENOUGH
-        found = joined(self.profiles if is_enough else [beforehand, *self.profiles])
-        return replace(found, num_in_turn=self.num_rounds)
+        costs = joined(self.profiles if is_enough else [beforehand, *self.profiles])
+        return replace(costs, num_in_turn=self.num_rounds)
 
     def _take(self, name: str, num_rounds: int) -> None:
         is_due = len(self.profiles) % _SLOTS_PER_OVERHEAD == 0

@@ -90,21 +90,21 @@ class Journal:
         self.num_resumed += len(arms)
         return {arm: _restored(group, repeat, kept[arm]) for arm in arms}
 
-    def keep(self, arm: str, one: Pass) -> None:
+    def keep(self, arm: str, pass_: Pass) -> None:
         """Append a finished pass.
 
         Raises:
             RunError: the file cannot be written.
         """
-        self._append({"pass": arm, "repeat": one.repeat, "group": one.group.place, **_kept(one)})
+        self._append({"pass": arm, "repeat": pass_.repeat, "group": pass_.group.place, **_kept(pass_)})
 
     def costs(self, name: str, measure: Callable[[], Costs]) -> Costs:
         """Costs by name: the earlier run's, so that its choice of what to measure holds, else measured now."""
         if name in self._costs:
             return _restored_costs(self._costs[name])
-        found = measure()
-        self._append({"costs": name, **_kept_costs(found)})
-        return found
+        costs = measure()
+        self._append({"costs": name, **_kept_costs(costs)})
+        return costs
 
     def remove(self) -> None:
         """Delete the journal: the run is whole."""
@@ -174,8 +174,8 @@ def _read(journal: Journal, wanted: Mapping[str, Any]) -> None:
         raise UsageError(f"the journal `{journal.path}` cannot be read: {error}", hint) from error
 
 
-def _kept(one: Pass) -> dict[str, Any]:
-    run, timing = one.run, one.run.timing
+def _kept(pass_: Pass) -> dict[str, Any]:
+    run, timing = pass_.run, pass_.run.timing
     places = {sequence_id: place for place, sequence_id in enumerate(run.sequence_ids)}
     steps = [
         [
@@ -196,8 +196,8 @@ def _kept(one: Pass) -> dict[str, Any]:
         "counted": run.counted,
         "timing": [timing.ttft_s, timing.decode_s, timing.total_s, timing.decode_tokens_per_second],
         "num_first_tokens": run.num_first_tokens,
-        "lost_share": one.lost_share,
-        "num_discarded": one.num_discarded,
+        "lost_share": pass_.lost_share,
+        "num_discarded": pass_.num_discarded,
         "steps": steps,
         "notices": [event.message for event in run.events if isinstance(event, Noticed)],
     }

@@ -104,28 +104,28 @@ class Track:
     num_steps: int = 0
     server: ServerCounts | None = None
 
-    def add(self, one: Pass) -> None:
+    def add(self, pass_: Pass) -> None:
         """Take a pass; its events are counted and let go."""
-        self.passes.append(replace(one, run=replace(one.run, events=())))
-        requests = one.group.requests
-        if one.run.counters is not None:
-            self._add_counters(one, one.run.counters)
+        self.passes.append(replace(pass_, run=replace(pass_.run, events=())))
+        requests = pass_.group.requests
+        if pass_.run.counters is not None:
+            self._add_counters(pass_, pass_.run.counters)
         for request in requests:
             self.task_counts.setdefault(task_of(request.row), SpeculativeCounts())
-        tasks = {place: task_of(request.row) for place, request in zip(one.run.sequence_ids, requests, strict=False)}
-        for event in one.run.events:
+        tasks = {place: task_of(request.row) for place, request in zip(pass_.run.sequence_ids, requests, strict=False)}
+        for event in pass_.run.events:
             self.meter.observe(event)
             if isinstance(event, Stepped):
                 self._add_step(event, tasks)
 
-    def _add_counters(self, one: Pass, counters: Mapping[str, float]) -> None:
+    def _add_counters(self, pass_: Pass, counters: Mapping[str, float]) -> None:
         """Count a server's pass, for its task too where it has one."""
         self.server = self.server or ServerCounts()
-        self.server.add_run(counters, one.num_decoded_tokens)
-        if one.group.task:
-            of_task = self.task_counts.setdefault(one.group.task, ServerCounts())
+        self.server.add_run(counters, pass_.num_decoded_tokens)
+        if pass_.group.task:
+            of_task = self.task_counts.setdefault(pass_.group.task, ServerCounts())
             assert isinstance(of_task, ServerCounts), "every pass of a server has counters"
-            of_task.add_run(counters, one.num_decoded_tokens)
+            of_task.add_run(counters, pass_.num_decoded_tokens)
 
     def _add_step(self, event: Stepped, tasks: Mapping[int, str]) -> None:
         decoded = [emitted for emitted in event.emitted if not emitted.from_prefill]
@@ -137,12 +137,12 @@ class Track:
 
     def timing(self, task: str | None = None) -> Timing:
         """All passes as one: the median time to a first token, other seconds added up."""
-        passes = [one for one in self.passes if task in (None, one.group.task)]
-        firsts = [one.run.timing.ttft_s for one in passes if one.run.timing.ttft_s is not None]
+        passes = [pass_ for pass_ in self.passes if task in (None, pass_.group.task)]
+        firsts = [pass_.run.timing.ttft_s for pass_ in passes if pass_.run.timing.ttft_s is not None]
         if not firsts:
             return Timing()
-        num = sum(one.num_decoded_tokens for one in passes)
-        return joined_timing([one.run.timing for one in passes], median(firsts), num)
+        num = sum(pass_.num_decoded_tokens for pass_ in passes)
+        return joined_timing([pass_.run.timing for pass_ in passes], median(firsts), num)
 
     def counts(self, task: str | None = None) -> SpeculativeCounts:
         """Counts of its steps."""
@@ -150,8 +150,8 @@ class Track:
 
     def seconds_per_token(self, kind: Kind) -> dict[tuple[int, int], float]:
         """By (group, repeat)."""
-        found = {one.turn: one.seconds_per_token(kind) for one in self.passes}
-        return {key: seconds for key, seconds in found.items() if seconds is not None}
+        seconds_by_turn = {pass_.turn: pass_.seconds_per_token(kind) for pass_ in self.passes}
+        return {key: seconds for key, seconds in seconds_by_turn.items() if seconds is not None}
 
 
 Compared = tuple[int, Sequence[int], Sequence[int]]
@@ -160,11 +160,11 @@ Compared = tuple[int, Sequence[int], Sequence[int]]
 
 def compared_outputs(several: Iterable[Track], plain: Track) -> Iterator[Compared]:
     """Every output of some arms beside the same request's in another; arms that tell no tokens are left out."""
-    plain_tokens = {each.turn: each.run.token_ids for each in plain.passes}
-    for each in (each for track in several for each in track.passes):
-        tokens, wanted = each.run.token_ids, plain_tokens.get(each.turn)
+    plain_tokens = {pass_.turn: pass_.run.token_ids for pass_ in plain.passes}
+    for pass_ in (pass_ for track in several for pass_ in track.passes):
+        tokens, wanted = pass_.run.token_ids, plain_tokens.get(pass_.turn)
         if tokens is not None and wanted is not None:
-            rows = [request.row.index for request in each.group.requests]
+            rows = [request.row.index for request in pass_.group.requests]
             yield from zip(rows, tokens, wanted, strict=True)
 
 
@@ -195,7 +195,7 @@ def speeds(fast: Track, slow: Track, kind: Kind, task: str | None = None) -> tup
         task: only this one's groups; there are none where groups hold several.
     """
     a, b = fast.seconds_per_token(kind), slow.seconds_per_token(kind)
-    places = {one.group.place for one in fast.passes if task in (None, one.group.task)}
+    places = {pass_.group.place for pass_ in fast.passes if task in (None, pass_.group.task)}
     both = sorted(key for key in a if key in b and key[0] in places)
     groups = sorted({place for place, _ in both})
     if len(groups) < 2:
@@ -209,5 +209,5 @@ def speeds(fast: Track, slow: Track, kind: Kind, task: str | None = None) -> tup
 
 def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
     """How much faster one arm is than another, as `speeds` pairs them."""
-    found = speeds(fast, slow, kind, task)
-    return None if found is None else paired(*found)
+    both = speeds(fast, slow, kind, task)
+    return None if both is None else paired(*both)

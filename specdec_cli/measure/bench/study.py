@@ -153,7 +153,7 @@ class Study:
 
     def passes(self) -> list[CountedPass]:
         """Counted passes of all arms and batch sizes."""
-        return [one for at_size in self.by_size for one in at_size.passes()]
+        return [pass_ for at_size in self.by_size for pass_ in at_size.passes()]
 
     def differences(self) -> DifferencesResult:
         """Every output with a draft, of every batch size, against the same request's without."""

@@ -206,7 +206,7 @@ class Sweep(SizeStudy):
         measured = self.measured()
         if not measured:
             return False
-        leader = max(measured.values(), key=lambda one: one.speedup.median)
+        leader = max(measured.values(), key=lambda each: each.speedup.median)
         if not (leader.speedup.is_above(1.0) or leader.speedup.is_below(1.0)):
             return False
         others = [shape for shape in measured if shape != leader.shape]

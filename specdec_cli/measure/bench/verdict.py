@@ -24,8 +24,8 @@ def load_of(track: Track) -> MeasuredStep | None:
     num_sequences = counts.num_steps / track.num_steps
     lengths = [
         len(request.token_ids) + num / 2
-        for one in track.passes
-        for request, num in zip(one.group.requests, one.run.lengths, strict=True)
+        for pass_ in track.passes
+        for request, num in zip(pass_.group.requests, pass_.run.lengths, strict=True)
     ]
     return MeasuredStep(
         num_sequences=num_sequences,
@@ -57,23 +57,23 @@ def sentences(bench: Bench, busy: str | None = None) -> list[str]:
         return ["Nothing was measured: no prompt decoded a second token in both arms."]
     if busy is not None:
         return [f"Inconclusive: {busy}. Decoding was {_times(decode)} with the draft; measure on a quiet machine."]
-    found = [_headline(decode, "decoding")]
+    findings = [_headline(decode, "decoding")]
     latency = bench.speedup("latency")
     if latency is not None and _direction(latency) != _direction(decode):
-        found.append(_headline(latency, "from a prompt's arrival to its end, it"))
+        findings.append(_headline(latency, "from a prompt's arrival to its end, it"))
     if bench.efficiency is not None:
-        found.append(
+        findings.append(
             f"Efficiency {bench.efficiency:.2f}: a step gives {bench.tokens_per_step:.2f} tokens, and the speed-up is "
             f"{decode.median:.2f}."
         )
     costs = costs_of(bench.draft, bench.plain)
     if _direction(decode) < 0 and costs is not None:
-        found += _why(costs)
+        findings += _why(costs)
     for name, track in bench.against.items():
         against = bench.speedup("decode", against=track)
         if against is not None:
-            found.append(f"Against {name}: {_times(against)}.")
-    return found
+            findings.append(f"Against {name}: {_times(against)}.")
+    return findings
 
 
 def _direction(speedup: Interval) -> int:

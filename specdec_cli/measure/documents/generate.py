@@ -84,9 +84,9 @@ def generate_body(
 
 def named_output(output: Output, row: PromptRow) -> OutputResult:
     """An output with the names of its row."""
-    found = OutputResult.model_validate(output)
-    found.id, found.category, found.turn = row.id, row.category, row.turn
-    return found
+    result = OutputResult.model_validate(output)
+    result.id, result.category, result.turn = row.id, row.category, row.turn
+    return result
 
 
 def _lossless(promise: Promise, comparison: Comparison | None) -> LosslessResult:
@@ -95,8 +95,8 @@ def _lossless(promise: Promise, comparison: Comparison | None) -> LosslessResult
     differences = comparison.differences()
     first = PositionResult(index=differences[0][0], position=differences[0][1]) if differences else None
     checked = comparison.num_checked_tokens
-    found = DifferencesResult(checked_tokens=checked, mismatches=len(differences), first_divergence=first)
-    return lossless(promise, found)
+    result = DifferencesResult(checked_tokens=checked, mismatches=len(differences), first_divergence=first)
+    return lossless(promise, result)
 
 
 def compared(comparison: Comparison) -> ComparisonResult:

@@ -26,15 +26,15 @@ class ReplayedResult(Result):
     acceptance_histogram: list[float]
 
 
-def replayed_figures(one: Replay) -> dict[str, Any]:
+def replayed_figures(replay: Replay) -> dict[str, Any]:
     """The fields of a `ReplayedResult`."""
-    by_depth = {"per_position": one.marginal_rates(), "conditional": one.conditional_rates()}
+    by_depth = {"per_position": replay.marginal_rates(), "conditional": replay.conditional_rates()}
     return {
-        "acceptance_length": one.acceptance_length(),
-        "acceptance_rate": one.acceptance_rate(),
+        "acceptance_length": replay.acceptance_length(),
+        "acceptance_rate": replay.acceptance_rate(),
         **{f"{name}_acceptance_rates": [rate.median for rate in rates] for name, rates in by_depth.items()},
         **{f"{name}_ci95": [rate.ci95 for rate in rates] for name, rates in by_depth.items()},
-        "acceptance_histogram": one.histogram.sum(axis=0).tolist(),
+        "acceptance_histogram": replay.histogram.sum(axis=0).tolist(),
     }
 
 
@@ -93,7 +93,7 @@ def acceptance_body(trace: Trace, draft: str, source: Mapping[str, Any], k_max: 
 
     has_chance = not trace.is_greedy and trace.drafts[draft].most_depth is None
     rules = _SAMPLED if has_chance else ("greedy" if trace.is_greedy else "one-hot",)
-    replays = [(rule, one) for rule in rules for one in replay(trace, draft, rule, k_max)]
+    replays = [(rule, replayed) for rule in rules for replayed in replay(trace, draft, rule, k_max)]
     return AcceptanceDocument(
         target=trace.target,
         draft=draft,
@@ -102,6 +102,6 @@ def acceptance_body(trace: Trace, draft: str, source: Mapping[str, Any], k_max: 
         tokens=trace.num_emitted_tokens,
         k_max=k_max,
         rules=rule_rows(rules),
-        rows=[AcceptanceRow(rule=rule, k=one.k, **replayed_figures(one)) for rule, one in replays],
+        rows=[AcceptanceRow(rule=rule, k=replayed.k, **replayed_figures(replayed)) for rule, replayed in replays],
         notices=trace.notices,
     ).as_json()

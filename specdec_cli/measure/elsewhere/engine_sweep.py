@@ -71,7 +71,7 @@ class EngineSize(SizeStudy):
 
     def passes(self) -> list[PassTotals]:
         """Rounds of all starts."""
-        return [one for run in self.runs.values() for one in run.rounds]
+        return [totals for run in self.runs.values() for totals in run.rounds]
 
     def notices(self) -> list[str]:
         """Where the fitted costs cannot be right, or are less certain than they seem."""

@@ -52,33 +52,34 @@ def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
     Raises:
         RunError: the engine does not answer.
     """
-    found: list[LeftText] = []
+    left: list[LeftText] = []
     for request, got, want in _pairs(draft, plain):
         place = first_difference(got, want)
-        if place is not None and place < min(len(got), len(want)) and len(found) < _MOST:
+        if place is not None and place < min(len(got), len(want)) and len(left) < _MOST:
             gap = _gap(arm, request, want[:place], (got[place], want[place]))
-            found.append(LeftText(draft.name, request.row.index, place, gap))
-    return found
+            left.append(LeftText(draft.name, request.row.index, place, gap))
+    return left
 
 
-def words(found: list[LeftText]) -> list[str]:
+def words(left: list[LeftText]) -> list[str]:
     """Sentences about them."""
-    return [f"prompt {one.index + 1} leaves the plain text at token {one.position + 1}: {_why(one)}" for one in found]
+    where = "prompt {} leaves the plain text at token {}: {}"
+    return [where.format(text.index + 1, text.position + 1, _why(text)) for text in left]
 
 
-def _why(one: LeftText) -> str:
-    if one.gap_nats is None:
+def _why(text: LeftText) -> str:
+    if text.gap_nats is None:
         return "the engine does not tell how likely the two tokens are"
-    kind = "a near tie" if one.near_tie else "NO near tie"
-    return f"{kind}, the two tokens are {one.gap_nats:.4f} nats apart"
+    kind = "a near tie" if text.near_tie else "NO near tie"
+    return f"{kind}, the two tokens are {text.gap_nats:.4f} nats apart"
 
 
 def _pairs(draft: Track, plain: Track) -> Iterator[tuple[Request, tuple[int, ...], tuple[int, ...]]]:
-    others = {one.turn: one.run.token_ids for one in plain.passes}
-    for one in draft.passes:
-        tokens, wanted = one.run.token_ids, others.get(one.turn)
-        if one.repeat == 0 and tokens is not None and wanted is not None:
-            yield from zip(one.group.requests, tokens, wanted, strict=True)
+    others = {pass_.turn: pass_.run.token_ids for pass_ in plain.passes}
+    for pass_ in draft.passes:
+        tokens, wanted = pass_.run.token_ids, others.get(pass_.turn)
+        if pass_.repeat == 0 and tokens is not None and wanted is not None:
+            yield from zip(pass_.group.requests, tokens, wanted, strict=True)
 
 
 def _gap(arm: ServerArm, request: Request, prefix: tuple[int, ...], tokens: tuple[int, int]) -> float | None:

@@ -144,8 +144,8 @@ def _cpu_info(key: str) -> str:
     path = Path("/proc/cpuinfo")
     if not path.is_file():
         return ""
-    found = re.search(rf"^{key}\s*:\s*(.*)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^{key}\s*:\s*(.*)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _cpu_flags() -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def pair_memory(
     options = engine_options(recipe)
     num_seqs, k = options.max_num_seqs, options.most_nodes
     rows = {"target": k + 1, "draft": max(k, 1)}
-    found = {}
+    memory = {}
     for role, facts in models.items():
         each, block_size = facts.kv_bytes_per_token, recipe.engine.kv_block_size
         states = len(taps) * (facts.hidden_size or 0) * DTYPES[facts.dtype].itemsize if role == "target" else 0
@@ -122,7 +122,7 @@ def pair_memory(
             sizes = num_seqs, facts.max_context, max_context, k, block_size
             num_blocks = draft_blocks_wanted(*sizes, tokens_per_token)
         num_tokens = num_blocks * block_size
-        found[role] = Memory(
+        memory[role] = Memory(
             device=places[role].name,
             weights=facts.weights_bytes,
             kv_per_token=each,
@@ -134,7 +134,7 @@ def pair_memory(
             taps_per_token=states or None,
             taps_most=num_seqs * max_context * states or None,
         )
-    return found
+    return memory
 
 
 def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, tokens_per_token: float = 1.0) -> None:
@@ -150,14 +150,14 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, token
         RunError: weights and logits do not fit, or no cache beside them.
         UsageError: a share of the memory that the weights fill.
     """
-    parts = {role: one for role, one in memory.items() if one.device == device.name}
+    parts = {role: part for role, part in memory.items() if part.device == device.name}
     least, free = sum(part.least for part in parts.values()), device.free_bytes
     if least > free:
         raise RunError(
             f"weights and logits take {_gigabytes(least)} of `{device.name}`, and {_gigabytes(free)} are free",
             "choose a smaller model, a smaller dtype or another device",
         )
-    needs = {role: _need(role, one, recipe) for role, one in parts.items() if one.kv_per_token is not None}
+    needs = {role: _need(role, part, recipe) for role, part in parts.items() if part.kv_per_token is not None}
     if "draft" in needs:
         needs["draft"] = replace(needs["draft"], tokens_per_token=tokens_per_token)
     if len(needs) < len(parts):

@@ -269,7 +269,7 @@ def _compare_tokenizers(pair: Preflight, target: Target, plans: Mapping[str, Mod
             continue
         pair.tokenizers[role] = _tokenizer_facts(tokenizer)
         _check_padding(pair, role, facts, tokenizer)
-    if len(loaded) == 2 and not any(one.is_stand_in for one in loaded.values()):
+    if len(loaded) == 2 and not any(tokenizer.is_stand_in for tokenizer in loaded.values()):
         _compare(pair, loaded["target"], loaded["draft"])
     if "target" in loaded and not pair.tokenizers["target"].has_chat_template:
         pair.problems.append(

@@ -170,7 +170,7 @@ class DepthPass:
             logits, chain, [t for path in paths for t in path], self.trace.num_tokens
         )
         places = np.concatenate(
-            [np.full(len(path), one.first + one.start) for one, path in zip(walks, paths, strict=True)]
+            [np.full(len(path), walk.first + walk.start) for walk, path in zip(walks, paths, strict=True)]
         )
         depths = np.concatenate([np.arange(len(path)) for path in paths])
         self._found.log_q[places, depths] = log_q
@@ -220,13 +220,13 @@ def trace_handle(place: int) -> int:
 def hidden_states(target: LM | None, taps: Sequence[Tap], prompt: TracedPrompt) -> Tensor:
     """The target's states [tokens, taps, hidden] of a prompt and its output but the last token."""
     assert target is not None, "hidden states are the target's"
-    context, handle, found = [*prompt.token_ids, *prompt.output[:-1]], trace_handle(0), list[Tensor]()
+    context, handle, states = [*prompt.token_ids, *prompt.output[:-1]], trace_handle(0), list[Tensor]()
     try:
         for end in range(MAX_FED, len(context) + MAX_FED, MAX_FED):
             row = Row(handle, context[:end], 0, tapped=Tapped())
             target.score([row])
             if row.tapped is not None and row.tapped.states is not None:
-                found.append(row.tapped.states)
+                states.append(row.tapped.states)
     finally:
         target.release(handle)
-    return torch.cat(found)[:, [target.taps.index(tap) for tap in taps]]
+    return torch.cat(states)[:, [target.taps.index(tap) for tap in taps]]

@@ -71,7 +71,7 @@ class EngineRun:
 
     def total(self, name: str) -> float:
         """The sum of a count over all rounds."""
-        return float(sum(getattr(one, name) for one in self.rounds))
+        return float(sum(getattr(totals, name) for totals in self.rounds))
 
     @property
     def step_seconds(self) -> float:
@@ -87,9 +87,9 @@ class EngineRun:
     def counts(self) -> ServerCounts:
         """Counts of speculation, as the engine counts."""
         counts = ServerCounts()
-        for one in self.rounds:
-            added = {DRAFTS: one.num_drafts, DRAFTED: one.num_draft_tokens, ACCEPTED: one.num_accepted_tokens}
-            counts.add_run(added, one.num_tokens)
+        for totals in self.rounds:
+            added = {DRAFTS: totals.num_drafts, DRAFTED: totals.num_draft_tokens, ACCEPTED: totals.num_accepted_tokens}
+            counts.add_run(added, totals.num_tokens)
         return counts
 
     def speedup_over(self, plain: EngineRun) -> Interval:
@@ -105,7 +105,7 @@ class EngineRun:
 
 
 def _drawn_rates(run: EngineRun, generator: np.random.Generator) -> FloatArray:
-    values = np.array([(one.num_tokens, one.seconds) for one in run.rounds], dtype=np.float64)
+    values = np.array([(totals.num_tokens, totals.seconds) for totals in run.rounds], dtype=np.float64)
     sums = values[generator.integers(0, len(values), size=(NUM_RESAMPLES, len(values)))].sum(axis=1)
     return np.asarray(sums[:, 0] / sums[:, 1])
 
@@ -174,7 +174,7 @@ def fit_costs(
     num = min(len(run.rounds) for run in (plain, *drafting))
     whole = _solve(*(_totals(run) for run in (plain, *drafting)))
     by_round = [_solve(*(_totals(run, at) for run in (plain, *drafting))) for at in range(num)]
-    tables = [_tables(one, k_max, is_lookup) for one in by_round]
+    tables = [_tables(fitted, k_max, is_lookup) for fitted in by_round]
     rounds = Rounds(*(np.stack(parts) for parts in zip(*tables, strict=True)))
     target, draft, overhead = _tables(whole, k_max, is_lookup)
     seconds = sum(run.total("seconds") for run in (plain, *drafting))
@@ -187,18 +187,18 @@ def fit_costs(
 def _totals(run: EngineRun, at: int | None = None) -> FloatArray:
     """Seconds, steps, drafting steps and drafted tokens of one round, or of all."""
     rounds = run.rounds if at is None else run.rounds[at : at + 1]
-    rows = [(one.seconds, one.num_steps, one.num_drafts, one.num_draft_tokens) for one in rounds]
+    rows = [(totals.seconds, totals.num_steps, totals.num_drafts, totals.num_draft_tokens) for totals in rounds]
     return np.asarray(np.array(rows, dtype=np.float64).sum(axis=0))
 
 
 def _solve(plain: FloatArray, *drafting: FloatArray) -> tuple[float, float, float]:
     """t0, a and b. Each run counts by its steps' mean, so that one with more steps weighs no more."""
     per_step = plain[0] / plain[1]
-    rows = np.array([one / one[1] for one in drafting])
+    rows = np.array([totals / totals[1] for totals in drafting])
     wanted = rows[:, 0] - per_step
     columns = rows[:, 2:] if len({*np.round(rows[:, 3] / np.maximum(rows[:, 2], 1e-9), 9)}) > 1 else rows[:, 3:]
-    found = np.linalg.lstsq(columns, wanted, rcond=None)[0]
-    base, slope = found if len(found) == 2 else (0.0, found[0])
+    fitted = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+    base, slope = fitted if len(fitted) == 2 else (0.0, fitted[0])
     return float(per_step), float(base), float(slope)
 
 

@@ -68,8 +68,8 @@ class Evidence:
             return None
         if measured is None:
             return expected
-        found = side(measured)
-        return found if measured.pairs >= ENOUGH_PAIRS or found == expected else None
+        answer = side(measured)
+        return answer if measured.pairs >= ENOUGH_PAIRS or answer == expected else None
 
     @property
     def is_contradictory(self) -> bool:
@@ -93,16 +93,17 @@ class Evidence:
     @property
     def most(self) -> float:
         """The larger of the figures that were measured and predicted."""
-        return max(one.median for one in (self.measured, self.predicted) if one is not None)
+        return max(speedup.median for speedup in (self.measured, self.predicted) if speedup is not None)
 
     @property
     def range(self) -> Interval | None:
         """All that prediction and measurement leave open."""
-        known = [one for one in (self.measured, self.predicted) if one is not None and np.isfinite(one.median)]
+        both = [speedup for speedup in (self.measured, self.predicted) if speedup is not None]
+        known = [speedup for speedup in both if np.isfinite(speedup.median)]
         if not known:
             return None
-        ends = [end for one in known for end in (one.ci95 or (one.median, one.median))]
-        has_interval = any(one.ci95 is not None for one in known)
+        ends = [end for speedup in known for end in (speedup.ci95 or (speedup.median, speedup.median))]
+        has_interval = any(speedup.ci95 is not None for speedup in known)
         return Interval(known[0].median, (min(ends), max(ends)) if has_interval else None, known[0].pairs)
 
 
@@ -123,14 +124,14 @@ def needs(evidence: Evidence, busy: str | None, batch_size: int = 1) -> tuple[st
         busy: that the machine was busy, in words, or None.
         batch_size: prompts that make a pair.
     """
-    found = ["a quiet machine"] if busy or evidence.is_contradictory else []
+    measures = ["a quiet machine"] if busy or evidence.is_contradictory else []
     if evidence.is_contradictory:
-        found.append("more repeats (--repeats), until prediction and measurement agree")
+        measures.append("more repeats (--repeats), until prediction and measurement agree")
     if evidence.is_of_few:
-        found.append(f"{ENOUGH_PAIRS * batch_size} prompts or more (--num-prompts)")
+        measures.append(f"{ENOUGH_PAIRS * batch_size} prompts or more (--num-prompts)")
     elif not evidence.is_contradictory and evidence.pays is None:
-        found.append("more prompts (--num-prompts) or repeats (--repeats)")
-    return tuple(found)
+        measures.append("more prompts (--num-prompts) or repeats (--repeats)")
+    return tuple(measures)
 
 
 def times(speedup: Interval) -> str:

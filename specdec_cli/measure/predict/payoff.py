@@ -40,7 +40,7 @@ class Payoff:
         for k, length in enumerate(lengths, 1):
             seconds = costs.target(k + 1, context) + costs.draft(k, context) + costs.overhead_seconds[k]
             made.append(cls(k, float(length), float(seconds) / plain))
-        return max(made, key=lambda one: one.speedup)
+        return max(made, key=lambda payoff: payoff.speedup)
 
     @property
     def speedup(self) -> float:
@@ -49,12 +49,12 @@ class Payoff:
 
     def words(self) -> str:
         """The verdict on the draft in a sentence."""
-        found = (
+        figures = (
             f"at its best k = {self.k} a step gives {self.tokens_per_step:.2f} tokens and costs "
             f"{self.plain_steps:.2f} plain steps, so decoding should be {self.speedup:.2f} times as fast as without it"
         )
         if self.speedup > 1 + _EVEN:
-            return f"the draft pays: {found}"
+            return f"the draft pays: {figures}"
         if self.speedup > 1 - _EVEN:
-            return f"the draft breaks about even: {found}; it needs more steps or more data to pay"
-        return f"the draft does not pay yet: {found}; {self.plain_steps:.2f} tokens a step would break even"
+            return f"the draft breaks about even: {figures}; it needs more steps or more data to pay"
+        return f"the draft does not pay yet: {figures}; {self.plain_steps:.2f} tokens a step would break even"

@@ -150,8 +150,8 @@ def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, R
         None if alpha is None else iid_speedup(alpha, replay.k, float(costs.draft(replay.k, context)) / plain)
         for replay in replays
     ]
-    rows = [_predict(DraftShape(one.k), one, costs, drawn, its) for one, its in zip(replays, iid, strict=True)]
-    wide = [_predict(DraftShape.of(tree), one, costs, drawn, None) for tree, one in (trees or {}).items()]
+    rows = [_predict(DraftShape(replay.k), replay, costs, drawn, its) for replay, its in zip(replays, iid, strict=True)]
+    wide = [_predict(DraftShape.of(tree), replay, costs, drawn, None) for tree, replay in (trees or {}).items()]
     return Prediction(
         rows=[*rows, *wide],
         alpha=alpha,
@@ -163,9 +163,9 @@ def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, R
     )
 
 
-def _predict(shape: DraftShape, one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) -> Predicted:
+def _predict(shape: DraftShape, replay: Replay, costs: Costs, drawn: FloatArray, iid: float | None) -> Predicted:
     """One k or tree; drawn [S, M] are the costs of every resample."""
-    bills = _bills(shape, one, costs)
+    bills = _bills(shape, replay, costs)
     plain, draft, verify, overhead = (bill @ costs.flat for bill in bills)
     seconds = draft + verify + overhead
     decodes = plain > 0
@@ -177,7 +177,7 @@ def _predict(shape: DraftShape, one: Replay, costs: Costs, drawn: FloatArray, ii
         median = joint_median(plain[decodes] / seconds[decodes], drawn_plain / drawn_seconds)
     return Predicted(
         shape=shape,
-        acceptance_length=one.acceptance_length(),
+        acceptance_length=replay.acceptance_length(),
         speedup=speedup,
         median_speedup=median,
         plain_seconds=plain,
@@ -185,17 +185,17 @@ def _predict(shape: DraftShape, one: Replay, costs: Costs, drawn: FloatArray, ii
         verify_seconds=verify,
         overhead_seconds=overhead,
         iid_speedup=iid,
-        replayed=one,
+        replayed=replay,
     )
 
 
-def _bills(shape: DraftShape, one: Replay, costs: Costs) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _bills(shape: DraftShape, replay: Replay, costs: Costs) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """How often each prompt pays each of the M costs [B, M], in the order of `Costs.flat`.
 
     Without a draft; then, of steps with one: drafting, verifying, the engine's own work.
     """
-    at, of = costs.context_shares(one.mean_context), CostShares.of(shape, costs.k_max, costs.trees)
-    first = np.eye(costs.num_columns)[:1] * one.num_emitted[:, None]
+    at, of = costs.context_shares(replay.mean_context), CostShares.of(shape, costs.k_max, costs.trees)
+    first = np.eye(costs.num_columns)[:1] * replay.num_emitted[:, None]
     none = np.zeros_like(first)
 
     def bill(target: FloatArray, draft: FloatArray, overhead: FloatArray) -> FloatArray:
@@ -204,9 +204,9 @@ def _bills(shape: DraftShape, one: Replay, costs: Costs) -> tuple[FloatArray, Fl
 
     return (
         bill(first, none, first),
-        bill(none, one.steps_by_asked @ of.draft, none),
-        bill(one.steps_by_drafted @ of.verify, none, none),
-        bill(none, none, one.steps_by_asked @ of.overhead),
+        bill(none, replay.steps_by_asked @ of.draft, none),
+        bill(replay.steps_by_drafted @ of.verify, none, none),
+        bill(none, none, replay.steps_by_asked @ of.overhead),
     )
 
 
@@ -272,31 +272,31 @@ def _reason(best: Predicted) -> str:
     return f"verifying {best.shape.num_nodes + 1} rows takes {shares['verify']:.0%} of a step"
 
 
-def _alpha(one: Replay) -> float | None:
-    accepted, num = one.first.sum(axis=0)
+def _alpha(replay: Replay) -> float | None:
+    accepted, num = replay.first.sum(axis=0)
     return float(accepted / num) if num else None
 
 
 def _break_even(costs: Costs, context: float, ks: Sequence[int]) -> float | None:
     """Smallest α whose i.i.d. tokens per step pay for a step of some k, costs of rows included."""
-    found = []
+    alphas = []
     for k in ks:
         step = costs.draft(k, context) + costs.target(k + 1, context) + costs.overhead_seconds[k]
         wanted = float(step / costs.plain(context))
         if wanted <= k + 1:
-            found.append(solve_alpha(wanted, k))
-    return min(found) if found else None
+            alphas.append(solve_alpha(wanted, k))
+    return min(alphas) if alphas else None
 
 
 def _draft_seconds_for(speedup: float, rows: Sequence[Predicted], replays: Sequence[Replay]) -> float | None:
     """Seconds of a drafted token, the largest of any k, at which the predicted speed-up is this much."""
-    found = []
-    for row, one in zip(rows, replays, strict=True):
+    seconds = []
+    for row, replay in zip(rows, replays, strict=True):
         left = row.plain_seconds.sum() / speedup - (row.verify_seconds + row.overhead_seconds).sum()
-        asked = (one.steps_by_asked * np.arange(one.k + 1)).sum()
+        asked = (replay.steps_by_asked * np.arange(replay.k + 1)).sum()
         if asked and left > 0:
-            found.append(float(left / asked))
-    return max(found) if found else None
+            seconds.append(float(left / asked))
+    return max(seconds) if seconds else None
 
 
 def _ratio(numerators: FloatArray, denominators: FloatArray) -> float:

@@ -164,7 +164,7 @@ class _Profiler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for sequence in (one for together in self.sequences for one in together):
+        for sequence in (sequence for together in self.sequences for sequence in together):
             self.engine.target.release(sequence.id)
             self.engine.drafter.release(sequence.id)
 
@@ -279,11 +279,11 @@ class _Profiler:
 
     def _step(self, place: int, shape: DraftShape) -> tuple[float, float]:
         """Seconds of one step's draft and target."""
-        for one in self.sequences[place]:
-            one.tree = shape.tree
+        for sequence in self.sequences[place]:
+            sequence.tree = shape.tree
         taps = self.engine.drafter.taps
         drafting, scoring = self.stepper.run(
-            [StepRow(one, len(one.tokens), shape.k, taps=taps) for one in self.sequences[place]]
+            [StepRow(sequence, len(sequence.tokens), shape.k, taps=taps) for sequence in self.sequences[place]]
         )
         return drafting if shape.k else 0.0, scoring
 

@@ -77,7 +77,7 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[str | list[dict[str, str]
     answer = next((row[name] for name in _ANSWERS if isinstance(row.get(name), str)), None)
     prompt = next((row[name] for name in _PROMPTS if row.get(name)), None)
     if isinstance(prompt, list):
-        messages = [_message(one, where) for one in prompt]
+        messages = [_message(message, where) for message in prompt]
         if answer is None and messages[-1]["role"] == "assistant":
             answer = messages.pop()["content"]
         if messages and answer is not None:
@@ -104,5 +104,5 @@ def _of_response(response: Mapping[str, Any]) -> str | None:
     if not isinstance(choice, Mapping):
         return None
     message = choice.get("message")
-    found = choice.get("text", message.get("content") if isinstance(message, Mapping) else None)
-    return found if isinstance(found, str) else None
+    text = choice.get("text", message.get("content") if isinstance(message, Mapping) else None)
+    return text if isinstance(text, str) else None

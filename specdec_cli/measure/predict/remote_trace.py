@@ -99,7 +99,7 @@ class RemoteTracer:
             RunError: the server gives no token ids or no log-probabilities, or answers nothing.
         """
         answers: list[_DecodedAnswer] = await self._all([self._decode(row) for row in self.rows], watch)
-        prompts = [self._traced(row, one.prompt, one.output) for row, one in zip(self.rows, answers, strict=True)]
+        prompts = [self._traced(row, answer) for row, answer in zip(self.rows, answers, strict=True)]
         if all(len(prompt.output) < 2 for prompt in prompts):  # a step begins behind the first token
             message = f"`{self.target.address.root}` gave no answer of two tokens or more, so nothing can be predicted"
             raise RunError(message, "raise -n, or give other prompts")
@@ -109,16 +109,11 @@ class RemoteTracer:
         highest = max((token for prompt in prompts for token in (*prompt.token_ids, *prompt.output)), default=0)
         return Trace(self.model, highest + 1, (), None, prompts, np.array(log_p, dtype=np.float32))
 
-    def _traced(self, row: PromptRow, prompt: Sequence[int], output: Sequence[int]) -> TracedPrompt:
-        most = self._most(row)
-        return TracedPrompt(
-            tuple(prompt),
-            tuple(output),
-            len(prompt) + most + self.beyond,
-            self._params(row),
-            row.category,
-            beyond=max(len(output) - most, 0),
-        )
+    def _traced(self, row: PromptRow, answer: _DecodedAnswer) -> TracedPrompt:
+        most, longest = self._most(row), len(answer.prompt) + self._most(row) + self.beyond
+        beyond = max(len(answer.output) - most, 0)
+        tokens = tuple(answer.prompt), tuple(answer.output)
+        return TracedPrompt(*tokens, longest, self._params(row), row.category, beyond)
 
     async def trace_draft(self, trace: Trace, draft: Endpoint, model: str, watch: Watch) -> ModelTrace:
         """Let the draft's server score the target's text.
@@ -134,23 +129,23 @@ class RemoteTracer:
             RunError: the server scores no prompts, or has another tokenizer.
         """
         scored: list[_ScoredAnswer] = await self._all([_score(draft, model, prompt) for prompt in trace.prompts], watch)
-        _check_tokenizer(draft.address.root, self.texts, [one.texts for one in scored])
-        log_q = np.array([value for one in scored for value in one.log_q], dtype=np.float32)
-        is_argmax = np.array([is_top for one in scored for is_top in one.is_argmax], dtype=np.bool_)
+        _check_tokenizer(draft.address.root, self.texts, [answer.texts for answer in scored])
+        log_q = np.array([value for answer in scored for value in answer.log_q], dtype=np.float32)
+        is_argmax = np.array([is_top for answer in scored for is_top in answer.is_argmax], dtype=np.bool_)
         return ModelTrace(log_q, is_argmax, np.zeros(len(log_q), dtype=np.bool_), None)
 
     async def _all(self, asked: Sequence[Awaitable[Any]], watch: Watch) -> list[Any]:
         places, done = asyncio.Semaphore(self.concurrency), 0
 
-        async def one(work: Awaitable[Any]) -> Any:
+        async def limited(work: Awaitable[Any]) -> Any:
             nonlocal done
             async with places:
-                found = await work
+                reply = await work
             done += 1
             watch(done, len(asked))
-            return found
+            return reply
 
-        tasks = [asyncio.create_task(one(work)) for work in asked]
+        tasks = [asyncio.create_task(limited(work)) for work in asked]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -175,13 +170,13 @@ class RemoteTracer:
                 body[name] = list(getattr(self.sampling, name))
         if self.chat:
             body |= {"messages": row.chat(), "logprobs": True, "top_logprobs": 0}
-            found = await self.target.whole("/chat/completions", body)
+            reply = await self.target.whole("/chat/completions", body)
         else:
             body |= {"prompt": row.prompt, "logprobs": 1}
-            found = await self.target.whole("/completions", body)
+            reply = await self.target.whole("/completions", body)
         root = self.target.address.root
         try:
-            return _read_answer(found, root)
+            return _read_answer(reply, root)
         except _WRONG_KIND:
             raise _wrong_figures(root) from None
 
@@ -195,9 +190,9 @@ class RemoteTracer:
         )
 
 
-def _read_answer(found: dict[str, Any], root: str) -> _DecodedAnswer:
-    choice = found["choices"][0]
-    prompt = choice.get("prompt_token_ids") or found.get("prompt_token_ids")
+def _read_answer(reply: dict[str, Any], root: str) -> _DecodedAnswer:
+    choice = reply["choices"][0]
+    prompt = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
     output = choice.get("token_ids")
     if not prompt or output is None:
         message = f"`{root}` gives no token ids (`return_token_ids`)"
@@ -206,10 +201,10 @@ def _read_answer(found: dict[str, Any], root: str) -> _DecodedAnswer:
     values, texts = logprobs.get("token_logprobs"), logprobs.get("tokens")
     if values is None:
         content = logprobs.get("content") or ()
-        values, texts = ([one.get(key) for one in content] for key in ("logprob", "token"))
+        values, texts = ([item.get(key) for item in content] for key in ("logprob", "token"))
     if len(values) != len(output):
         raise RunError(f"`{root}` gives {len(values)} log-probabilities for {len(output)} tokens", "check its log")
-    ids = [[_token_id(one) for one in some] for some in (prompt, output)]
+    ids = [[_token_id(item) for item in some] for some in (prompt, output)]
     return _DecodedAnswer(ids[0], ids[1], list(map(_logprob, values)), texts or [])
 
 
@@ -232,16 +227,16 @@ async def _score(draft: Endpoint, model: str, prompt: TracedPrompt) -> _ScoredAn
         "echo": True,
         "logprobs": 1,
     }
-    found = await draft.whole("/completions", body)
+    reply = await draft.whole("/completions", body)
     root = draft.address.root
     try:
-        return _read_scores(found, root, len(prompt.token_ids), len(prompt.token_ids) + len(prompt.output))
+        return _read_scores(reply, root, len(prompt.token_ids), len(prompt.token_ids) + len(prompt.output))
     except _WRONG_KIND:
         raise _wrong_figures(root) from None
 
 
-def _read_scores(found: dict[str, Any], root: str, begin: int, end: int) -> _ScoredAnswer:
-    logprobs = found["choices"][0].get("logprobs") or {}
+def _read_scores(reply: dict[str, Any], root: str, begin: int, end: int) -> _ScoredAnswer:
+    logprobs = reply["choices"][0].get("logprobs") or {}
     values, best = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or []
     if len(values) < end or len(best) < end or any(value is None for value in values[begin:end]):
         message = f"`{root}` does not score the prompt's tokens (`echo` with `logprobs`)"
@@ -252,7 +247,7 @@ def _read_scores(found: dict[str, Any], root: str, begin: int, end: int) -> _Sco
 
 
 def _is_top(value: float, alternatives: Any) -> bool:
-    highest = max((_logprob(one) for one in (alternatives or {}).values()), default=value)
+    highest = max((_logprob(logprob) for logprob in (alternatives or {}).values()), default=value)
     return bool(value >= highest - _TIE)
 
 
@@ -282,8 +277,8 @@ def _check_tokenizer(root: str, written: Sequence[Sequence[str]], read: Sequence
     """
     pairs = [
         (str(ours).strip(), str(theirs).strip())
-        for one, other in zip(written, read, strict=True)
-        for ours, theirs in zip(one, other, strict=False)  # one of them may give no texts
+        for our_texts, their_texts in zip(written, read, strict=True)
+        for ours, theirs in zip(our_texts, their_texts, strict=False)  # one of them may give no texts
     ]
     told = [pair for pair in pairs if all(text and not _NO_TEXT.match(text) for text in pair)]
     differing = [(ours, theirs) for ours, theirs in told if ours != theirs]

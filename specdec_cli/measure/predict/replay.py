@@ -114,7 +114,7 @@ class Replay:
 
     def of_task(self, task: str | None) -> IntArray:
         """Places of a task's prompts; of all without one."""
-        return np.array([i for i, one in enumerate(self.tasks) if task in (None, one)], dtype=np.int64)
+        return np.array([i for i, own_task in enumerate(self.tasks) if task in (None, own_task)], dtype=np.int64)
 
 
 def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list[Replay]:
@@ -130,11 +130,11 @@ def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list
         UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
     """
     starts = Starts.of(trace, draft, rule, k_max)
-    found = []
+    replays = []
     for k in range(1, k_max + 1):
         steps = starts.steps(k)
-        found.append(tally(starts, k, [(steps, starts.visits(steps))]))
-    return found
+        replays.append(tally(starts, k, [(steps, starts.visits(steps))]))
+    return replays
 
 
 def by_task(replays: Sequence[Replay]) -> dict[str, list[dict[str, Any]]]:
@@ -143,11 +143,11 @@ def by_task(replays: Sequence[Replay]) -> dict[str, list[dict[str, Any]]]:
     return {
         name: [
             {
-                "k": one.k,
-                "acceptance_length": one.acceptance_length(name),
-                "acceptance_rate": one.acceptance_rate(name),
+                "k": at_k.k,
+                "acceptance_length": at_k.acceptance_length(name),
+                "acceptance_rate": at_k.acceptance_rate(name),
             }
-            for one in replays
+            for at_k in replays
         ]
         for name in names
     }
@@ -160,7 +160,7 @@ def by_position(replays: Sequence[Replay]) -> list[dict[str, Any]]:
         {
             "from": begin,
             "to": end - 1,
-            "by_k": [{"k": one.k, "acceptance_length": one.length_between(begin, end)} for one in replays],
+            "by_k": [{"k": at_k.k, "acceptance_length": at_k.length_between(begin, end)} for at_k in replays],
         }
         for begin, end in pairwise(ends)
     ]

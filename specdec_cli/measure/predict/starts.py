@@ -118,8 +118,8 @@ class Starts:
                 "the trace was sampled, and rule `greedy` is for temperature 0", "use auto, or trace again"
             )
         rule = rule if rule != "auto" else "greedy" if trace.is_greedy else "block"
-        found = trace.draft(draft)
-        asked = found.most_depth
+        traced = trace.draft(draft)
+        asked = traced.most_depth
         if asked is not None and asked < k_max:
             raise UsageError(
                 f"the draft `{draft}` was traced for at most `{asked}` tokens, not `{k_max}`", "trace again"
@@ -129,10 +129,10 @@ class Starts:
         size = np.array([len(prompt.token_ids) for prompt in trace.prompts], dtype=np.int64)
         contexts = size[:, None] + np.arange(max(lengths.max(initial=0), 2))
         room = np.array([prompt.max_tokens for prompt in trace.prompts], dtype=np.int64)[:, None] - contexts - 1
-        if found.max_context is not None:
-            room = np.minimum(room, found.max_context - contexts + 1)
+        if traced.max_context is not None:
+            room = np.minimum(room, traced.max_context - contexts + 1)
         room, first = np.maximum(room, 0), np.zeros((len(size), 2))
-        made = cls(trace, rule, found, k_max, lengths, num_emitted, contexts, room, None, first)
+        made = cls(trace, rule, traced, k_max, lengths, num_emitted, contexts, room, None, first)
         made._fill()
         return made
 

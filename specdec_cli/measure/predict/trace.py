@@ -300,12 +300,12 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
         TracedPrompt(
             token_ids,
             output,
-            int(one["max_tokens"]),
-            _PARAMS.validate_python(one["params"]),
-            one["task"],
-            int(one.get("beyond", 0)),
+            int(entry["max_tokens"]),
+            _PARAMS.validate_python(entry["params"]),
+            entry["task"],
+            int(entry.get("beyond", 0)),
         )
-        for token_ids, output, one in zip(
+        for token_ids, output, entry in zip(
             _split(arrays, "token_ids"), _split(arrays, "output"), header["prompts"], strict=True
         )
     ]
@@ -318,13 +318,13 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
         arrays["log_p"],
         origin=_ORIGIN.validate_python(header["origin"]),
     )
-    for place, one in enumerate(header["drafts"]):
-        kind = _KINDS[one["kind"]]
+    for place, entry in enumerate(header["drafts"]):
+        kind = _KINDS[entry["kind"]]
         fields: dict[str, Any] = {name: _array(arrays, f"draft.{place}.{name}") for name in _array_names(kind)}
-        fields["origin"] = _ORIGIN.validate_python(one.get("origin") if kind is GuessTrace else one["origin"])
+        fields["origin"] = _ORIGIN.validate_python(entry.get("origin") if kind is GuessTrace else entry["origin"])
         if kind is DepthTrace:
-            fields["limit"] = one["limit"]
-        trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])
+            fields["limit"] = entry["limit"]
+        trace.drafts[entry["name"]] = kind(**fields, max_context=entry["max_context"])
     held = [getattr(draft, name) for draft in trace.drafts.values() for name in _array_names(type(draft))]
     lengths = [len(trace.log_p), *(len(values) for values in held if values is not None)]
     if any(length != trace.num_output_tokens for length in lengths):

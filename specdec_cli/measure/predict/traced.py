@@ -59,7 +59,7 @@ class Traced:
             UsageError: the trace predicts no trees.
         """
         planned = choose_trees(self.trace, self.draft, TreeCosts.of(costs, costs.middle_context), num)
-        return [one.tree for one in planned if one.tree is not None]
+        return [plan.tree for plan in planned if plan.tree is not None]
 
     def table(self, k_by_batch: Mapping[int, int], max_num_seqs: int) -> Replay:
         """Predicted acceptance of a table of k for prompts that arrive in turn, up to `max_num_seqs` at a time."""

@@ -95,7 +95,7 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
         for request, output in zip(requests, outputs, strict=True)
     ]
     known_by = fingerprint(engine.tokenizer) if engine.tokenizer is not None else None
-    flat = np.array([value for one in log_p for value in one], dtype=np.float32)
+    flat = np.array([value for logprobs in log_p for value in logprobs], dtype=np.float32)
     origin = engine.target.origin
     return Trace(engine.target.name, engine.num_tokens, engine.eos_token_ids, known_by, prompts, flat, origin=origin)
 

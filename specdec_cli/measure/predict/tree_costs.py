@@ -33,7 +33,7 @@ def probe_trees(k_max: int) -> tuple[TreeShape, ...]:
     """The trees to measure, from which the costs of every tree that is at most k_max deep follow."""
     depth = min(_DEPTH, k_max)
     widest = MOST_NODES // depth
-    rows = sorted({*(one for one in _ROWS if one < widest), widest})
+    rows = sorted({*(num for num in _ROWS if num < widest), widest})
     return tuple(TreeShape(((row,), *[(1,) * row] * (depth - 1))) for row in rows)
 
 
@@ -84,7 +84,8 @@ class TreeCosts:
         forward, draft = at @ costs.target_seconds + costs.overhead_seconds, at @ costs.draft_seconds
         nodes = [node_shares(num, costs.k_max, costs.trees) @ forward for num in range(MOST_NODES + 1)]
         passes = [level_shares(num, costs.k_max, costs.trees) @ draft for num in range(1, MOST_NODES + 1)]
-        return cls([float(node) for node in nodes], [0.0, *(max(float(one), 0.0) for one in passes)], costs.k_max)
+        pass_seconds = [0.0, *(max(float(seconds), 0.0) for seconds in passes)]
+        return cls([float(node) for node in nodes], pass_seconds, costs.k_max)
 
     @property
     def max_nodes(self) -> int:
@@ -106,23 +107,23 @@ def level_rows(tree: TreeShape) -> list[int]:
 
 def level_shares(num_rows: int, k_max: int, measured: Sequence[TreeShape]) -> FloatArray:
     """Weights [W] of measured drafts in one pass of the draft model over so many rows."""
-    found = probe_trees(k_max)
-    columns = [_column(tree, k_max, measured) for tree in found]
-    first = columns[0] / found[0].depth  # one row at each depth
-    below = found[0].depth - 1
+    probes = probe_trees(k_max)
+    columns = [_column(tree, k_max, measured) for tree in probes]
+    first = columns[0] / probes[0].depth  # one row at each depth
+    below = probes[0].depth - 1
     if not below:
         return first
     passes = [first, *((column - first) / below for column in columns[1:])]
-    weights = _between(num_rows, [level_rows(tree)[-1] for tree in found])
+    weights = _between(num_rows, [level_rows(tree)[-1] for tree in probes])
     return np.asarray(weights @ np.array(passes))
 
 
 def node_shares(num_nodes: int, k_max: int, measured: Sequence[TreeShape]) -> FloatArray:
     """Weights [W] of measured forwards, or of the engine's own work, in those of a tree with so many nodes."""
-    found = probe_trees(k_max)
+    probes = probe_trees(k_max)
     plain = np.eye(1, k_max + 1 + len(measured))[0]
-    columns = [plain, *(_column(tree, k_max, measured) for tree in found)]
-    weights = _between(num_nodes, [0, *(tree.num_nodes(tree.depth) for tree in found)])
+    columns = [plain, *(_column(tree, k_max, measured) for tree in probes)]
+    weights = _between(num_nodes, [0, *(tree.num_nodes(tree.depth) for tree in probes)])
     return np.asarray(weights @ np.array(columns))
 
 

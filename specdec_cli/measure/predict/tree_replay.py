@@ -65,8 +65,8 @@ def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
     places = np.arange(starts.contexts.shape[1])[:, None] + np.arange(depth)
     is_drafted = (starts.room[..., None] > np.arange(depth)) & (places >= 1) & (places[:, :1] >= 1)
     is_drafted &= places < starts.lengths[:, None, None]
-    found = _choices(starts, ranks, depth)[is_drafted]
-    return np.bincount(found, minlength=RANK_BEYOND + 1)[:RANK_BEYOND] / max(len(found), 1)
+    drafted_ranks = _choices(starts, ranks, depth)[is_drafted]
+    return np.bincount(drafted_ranks, minlength=RANK_BEYOND + 1)[:RANK_BEYOND] / max(len(drafted_ranks), 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,14 +104,15 @@ class TreeSearch:
 def plan_trees(acceptance: Sequence[float] | FloatArray, costs: TreeCosts) -> list[PlannedTree]:
     """The best tree of every size and depth, the fastest first; plain decoding is among them."""
     search = TreeSearch(acceptance, costs.max_nodes, costs.max_depth)
-    found: dict[tuple[int, ...], PlannedTree] = {(): PlannedTree(None, 1.0, costs.step(None))}
+    best_by_parents: dict[tuple[int, ...], PlannedTree] = {(): PlannedTree(None, 1.0, costs.step(None))}
     for depth in range(1, costs.max_depth + 1):
         for num_nodes in range(1, costs.max_nodes + 1):
             parents, tokens = search.best(num_nodes, depth)
-            if parents not in found:
+            if parents not in best_by_parents:
                 tree = TreeShape.of(parents)
-                found[parents] = PlannedTree(tree, tokens, costs.step(tree) / tokens)
-    return sorted(found.values(), key=lambda one: (one.seconds_per_token, 0 if one.tree is None else one.tree.depth))
+                best_by_parents[parents] = PlannedTree(tree, tokens, costs.step(tree) / tokens)
+    planned = best_by_parents.values()
+    return sorted(planned, key=lambda plan: (plan.seconds_per_token, 0 if plan.tree is None else plan.tree.depth))
 
 
 def choose_trees(trace: Trace, draft: str, costs: TreeCosts, num: int) -> list[PlannedTree]:
@@ -131,15 +132,15 @@ def choose_trees(trace: Trace, draft: str, costs: TreeCosts, num: int) -> list[P
     Raises:
         UsageError: a trace that predicts no trees.
     """
-    by_depth: dict[int, list[PlannedTree]] = {}
-    for one in plan_trees(acceptance_by_rank(trace, draft), costs):
-        if one.tree is not None and not one.tree.is_chain:
-            by_depth.setdefault(one.tree.depth, []).append(one)
+    by_depth: dict[int, list[TreeShape]] = {}
+    for plan in plan_trees(acceptance_by_rank(trace, draft), costs):
+        if plan.tree is not None and not plan.tree.is_chain:
+            by_depth.setdefault(plan.tree.depth, []).append(plan.tree)
     best = []
-    for planned in by_depth.values():
-        replayed = [_replayed(trace, draft, one.tree, costs) for one in planned[:_NUM_REPLAYED] if one.tree]
-        best.append(min(replayed, key=lambda one: one.seconds_per_token))
-    return sorted(best, key=lambda one: one.seconds_per_token)[:num]
+    for trees in by_depth.values():
+        replayed = [_replayed(trace, draft, tree, costs) for tree in trees[:_NUM_REPLAYED]]
+        best.append(min(replayed, key=lambda plan: plan.seconds_per_token))
+    return sorted(best, key=lambda plan: plan.seconds_per_token)[:num]
 
 
 def _replayed(trace: Trace, draft: str, tree: TreeShape, costs: TreeCosts) -> PlannedTree:
