@@ -103,19 +103,23 @@ class Contender:
         return None if self.engine is None else self.engine.drafter.shared_vocabulary
 
     @property
+    def loaded(self) -> Engine:
+        """The engine of a draft that is traced and priced here."""
+        assert self.engine is not None, "another engine's draft is measured at its recipe's k"
+        return self.engine
+
+    @property
     def tree(self) -> TreeShape | None:
-        """Shape of the trees that it drafts; None for chains, and where that is not known."""
-        return None if self.engine is None else self.engine.options.shape_of(self.engine.options.tree)
+        """Shape of the trees that it drafts; None for chains."""
+        return self.loaded.options.shape_of(self.loaded.options.tree)
 
     def deepest(self, k_max: int) -> int:
         """The largest k up to k_max that the draft can reach."""
-        return k_max if self.engine is None else depths_within(self.engine.drafter, k_max)[0]
+        return depths_within(self.loaded.drafter, k_max)[0]
 
     def limits(self, k_max: int) -> list[str]:
         """Sentences that the draft goes less deep than k_max, or than the tree."""
-        if self.engine is None:
-            return []
-        drafter, shape = self.engine.drafter, self.tree
+        drafter, shape = self.loaded.drafter, self.tree
         return depths_within(drafter, k_max)[1] if shape is None else cut_drafts(drafter, k_max, shape)
 
 
@@ -161,19 +165,16 @@ class DraftComparison:
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.
         """
         rivals = [contender for contender in self.contenders if contender.drafts]
-        engine = rivals[0].engine
-        assert engine is not None, "a draft that is traced is loaded"
         for contender in rivals:
             self.notices += [f"{contender.draft}: {message}" for message in contender.limits(self.k_max)]
         trace, is_new = None, False
         if is_predictable:
-            trace, is_new = target_trace(engine, self.workload.requests, path, tell)
+            trace, is_new = target_trace(rivals[0].loaded, self.workload.requests, path, tell)
             self.notices += trace.notices
         seconds = max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS)
         for contender in rivals:
-            assert contender.engine is not None, "a draft that is priced is loaded"
             contender.costs = profile_workload(
-                contender.engine,
+                contender.loaded,
                 self.workload,
                 contender.deepest(self.k_max),
                 self.batch_size,
@@ -188,8 +189,7 @@ class DraftComparison:
             trace.save(path)
 
     def _predict(self, contender: Contender, costs: Costs, trace: Trace, watch: Watch) -> None:
-        k_max, engine = contender.deepest(self.k_max), contender.engine
-        assert engine is not None, "a draft that is traced is loaded"
+        k_max, engine = contender.deepest(self.k_max), contender.loaded
         try:
             trace.drafts[contender.draft] = trace_draft(trace, engine.drafter, k_max, watch, engine.target)
         except UsageError as error:
@@ -201,9 +201,9 @@ class DraftComparison:
 
     def depths(self, contender: Contender) -> list[int]:
         """The ks at which a draft is measured."""
-        shape = contender.tree
         if contender.k is not None:
             return [contender.k]
+        shape = contender.tree
         if shape is not None and not self.is_exhaustive:  # a trace predicts chains alone
             return [min(contender.deepest(self.k_max), shape.depth)]
         best = contender.predicted_best()

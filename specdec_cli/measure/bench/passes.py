@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -154,8 +154,8 @@ class Track:
         return {key: seconds for key, seconds in seconds_by_turn.items() if seconds is not None}
 
 
-Compared = tuple[int, Sequence[int], Sequence[int]]
-"""A row, and its output in two arms."""
+Compared = tuple[Request, tuple[int, ...], tuple[int, ...]]
+"""A request, and its output in two arms."""
 
 
 def compared_outputs(several: Iterable[Track], plain: Track) -> Iterator[Compared]:
@@ -164,20 +164,19 @@ def compared_outputs(several: Iterable[Track], plain: Track) -> Iterator[Compare
     for pass_ in (pass_ for track in several for pass_ in track.passes):
         tokens, wanted = pass_.run.token_ids, plain_tokens.get(pass_.turn)
         if tokens is not None and wanted is not None:
-            rows = [request.row.index for request in pass_.group.requests]
-            yield from zip(rows, tokens, wanted, strict=True)
+            yield from zip(pass_.group.requests, tokens, wanted, strict=True)
 
 
 def differences(compared: Iterable[Compared]) -> DifferencesResult:
     """Outputs compared token by token; null where there are none."""
     num_tokens = num_differing = 0
     first = None
-    for row, got, want in compared:
+    for request, got, want in compared:
         num_tokens += len(want)
         position = first_difference(got, want)
         if position is not None:
             num_differing += 1
-            first = first or PositionResult(index=row, position=position)
+            first = first or PositionResult(index=request.row.index, position=position)
     if not num_tokens:
         return DifferencesResult()
     return DifferencesResult(checked_tokens=num_tokens, mismatches=num_differing, first_divergence=first)

@@ -6,7 +6,6 @@ k + 1 rows rounds otherwise than one over a single row, so two tokens of almost 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,12 +51,16 @@ def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
     Raises:
         RunError: the engine does not answer.
     """
+    from specdec_cli.measure.bench.passes import compared_outputs
+
     left: list[LeftText] = []
-    for request, got, want in _pairs(draft, plain):
-        place = first_difference(got, want)
-        if place is not None and place < min(len(got), len(want)) and len(left) < _MOST:
+    seen: set[int] = set()
+    for request, got, want in compared_outputs([draft], plain):
+        place, index = first_difference(got, want), request.row.index
+        if place is not None and index not in seen and place < min(len(got), len(want)) and len(left) < _MOST:
             gap = _gap(arm, request, want[:place], (got[place], want[place]))
-            left.append(LeftText(draft.name, request.row.index, place, gap))
+            left.append(LeftText(draft.name, index, place, gap))
+        seen.add(index)
     return left
 
 
@@ -72,14 +75,6 @@ def _why(text: LeftText) -> str:
         return "the engine does not tell how likely the two tokens are"
     kind = "a near tie" if text.near_tie else "NO near tie"
     return f"{kind}, the two tokens are {text.gap_nats:.4f} nats apart"
-
-
-def _pairs(draft: Track, plain: Track) -> Iterator[tuple[Request, tuple[int, ...], tuple[int, ...]]]:
-    others = {pass_.turn: pass_.run.token_ids for pass_ in plain.passes}
-    for pass_ in draft.passes:
-        tokens, wanted = pass_.run.token_ids, others.get(pass_.turn)
-        if pass_.repeat == 0 and tokens is not None and wanted is not None:
-            yield from zip(pass_.group.requests, tokens, wanted, strict=True)
 
 
 def _gap(arm: ServerArm, request: Request, prefix: tuple[int, ...], tokens: tuple[int, int]) -> float | None:

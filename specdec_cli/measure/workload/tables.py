@@ -26,22 +26,8 @@ ROW_SUFFIXES = (*_JSON_SUFFIXES, *_TABLE_SUFFIXES, ".parquet", ".arrow", ".txt")
 _OTHER_SUFFIXES = (
     *(".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".py", ".ipynb", ".xlsx", ".xls", ".ods", ".docx", ".pdf"),
     *(".pkl", ".pickle", ".npy", ".npz", ".pt", ".safetensors", ".gguf", ".db", ".sqlite", ".avro", ".orc"),
-    *(
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".gif",
-        ".webp",
-        ".bmp",
-        ".tiff",
-        ".svg",
-        ".mp3",
-        ".wav",
-        ".flac",
-        ".ogg",
-        ".mp4",
-        ".mkv",
-    ),
+    *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff", ".svg"),
+    *(".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv"),
     *(".tar", ".tgz", ".zip", ".tfrecord", ".feather", ".h5", ".hdf5", ".lz4", ".br"),
 )
 _PAGE_STARTS = (b"<!doctype", b"<html")
