@@ -185,11 +185,6 @@ def test_a_curve_that_is_not_monotone_stays_so(clock) -> None:
     assert seconds[2] > seconds[3] + 0.04
 
 
-def test_a_busy_machine_is_named() -> None:
-    assert ProfileLoad(0.1, 1.0, 2).warning is None
-    assert "busy" in not_none(ProfileLoad(1.9, 1.0, 2).warning)
-
-
 def test_predicted_seconds_are_the_engines(clock) -> None:
     """Greedy: the same steps at the same prices, to within the clock's own moments."""
     engine = timed_engine(clock, k=6)
