@@ -54,7 +54,7 @@ def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
 
 
 def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str, Any] | None) -> list[GateResult]:
-    """Judge a document by a recipe's gates, and write into it what came of that.
+    """Judge a document by a recipe's gates, and write the results into it.
 
     Args:
         document: its `notices` grow, and it gets its `gates`.

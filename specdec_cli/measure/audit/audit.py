@@ -268,7 +268,7 @@ class Audit:
         return [DrawnCase(mode, depth) for depth in sorted({1, k}) for mode in self.plan.drawn_modes]
 
     def _trees(self, k: int) -> list[DrawnCase]:
-        """Likewise on trees, a static one to its own depth."""
+        """Each mode on trees of the plan's shape at depth 1 and at k; a static tree to its own depth."""
         if self.plan.tree is None:
             return []
         shape = TreeShape.parse(self.plan.tree)
@@ -295,7 +295,7 @@ class Audit:
 
 
 def _chooses_k(options: EngineOptions) -> list[str]:
-    """The options by which an engine would draft less than it is asked for."""
+    """Options that make an engine draft fewer tokens than it is asked for."""
     chooses = {
         "depth_policy": options.depth_policy != "fixed",
         "k_by_batch": bool(options.k_by_batch),

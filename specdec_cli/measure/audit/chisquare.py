@@ -104,7 +104,7 @@ def detectable_shift(num_draws: int, dof: int, false_alarm: float = 1e-6) -> flo
 
 
 def _solve(rising: Callable[[float], float], high: float) -> float:
-    """Where a rising function crosses 0 in [0, high], by bisection."""
+    """The zero of a rising function in [0, high], by bisection."""
     low = 0.0
     for _ in range(100):
         middle = (low + high) / 2

@@ -41,7 +41,7 @@ def tolerance_of(dtype: str, logits: Tensor) -> float:
 
 @dataclass(slots=True)
 class DivergenceJudge:
-    """Scores the context of a divergence once more, alone, and says what it was.
+    """Scores the context of a divergence again, alone, and classifies it as a near-tie or a bug.
 
     Args:
         engine: whose target decides; idle.

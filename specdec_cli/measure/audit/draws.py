@@ -110,7 +110,7 @@ class Draws:
 
 
 def _indices(num: int, is_late: Callable[[], bool]) -> Iterator[int]:
-    """Numbers of the draws to begin; none after MIN_DRAWS once it is late."""
+    """Numbers of the draws to begin; once it is late, MIN_DRAWS of them."""
     for index in range(num):
         if index >= MIN_DRAWS and is_late():
             return
@@ -118,7 +118,7 @@ def _indices(num: int, is_late: Callable[[], bool]) -> Iterator[int]:
 
 
 def check(configuration: str, draws: Draws, joint: Mapping[tuple[int, ...], float], vocab: int) -> DistributionCheck:
-    """Test what was drawn against the exact joint distribution."""
+    """Test the draws against the exact joint distribution."""
     result = chi_square(draws.counts, joint)
     return DistributionCheck(
         configuration=configuration,

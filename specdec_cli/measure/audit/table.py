@@ -41,14 +41,14 @@ class LMWithoutWeights:
 
     @property
     def origin(self) -> Origin:
-        """Its name is all that is known."""
+        """The name alone."""
         return Origin(self.name)
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
-        """It knows no quicker way than `score`: None."""
+        """None: it has no faster way than `score`."""
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """It holds no prefixes: 0."""
+        """0: it shares no prefixes."""
         return 0
 
     def tap(self, taps: Sequence[Tap]) -> None:

@@ -35,7 +35,7 @@ _MOST_DISCARDED = 0.5  # of all passes: a machine that is always busy is measure
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How it is measured.
+    """Batch size, repeats and order of a benchmark.
 
     Args:
         batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
@@ -129,7 +129,7 @@ class Bench:
     def _measure(
         self, sitting: Sequence[tuple[Arm, Track]], groups: Sequence[Group], done: int, stopped: Callable[[], bool]
     ) -> Generator[Progress, None, int]:
-        """Measure the arms that are up; gives how many passes are done, -1 when it was stopped."""
+        """Measure the running arms; returns the number of passes so far, -1 when it was stopped."""
         total = len(groups) * self.plan.repeats * len(self.tracks)
         for arm, _ in sitting:
             yield Progress(done, total, f"warming up {arm.name}")
@@ -209,7 +209,7 @@ class Bench:
         return [task for task in self.workload.tasks if task in decoded]
 
     def speedup(self, kind: Kind, task: str | None = None, against: Track | None = None) -> Interval | None:
-        """How much faster the draft makes it: a pair is a group, each arm at the median of its repeats.
+        """Speed-up by the draft: a pair is a group, each arm at the median of its repeats.
 
         Args:
             kind: `decode` (after the first token) or `latency` (from arrival to the end).

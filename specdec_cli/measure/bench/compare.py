@@ -66,7 +66,7 @@ class Contender:
 
     @property
     def drafts(self) -> bool:
-        """Whether it is a draft at all."""
+        """Whether it drafts anything."""
         return self.method != NO_DRAFT
 
     def predicted_best(self) -> Predicted | None:
@@ -153,7 +153,7 @@ class DraftComparison:
     _bench: Bench | None = None
 
     def study(self, is_predictable: bool, path: Path | None, tell: Tell) -> None:
-        """Trace the target once, every draft along it, and price their steps.
+        """Trace the target once and every draft along it, and measure the costs of their steps.
 
         Args:
             is_predictable: whether a trace knows this verification at all.
@@ -256,12 +256,12 @@ class DraftComparison:
         return bool(self.plain.passes) and any(track.passes for track in tracks)
 
     def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
-        """How much faster a draft is at its best k than no draft."""
+        """Speed-up of a draft at its best k over no draft."""
         pair = against(contender.tracks[self.best_k(contender)], self.plain, kind, task)
         return None if pair is None else pair.ratio
 
     def speedup_at(self, contender: Contender, k: int) -> Interval | None:
-        """How much faster a draft is at any measured k than no draft."""
+        """Speed-up of a draft at any measured k over no draft."""
         pair = against(contender.tracks[k], self.plain)
         return None if pair is None else pair.ratio
 
@@ -271,11 +271,11 @@ class DraftComparison:
         return max(by_k, key=lambda k: (-1.0 if (s := by_k[k]) is None else float(np.median(s[0] / s[1])), -k))
 
     def track(self, contender: Contender) -> Track:
-        """The result of a draft at its best k."""
+        """The passes of a draft at its best k."""
         return contender.tracks[self.best_k(contender)]
 
     def ranking(self) -> list[Contender]:
-        """The fastest first; what was not measured comes last."""
+        """The drafts, the fastest first; unmeasured ones come last."""
         speedups = {contender: self.speedup(contender) for contender in self.contenders}
         medians = {contender: 0.0 if speedup is None else speedup.median for contender, speedup in speedups.items()}
         return sorted(self.contenders, key=lambda contender: -medians[contender])

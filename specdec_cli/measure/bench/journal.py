@@ -74,12 +74,12 @@ class Journal:
 
     @property
     def trace_path(self) -> Path:
-        """Where the run keeps the target's text beside the journal."""
+        """File beside the journal that holds the target's text."""
         return self.path.with_name(f"{self.path.name}.trace")
 
     @property
     def num_kept(self) -> int:
-        """Passes that it holds from an earlier run."""
+        """Passes from an earlier run."""
         return sum(map(len, self._passes.values()))
 
     def turn(self, group: Group, repeat: int, arms: Sequence[str]) -> dict[str, Pass]:

@@ -54,17 +54,17 @@ class Pass:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Group and repeat, by which passes of two arms make a pair."""
+        """Group and repeat: passes of two arms with the same turn make a pair."""
         return self.group.place, self.repeat
 
     @property
     def seconds(self) -> float:
-        """Time that it took."""
+        """Duration."""
         return self.run.timing.total_s or 0.0
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether other processes cost it more time than a measurement bears."""
+        """Whether other processes took more than INTERRUPTED_SHARE of its time."""
         return self.lost_share is not None and self.lost_share > INTERRUPTED_SHARE
 
     @property
@@ -74,7 +74,7 @@ class Pass:
 
     @property
     def num_decoded_tokens(self) -> int:
-        """Of them, those that the decode clock measures."""
+        """Tokens after the first ones, which the decode clock measures."""
         return self.num_tokens - self.run.num_first_tokens
 
     def seconds_per_token(self, kind: Kind) -> float | None:
@@ -88,7 +88,7 @@ class Pass:
 
 @dataclass(slots=True)
 class Track:
-    """An arm's passes, and what follows from them.
+    """An arm's passes, their counts and times.
 
     Args:
         name: the arm's.
@@ -105,7 +105,7 @@ class Track:
     server: ServerCounts | None = None
 
     def add(self, pass_: Pass) -> None:
-        """Take a pass; its events are counted and let go."""
+        """Add a pass; its events are counted and dropped."""
         self.passes.append(replace(pass_, run=replace(pass_.run, events=())))
         requests = pass_.group.requests
         if pass_.run.counters is not None:
@@ -145,11 +145,11 @@ class Track:
         return joined_timing([pass_.run.timing for pass_ in passes], median(firsts), num)
 
     def counts(self, task: str | None = None) -> SpeculativeCounts:
-        """Counts of its steps."""
+        """Counts of speculation over all steps, or over one task's."""
         return (self.server or self.meter.counts) if task is None else self.task_counts[task]
 
     def seconds_per_token(self, kind: Kind) -> dict[tuple[int, int], float]:
-        """By (group, repeat)."""
+        """Seconds of a token by (group, repeat)."""
         seconds_by_turn = {pass_.turn: pass_.seconds_per_token(kind) for pass_ in self.passes}
         return {key: seconds for key, seconds in seconds_by_turn.items() if seconds is not None}
 
@@ -207,6 +207,6 @@ def speeds(fast: Track, slow: Track, kind: Kind, task: str | None = None) -> tup
 
 
 def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
-    """How much faster one arm is than another, as `speeds` pairs them."""
+    """Speed-up of one arm over another, as `speeds` pairs them."""
     both = speeds(fast, slow, kind, task)
     return None if both is None else paired(*both)

@@ -14,7 +14,7 @@ from specdec_cli.measure.predict.predict import PUBLISHED_K, Prediction
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that a sweep knows when it recommends.
+    """Evidence and circumstances that a recommendation rests on.
 
     Args:
         by_shape: the evidence on every measured k and tree.
@@ -139,7 +139,7 @@ class Case:
 
 
 def guidance(k: int) -> str:
-    """Where a k stands to what is published."""
+    """Whether a k is within the published guidance, in words."""
     low, high = PUBLISHED_K
     place = "within" if low <= k <= high else "outside"
     return f"{place} the published guidance of {low} to {high}"

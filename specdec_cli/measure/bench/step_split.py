@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StepSplit(Result):
-    """Where the time of a step goes, all sequences together; seconds.
+    """Seconds of a step's parts, all sequences together.
 
     Args:
         plain_step_seconds: a step without a draft.

@@ -77,7 +77,7 @@ class SizeStudy(ABC):
 
     @abstractmethod
     def notices(self) -> list[str]:
-        """Sentences that a reader needs beside its figures."""
+        """Sentences for the report about this batch size."""
 
     @property
     def conditions(self) -> Conditions:
@@ -89,7 +89,7 @@ class SizeStudy(ABC):
         return ()
 
     def step_split(self, shape: DraftShape) -> StepSplit | None:
-        """Where the time of a measured shape's steps goes; None where that is not known."""
+        """Parts of the time of a measured shape's steps; None where that is not known."""
         return None
 
     def every_shape(self) -> list[DraftShape]:
@@ -160,6 +160,6 @@ class Study:
         return differences(chain.from_iterable(at_size.compared_outputs() for at_size in self.by_size))
 
     def notices(self) -> list[str]:
-        """Sentences that a reader needs beside the trace and the figures, each once."""
+        """Sentences for the report about the trace and every batch size, each once."""
         of_trace = [] if self.traced is None else self.traced.trace.notices
         return list(dict.fromkeys([*of_trace, *(text for at_size in self.by_size for text in at_size.notices())]))

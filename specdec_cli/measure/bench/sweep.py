@@ -239,7 +239,7 @@ class Sweep(SizeStudy):
         return [*([warning] if warning else []), *([] if self.bench is None else self.bench.notices)]
 
     def step_split(self, shape: DraftShape) -> StepSplit | None:
-        """Where the time of a measured shape's steps goes; None where that is not known."""
+        """Parts of the time of a measured shape's steps; None where that is not known."""
         assert self.bench is not None, "only a measured shape has costs"
         return costs_of(self.track(shape), self.bench.plain)
 
@@ -249,7 +249,7 @@ class Sweep(SizeStudy):
         return self.bench.draft if shape == self.shapes[0] else self.bench.against[self._name(shape)]
 
     def _name(self, shape: DraftShape) -> str:
-        """An arm's, unlike every other batch size's: one journal holds them all."""
+        """An arm's name, which no arm of another batch size has: one journal holds them all."""
         together = "" if self.batch_size == 1 else f", {self.batch_size} together"
         return f"{shape if shape.k else 'without a draft'}{together}"
 

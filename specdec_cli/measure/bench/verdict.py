@@ -112,7 +112,7 @@ def _times(speedup: Interval) -> str:
 
 
 def _why(costs: StepSplit) -> Iterator[str]:
-    """Draft cost, acceptance, verification: each in plain steps, and which of them decides."""
+    """Why speculation was slower: the costs of a step in plain steps, and the largest of them."""
     plain = costs.plain_step_seconds
     yield (
         f"A step with the draft gives {costs.tokens_per_step:.2f} tokens and costs "

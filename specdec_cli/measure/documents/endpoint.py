@@ -52,7 +52,7 @@ class EndpointFacts(Result):
 
 
 class RequestCounts(Result):
-    """Requests by what became of them."""
+    """Numbers of requests by outcome."""
 
     planned: Count
     answered: Count

@@ -52,7 +52,7 @@ class EngineSweepResult(Result):
 
 
 def engine_sweep_result(sweep: EngineSweep, config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The document's part."""
+    """The document's part about another engine's starts."""
     assert sweep.traced is not None, "a sweep that has run has a trace"
     return EngineSweepResult(
         speculative_config=config,

@@ -52,7 +52,7 @@ class AgainstResult(Result):
 
 
 class GateResult(Result):
-    """A gate and what became of it.
+    """A gate and its result.
 
     Args:
         expression: what was asked.

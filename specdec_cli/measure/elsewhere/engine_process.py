@@ -93,7 +93,7 @@ class EngineProcess:
 
     @property
     def group_id(self) -> int | None:
-        """Of its process group; None while it does not run."""
+        """Id of its process group; None while it does not run."""
         return None if self._group is None else self._group.group_id
 
     @property

@@ -50,7 +50,7 @@ _SILENCE_SECONDS = 300.0
 
 @dataclass(slots=True, kw_only=True)
 class EngineSize(SizeStudy):
-    """One batch size: its runs, and what is made of them.
+    """One batch size: its runs, and the costs fitted to them.
 
     Args:
         runs: by k; 0 is without a draft.
@@ -74,7 +74,7 @@ class EngineSize(SizeStudy):
         return [totals for run in self.runs.values() for totals in run.rounds]
 
     def notices(self) -> list[str]:
-        """Where the fitted costs cannot be right, or are less certain than they seem."""
+        """Sentences about fitted costs that cannot be right, or are less certain than they seem."""
         return [notice for notice in (self.fitted.doubt, self.costs.warning) if notice is not None]
 
 

@@ -65,7 +65,7 @@ def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
 
 
 def words(left: list[LeftText]) -> list[str]:
-    """Sentences about them."""
+    """A sentence about each text."""
     where = "prompt {} leaves the plain text at token {}: {}"
     return [where.format(text.index + 1, text.position + 1, _why(text)) for text in left]
 

@@ -115,7 +115,7 @@ class ProcessGroup:
         return True
 
     def _turn_signals_into_exits(self) -> None:
-        """Only those that would end this process at once; a server handles them itself."""
+        """Make signals that would end this process at once raise SystemExit; a server handles them itself."""
         if threading.current_thread() is threading.main_thread():
             ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
             self._handlers = {number: signal.signal(number, _exit) for number in ours}

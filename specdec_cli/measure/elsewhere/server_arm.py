@@ -101,7 +101,7 @@ class ServerArm(EndpointArm):
         return None if run is None else replace(run, counters=self._added(sum(run.lengths)), lost_share=lost)
 
     def decode(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
-        """Decode one prompt; its answer, and by how much the server's counters grew.
+        """Decode one prompt; gives its answer and the increase of the server's counters.
 
         Args:
             row: the prompt.
@@ -116,7 +116,7 @@ class ServerArm(EndpointArm):
         return answer, self._added(answer.num_tokens)
 
     def _added(self, num_tokens: int | None) -> Mapping[str, float]:
-        """By how much the server's counters grew since they were last read."""
+        """Increase of the server's counters since they were last read."""
         with self._giving_reason():
             before, self._page = self._page, self.page()
         counters = difference(before, self._page, num_tokens)
@@ -148,7 +148,7 @@ class ServerArm(EndpointArm):
 
     @contextmanager
     def _giving_reason(self) -> Iterator[None]:
-        """A server that is gone gives its engine's reason instead of the connection's."""
+        """Replace the connection's error by the engine's own reason if the engine has ended."""
         try:
             yield
         except RunError:

@@ -16,7 +16,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "[::1]"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is.
+    """Address of a server.
 
     Args:
         root: `http://host:port`, with whatever path a proxy puts before the API.
@@ -66,7 +66,7 @@ def _reachable(host: str, place: str) -> str:
 
 
 def check_key(key: str | None) -> str | None:
-    """A key that a header can hold; an empty one is none.
+    """Check that a header can hold a key; an empty one is none.
 
     Raises:
         UsageError: it has a space, a line break or a letter that no header takes.

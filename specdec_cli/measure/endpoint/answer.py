@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def fault(self) -> str | None:
-        """Why a stream that has ended is no whole answer, or None."""
+        """Reason why a stream that has ended is no whole answer; None if it is."""
         if not self.is_done and self.finish_reason is None:
             return "the server ended its stream before the answer was finished"
         if self.finish_reason in _BROKEN_OFF:
@@ -92,7 +92,7 @@ class Answer:
         return None
 
     def feed(self, chunk: dict[str, Any], now: float) -> None:
-        """Take one chunk of the stream that came at `now` on the clock."""
+        """Add one chunk of the stream, which came at `now` on the clock."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.completion_tokens = _whole(usage.get("completion_tokens"), self.completion_tokens)
@@ -127,7 +127,7 @@ class Answer:
 
 
 def _whole(value: object, known: int | None) -> int | None:
-    """A count of tokens; what was known before where there is none."""
+    """A count of tokens, or the earlier one if the value is none."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else known

@@ -47,7 +47,7 @@ Fetch = Callable[[str], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """A server's metrics at one moment, of those that speak of speculation or of the number of output tokens.
+    """A server's metrics at one moment that count speculation or output tokens.
 
     Args:
         path: where they stand.
@@ -157,7 +157,7 @@ def parse(text: str, path: str, model: str) -> MetricsPage | None:
 
 
 def _mixed(samples: Sequence[tuple[str, Sample]]) -> str | None:
-    """A sentence's end about samples of several engines, or of several moments; None where there are none."""
+    """End of a sentence about samples of several engines or of several moments; None without any."""
     ours = [sample for _, sample in samples if sample.name.startswith(tuple(PREFIXES))]
     engines = {engine for prefix, engine in PREFIXES.items() for sample in ours if sample.name.startswith(prefix)}
     if len(engines) > 1:
@@ -168,7 +168,7 @@ def _mixed(samples: Sequence[tuple[str, Sample]]) -> str | None:
 
 
 def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:
-    """Add a sample to a page, if it says anything of interest here."""
+    """Add a sample to a page if it counts speculation or output tokens."""
     name = sample.name.removeprefix(page.prefix).removesuffix("_total")
     if not _is_of_interest(name) or name.endswith("_info"):
         return
@@ -194,7 +194,7 @@ def _labelled(sample: Sample) -> str:
 
 
 def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens: int | None) -> Counters:
-    """The increase during a run.
+    """The increase of a server's counters during a run.
 
     Args:
         before: the metrics before it.

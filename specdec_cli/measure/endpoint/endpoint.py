@@ -198,7 +198,7 @@ class Endpoint:
         return answer
 
     async def _get(self, url: str, timeout_s: float | None = None) -> Response:
-        """A whole answer that is no stream."""
+        """Send a GET request and read the whole answer."""
         request = self._client.build_request("GET", url, timeout=timeout_s or self._client.timeout)
         response, _ = await self._send(request)
         async with aclosing(response):
@@ -206,7 +206,7 @@ class Endpoint:
         return response
 
     async def _send(self, request: Request) -> tuple[Response, bool]:
-        """The answer's head, and whether a connection was opened for it.
+        """Send a request; gives the answer's head, and whether a connection was opened for it.
 
         A server may close a kept connection just when it is used again, so the request is retried.
         """
@@ -240,7 +240,7 @@ class Endpoint:
             )
 
     def _take(self, answer: Answer, event: str, data: str, url: str) -> None:
-        """One event of a stream; what stands behind its end says nothing."""
+        """Add one event of a stream to its answer; events behind the end are ignored."""
         now = perf_counter()
         if answer.is_done:
             return
@@ -276,7 +276,7 @@ class Endpoint:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Turn what the connection does wrong into a sentence."""
+        """Turn errors of the connection into sentences."""
         import httpx2
 
         root = self.address.root

@@ -60,7 +60,7 @@ class EndpointArm:
         self._endpoint: Endpoint | None = None
 
     def start(self) -> None:
-        """Open the connections, choose the model, and learn who answers.
+        """Open the connections, choose the model, and read the server's name and version.
 
         Raises:
             EndpointError: there is no server, or it has no such model.
@@ -144,7 +144,7 @@ class EndpointArm:
 
 
 def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
-    """The server's figures from whole answers to requests that were sent together.
+    """Counts and times of whole answers to requests that were sent together.
 
     The decode clock runs from the first text of all to the last. One token of each answer counts as there by then:
     how many tokens a chunk holds, no server says.

@@ -100,12 +100,12 @@ class EndpointBench:
 
     @property
     def total(self) -> int:
-        """Requests to send, each turn of a conversation one."""
+        """Number of requests to send, one for each turn of a conversation."""
         return sum(self.turns.values()) * self.plan.repeats
 
     @property
     def turns(self) -> dict[int, int]:
-        """Turns, from 1, and how many prompts have each."""
+        """Number of prompts that have each turn, by turn from 1."""
         lengths = [len(turn_ends(row)) for row in self.rows]
         return {turn: sum(turn <= length for length in lengths) for turn in range(1, max(lengths) + 1)}
 
@@ -187,7 +187,7 @@ class EndpointBench:
 
     @property
     def tasks(self) -> dict[str, int]:
-        """Tasks and how many prompts each has; empty where no row names one."""
+        """Number of prompts by task; empty where no row names one."""
         return tasks_of(self.rows)
 
     def acceptance(self, task: str | None = None, turn: int | None = None) -> AnsweredAcceptance | None:
@@ -219,7 +219,7 @@ class EndpointBench:
 
 
 def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:
-    """The value that one answer adds to a figure."""
+    """The values that one answer adds to a figure."""
     if figure == "itl_s":
         return answer.gaps_s
     value = {

@@ -19,7 +19,7 @@ _MIN_TREND, _GROWTH = 20, 2.0
 
 
 def doubts(bench: EndpointBench) -> list[str]:
-    """Sentences about a run, none where nothing is odd."""
+    """Notices about a run's odd figures."""
     answered = bench.answered()
     notices = [
         *_models(bench, answered),
@@ -32,13 +32,13 @@ def doubts(bench: EndpointBench) -> list[str]:
 
 
 def _of(answered: Sequence[tuple[Visit, Answer]], is_odd: Callable[[Visit, Answer], bool], said: str) -> list[str]:
-    """A sentence that begins with how many answers it is about; none of none."""
+    """A sentence about the answers that are odd, beginning with their number; none without any."""
     num = sum(is_odd(visit, answer) for visit, answer in answered)
     return [f"{num} of {len(answered)} answers {said}"] if num else []
 
 
 def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
-    """Who answered: many servers answer for the one model that they have, whichever is asked for."""
+    """Notice that another model answered: many servers have one model, whichever is requested."""
     others = {answer.model for _, answer in answered if answer.model not in (None, bench.arm.model)}
     named = ", ".join(f"`{printable(name or '')[:80]}`" for name in sorted(filter(None, others))[:3])
     asked = printable(bench.arm.model)
@@ -46,7 +46,7 @@ def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
 
 
 def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
-    """Tokens as the server counts them."""
+    """Notices about the server's counts of tokens."""
     notices = []
     if not any(answer.completion_tokens is not None for _, answer in answered):
         notices.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
@@ -79,7 +79,7 @@ def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
 
 
 def _lengths(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
-    """Whether the server did what the request said about length."""
+    """Notices that answers are longer or shorter than requested."""
     name = bench.plan.max_tokens_field
     notices = _of(
         answered,
@@ -106,7 +106,7 @@ def _is_short(visit: Visit, answer: Answer) -> bool:
 
 
 def _streams(answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
-    """Whether answers are whole, hold anything, and came as streams."""
+    """Notices about answers that are empty, incomplete or not streamed."""
     notices = _of(answered, lambda _, answer: not answer.arrivals, "are empty: they have no time to first text")
     notices += _of(
         answered,
@@ -148,7 +148,7 @@ def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
 
 
 def _arrivals(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
-    """Whether the server keeps up with what arrives."""
+    """Notices that the server does not keep up with the arrivals."""
     plan, notices = bench.plan, []
     if bench.sender.most_waiting:
         notices.append(

@@ -17,7 +17,7 @@ from specdec_cli.measure.endpoint.request_fields import MaxTokensField
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlan:
-    """How a server is asked.
+    """Server, pace and fields of a run's requests.
 
     Args:
         address: where it is.
@@ -53,7 +53,7 @@ class EndpointPlan:
 
     @property
     def path(self) -> str:
-        """Where requests go, below the API's address."""
+        """Path of requests below the API's address."""
         return "/chat/completions" if self.chat else "/completions"
 
     @property
@@ -76,7 +76,7 @@ def parse_rate(rate: float | None) -> float:
 
 
 def pace_words(concurrency: int | None, rate: float | None) -> str:
-    """`4 at a time`, or how many arrive."""
+    """The pace in words: `4 at a time`, or the arrivals per second."""
     limit = "" if concurrency is None else f"{concurrency} at a time"
     if rate is None or rate == inf:
         return limit
@@ -85,7 +85,7 @@ def pace_words(concurrency: int | None, rate: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request and what became of it: an answer, or an error.
+    """One request and its outcome: an answer, or an error.
 
     Args:
         row: the prompt, or the conversation that the request is a turn of.

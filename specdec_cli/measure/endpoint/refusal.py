@@ -54,14 +54,14 @@ class Reporter:
     def error(
         self, message: str, hint: str | None = None, *, status: int | None = None, is_gone: bool = False
     ) -> EndpointError:
-        """The error of a sentence; it names the proxy, where one might be the cause."""
+        """Make an error of a sentence; it names the proxy if there is one, which might be the cause."""
         if self.proxy is not None:
             message = f"{message}; asked through the {self.proxy}"
             hint = f"{hint}; {self.proxy.hint}" if hint else self.proxy.hint
         return EndpointError(message, hint, status=status, is_gone=is_gone)
 
     def refusal(self, url: str, status: int, text: str, location: str | None) -> EndpointError:
-        """The error that an HTTP status and the server's words make."""
+        """Make an error of an HTTP status and the server's words."""
         message, option = self.words(text), self.address.option
         told = f" ({status}): {message}" if message else f" ({status})"
         if status in (401, 403):

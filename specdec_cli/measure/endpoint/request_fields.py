@@ -33,7 +33,7 @@ _OPTIONS = (*_SENT_WHERE_SET, "temperature", "seed", "stop", "logit_bias")
 
 
 def sampling_fields(sampling: Sampling, max_tokens_field: MaxTokensField = "max_tokens") -> dict[str, Any]:
-    """The request's fields that say how to sample: OpenAI's, and vLLM's extras where they are set.
+    """Sampling fields of a request: OpenAI's, and vLLM's extras where they are set.
 
     Length and temperature are always said, for servers have defaults of their own; a seed where chance is involved.
     """
@@ -118,7 +118,7 @@ def seed_of(row: PromptRow, seed: int) -> int:
 
 
 def warm_up_row(rows: Sequence[PromptRow]) -> PromptRow:
-    """A prompt that no row begins with, nor it with a row: a server's cached prefixes are of no use to the rows."""
+    """A prompt that shares no prefix with a row, so that nothing cached for it helps the rows."""
     text = _WARM_UP
     while any(row.prompt.startswith(text) or text.startswith(row.prompt) for row in rows):
         text = f"{len(text)} {text}"

@@ -97,7 +97,7 @@ class Sender:
             await asyncio.sleep(min(left, _LOOK_SECONDS))
 
     async def _converse(self, endpoint: Endpoint, row: PromptRow, repeat: int, arrival: float) -> None:
-        """One prompt, or every turn of a conversation: wait for a place, send, keep what comes.
+        """Send one prompt, or every turn of a conversation, once there is a place.
 
         A turn arrives as soon as the one before it is answered. What follows a turn without an answer, or one that
         waits for a tool's result, cannot be asked.
@@ -147,7 +147,7 @@ class Sender:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """One request: the clock of a closed loop goes on while any is open."""
+        """Count an open request; the clock of a closed loop runs while any is open."""
         if not self._num_open:
             self._opened = perf_counter()
         self._num_open += 1

@@ -115,7 +115,7 @@ class LogReading:
 
 
 def read_log(lines: Mapping[int, str]) -> LogReading:
-    """Read a log.
+    """Read the lines of a log, which come by their number.
 
     Raises:
         ValueError: a figure that is no number.
@@ -157,7 +157,7 @@ class _RatesApart:
             fields["rates"] = self._waiting.pop(key)[2]
 
     def take(self, number: int, line: str) -> bool:
-        """Take a line with rates alone; whether it is one."""
+        """Take a line with rates alone; returns whether it is one."""
         read, key = _LLAMA_RATES.read(line), self._key(line)
         if read is None:
             return False

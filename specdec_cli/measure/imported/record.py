@@ -31,7 +31,7 @@ _ROUNDED = 0.0011
 
 
 def amount(value: Any) -> float:
-    """A count, length or rate of a file.
+    """Convert a count, length or rate of a file to a number.
 
     Raises:
         ValueError: it is negative, or no number.
@@ -135,7 +135,7 @@ class ImportedRun:
         self.add_positions([sum(n for kept, n in histogram.items() if kept >= i) for i in range(1, most + 1)])
 
     def contradiction(self) -> str | None:
-        """A sentence's end about counts that cannot be; None where all can be."""
+        """End of a sentence about counts that contradict each other; None if they do not."""
         if not all(isfinite(count) for count in self.counts.values()):
             return "a count that is no number"
         if any(count < 0 for count in self.counts.values()):

@@ -181,7 +181,7 @@ class _Requests:
         self.figures = list(last.values())
 
     def _place(self, value: Mapping[str, Any], place: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Where a mapping lies: by its request's id, else by the place given.
+        """Place of a mapping: its request's id, else the place given.
 
         A chunk of llama-server's own API has no id, and `stop` is true in the last one.
         """
@@ -236,7 +236,7 @@ def _counted(num: int, noun: str) -> str:
 
 
 def _known(value: Any) -> float | None:
-    """A count; None where there is none."""
+    """Convert a count to a number; None stays None."""
     return None if value is None else amount(value)
 
 

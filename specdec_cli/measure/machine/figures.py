@@ -13,7 +13,7 @@ _Figure = TypeVar("_Figure")
 
 
 def figure(what: str, compute: Callable[[], _Figure], missing: list[str]) -> _Figure | None:
-    """A figure that is worked out of what was measured.
+    """Compute a figure from a measurement, or note that it is missing.
 
     Args:
         what: its name, as a sentence begins: `the roofline`.

@@ -35,7 +35,7 @@ _HUB_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT", "HF_H
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Something that computes.
+    """A CPU or a GPU.
 
     Args:
         name: as `--device` takes it.

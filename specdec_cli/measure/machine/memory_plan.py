@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from specdec_cli.engine.build import engine_options, given_cache_bytes
 from specdec_cli.errors import RunError
@@ -47,6 +49,7 @@ class Memory:
         tokens_apart: tokens between two snapshots of a text; None without any.
         taps_per_token: a target's hidden states of one token that the draft reads; None where it reads none.
         taps_most: the same of max_num_seqs prompts of the whole context, which wait until the draft reads them.
+        tokens_per_token: a draft's for one of the target's.
     """
 
     device: str
@@ -63,10 +66,11 @@ class Memory:
     tokens_apart: int | None = None
     taps_per_token: int | None = None
     taps_most: int | None = None
+    tokens_per_token: Annotated[float, Field(exclude=True)] = 1.0
 
     @property
     def least(self) -> int:
-        """Without which it does not run: weights and logits."""
+        """The least memory that it runs with: weights and logits."""
         return self.weights + self.logits
 
 
@@ -133,18 +137,18 @@ def pair_memory(
             logits=logits_bytes(num_seqs, rows[role], facts.embedding_size),
             taps_per_token=states or None,
             taps_most=num_seqs * max_context * states or None,
+            tokens_per_token=tokens_per_token if role == "draft" else 1.0,
         )
     return memory
 
 
-def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, tokens_per_token: float = 1.0) -> None:
+def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> None:
     """Fill in what the engine would give the caches on a device.
 
     Args:
         memory: by role; where bytes per token are not known, nothing is planned.
         device: this one.
         recipe: resolved.
-        tokens_per_token: as for `pair_memory`.
 
     Raises:
         RunError: weights and logits do not fit, or no cache beside them.
@@ -158,8 +162,6 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, token
             "choose a smaller model, a smaller dtype or another device",
         )
     needs = {role: _need(role, part, recipe) for role, part in parts.items() if part.kv_per_token is not None}
-    if "draft" in needs:
-        needs["draft"] = replace(needs["draft"], tokens_per_token=tokens_per_token)
     if len(needs) < len(parts):
         return
     whole = free if device.name == "cpu" else device.memory_bytes
@@ -176,14 +178,13 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe, token
         )
 
 
-def check_rooms(memory: Mapping[str, Memory], recipe: Recipe, tokens_per_token: float = 1.0) -> None:
+def check_rooms(memory: Mapping[str, Memory], recipe: Recipe) -> None:
     """Refuse a draft whose planned cache holds less than the target's."""
     target, draft = memory.get("target"), memory.get("draft")
     if target is None or draft is None or target.kv_planned_tokens is None or draft.kv_planned_tokens is None:
         return
     size = recipe.engine.kv_block_size
-    need = replace(_need("draft", draft, recipe), tokens_per_token=tokens_per_token)
-    least = need.least_beside(target.kv_planned_tokens // size) * size
+    least = _need("draft", draft, recipe).least_beside(target.kv_planned_tokens // size) * size
     check_draft_room(least, draft.kv_planned_tokens, draft.tokens_wanted)
 
 
@@ -193,7 +194,7 @@ def _need(role: str, memory: Memory, recipe: Recipe) -> CacheNeed:
     model = recipe.target.model if role == "target" else recipe.draft.model or recipe.draft.method
     num_blocks = memory.tokens_wanted // recipe.engine.kv_block_size
     each = memory.prefix_state if recipe.engine.enable_prefix_caching else 0
-    return CacheNeed(str(model), block_bytes, num_blocks, memory.states, each)
+    return CacheNeed(str(model), block_bytes, num_blocks, memory.states, each, memory.tokens_per_token)
 
 
 def _gigabytes(num_bytes: int) -> str:

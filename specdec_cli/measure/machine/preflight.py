@@ -371,9 +371,9 @@ def _estimate_memory(pair: Preflight, recipe: Recipe, machine: Machine) -> None:
     pair.memory = pair_memory(models, places, recipe, pair.max_context or 0, pair.taps, ratio)
     with _noted(pair):
         for device in {place.name: place for place in places.values()}.values():
-            plan_memory(pair.memory, device, recipe, ratio)
+            plan_memory(pair.memory, device, recipe)
             _warn_of_little_room(pair, device.name)
-        check_rooms(pair.memory, recipe, ratio)
+        check_rooms(pair.memory, recipe)
 
 
 def _warn_of_little_room(pair: Preflight, name: str) -> None:

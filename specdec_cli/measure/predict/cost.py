@@ -48,7 +48,7 @@ class Rounds:
     overhead: FloatArray
 
     def __len__(self) -> int:
-        """R."""
+        """Number R of rounds."""
         return len(self.target)
 
     @property
@@ -115,7 +115,7 @@ class Costs:
 
     @property
     def num_columns(self) -> int:
-        """W."""
+        """Number W of columns."""
         return self.k_max + 1 + len(self.trees)
 
     @property

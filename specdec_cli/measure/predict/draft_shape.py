@@ -32,7 +32,7 @@ class DraftShape:
         return f"k = {self.k}" if self.tree is None else f"tree {self.tree}"
 
     def __lt__(self, other: DraftShape) -> bool:
-        """Whether it comes first."""
+        """Whether it is smaller, a chain being smaller than any tree."""
         return self._order < other._order
 
     @property

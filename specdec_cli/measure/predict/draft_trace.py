@@ -46,7 +46,7 @@ class ModelTrace:
 
     @property
     def most_depth(self) -> None:
-        """It serves every k."""
+        """None: it serves every k."""
         return None
 
 
@@ -101,7 +101,7 @@ class DepthTrace:
 
     @property
     def most_depth(self) -> int:
-        """K."""
+        """Largest k, K."""
         return int(self.log_q.shape[1])
 
     @classmethod

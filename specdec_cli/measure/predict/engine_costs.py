@@ -112,7 +112,7 @@ def _drawn_rates(run: EngineRun, generator: np.random.Generator) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineCosts:
-    """The fitted form.
+    """Costs of steps, fitted to an engine's runs.
 
     Args:
         plain_seconds: t0.
@@ -192,7 +192,7 @@ def _totals(run: EngineRun, at: int | None = None) -> FloatArray:
 
 
 def _solve(plain: FloatArray, *drafting: FloatArray) -> tuple[float, float, float]:
-    """t0, a and b. Each run counts by its steps' mean, so that one with more steps weighs no more."""
+    """Solve for t0, a and b. Each run counts by its steps' mean, so that one with more steps weighs no more."""
     per_step = plain[0] / plain[1]
     rows = np.array([totals / totals[1] for totals in drafting])
     wanted = rows[:, 0] - per_step

@@ -141,7 +141,7 @@ def times(speedup: Interval) -> str:
 
 
 def largest_words(k_max: int, most_depth: int | None = None) -> str:
-    """Sentence's end that says that the best k is the largest one considered, and what to do about it.
+    """End of a sentence: the best k is the largest one considered, and how to consider more.
 
     Args:
         k_max: the largest k.

@@ -44,7 +44,7 @@ class Payoff:
 
     @property
     def speedup(self) -> float:
-        """Of decoding, over no draft."""
+        """Speed-up of decoding over no draft."""
         return self.tokens_per_step / self.plain_steps
 
     def words(self) -> str:

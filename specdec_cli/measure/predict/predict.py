@@ -81,7 +81,7 @@ class Predicted:
         return self.plain_seconds[decodes] / self.seconds[decodes]
 
     def shares(self) -> dict[str, float] | None:
-        """Where a step's time goes; None where there is no step."""
+        """Shares of a step's time by part; None where there is no step."""
         total = self.seconds.sum()
         parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "overhead": self.overhead_seconds}
         return {name: float(part.sum() / total) for name, part in parts.items()} if total else None
@@ -244,7 +244,7 @@ def choose(rows: Sequence[Predicted]) -> Recommendation:
 
 
 def _open(best: Predicted) -> Recommendation:
-    """Where no k is known to pay, and some k may."""
+    """The recommendation where no k is known to pay, and some k may."""
     if not np.isfinite(best.speedup.median):
         why = "nothing was decoded after the first tokens, so there is nothing to speed up"
         return Recommendation(0, None, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))

@@ -111,7 +111,7 @@ def profile(
 
 
 def _share(num: int, repeats: tuple[int, int], seconds: float, limit: float) -> float:
-    """How much of a profile is done: it ends with the most repeats, or with enough of them at the time limit."""
+    """Share of a profile that is done: it ends with the most repeats, or with enough of them at the time limit."""
     enough, most = repeats
     in_time = seconds / limit if limit > 0 else 1.0
     return max(num / most, min(1.0, in_time, num / enough))

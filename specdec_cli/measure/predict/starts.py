@@ -155,7 +155,7 @@ class Starts:
         self.survival = windows
 
     def _chances(self, draft: ModelTrace | DepthTrace, depth: int) -> tuple[FloatArray, FloatArray]:
-        """Of the token so far behind every start [B, n]: the chance that it is accepted, and the factor it brings."""
+        """Chance [B, n] that the token at a depth behind every start is accepted, and its factor in joint rules."""
         is_own = isinstance(draft, DepthTrace)
         there = draft.at(depth) if isinstance(draft, DepthTrace) else draft
         log_p, log_q = self.trace.log_p.astype(np.float64), there.log_q.astype(np.float64)
@@ -177,7 +177,7 @@ class Starts:
 
     @property
     def _is_output(self) -> npt.NDArray[np.bool_]:
-        """Which of [B, n] are positions of an output."""
+        """Mask [B, n] of the positions of outputs."""
         return np.arange(self.contexts.shape[1]) < self.lengths[:, None]
 
     def steps(self, k: int, survival: FloatArray | None = None) -> Steps:

@@ -109,7 +109,7 @@ class Trace:
 
     @property
     def num_output_tokens(self) -> int:
-        """N."""
+        """Number N of output tokens."""
         return sum(len(prompt.output) for prompt in self.prompts)
 
     @property
@@ -124,7 +124,7 @@ class Trace:
 
     @property
     def temperature(self) -> float:
-        """The highest of its prompts."""
+        """The highest temperature of its prompts."""
         return max((prompt.params.temperature for prompt in self.prompts), default=0.0)
 
     def stop_ids(self, prompt: TracedPrompt) -> frozenset[int]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A trace, and for which draft and rule of verification it is read.
+    """A trace with the draft and the rule of verification to read it for.
 
     Args:
         trace: of the workload.
@@ -138,7 +138,7 @@ def target_trace(
 
 
 def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool:
-    """Whether a trace has what is wanted of the loaded draft; says in its notices where it has something else."""
+    """Whether a trace holds the loaded draft; adds a notice where it holds another of that name."""
     held = trace.drafts.get(name)
     kind, now = _wanted(trace, drafter)
     if held is not None and isinstance(held, kind) and _is_same(held.origin, now):

@@ -296,7 +296,7 @@ def has_ranks(drafter: Drafter, temperature: float) -> bool:
 
 
 def draft_origin(drafter: Drafter) -> Origin | None:
-    """Where the model comes from that a draft guesses with, of a pair its second one; None without one of its own."""
+    """Origin of the model that a draft guesses with, the second one's of a pair; None without a model of its own."""
     last = parts(drafter)[-1]
     if isinstance(last, ScoresPaths):
         return last.origin

@@ -79,7 +79,7 @@ class TreeCosts:
 
     @classmethod
     def of(cls, costs: Costs, context: float) -> TreeCosts:
-        """From a profile that measured `probe_trees`."""
+        """Costs of trees from a profile that measured `probe_trees`."""
         at = costs.context_shares(np.array([context]))[0]
         forward, draft = at @ costs.target_seconds + costs.overhead_seconds, at @ costs.draft_seconds
         nodes = [node_shares(num, costs.k_max, costs.trees) @ forward for num in range(MOST_NODES + 1)]

@@ -170,7 +170,7 @@ def _speaker(message: Mapping[str, Any]) -> str | None:
 
 
 def _role(message: Mapping[str, Any], where: str) -> str:
-    """Who speaks, in the words of chat templates; one that they do not know by its own name."""
+    """The speaker's role in the words of chat templates; an unknown role under its own name."""
     name = _speaker(message)
     assert name is not None, "a chat's messages say who speaks"
     given = str(message[name]).strip().lower()

@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows come from and how a row becomes a prompt.
+    """Source of a data set's rows, and how a row becomes a prompt.
 
     Args:
         name: hub id, URL, file or folder.
@@ -200,7 +200,7 @@ def _without_preset(name: str) -> str:
 
 
 def _place(name: str) -> _Place:
-    """Where a name leads to."""
+    """The path or hub id that a name means, and its choices."""
     whole = given_path(name)
     if os.path.exists(whole) or "?" not in name:
         return _Place(name, whole, {})

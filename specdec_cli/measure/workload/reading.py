@@ -85,7 +85,7 @@ def prompts_of(raw: Sequence[RawRow], name: str, reading: Reading) -> PromptSet:
 
 
 class _Reader:
-    """Makes prompts of rows, and keeps what is worth saying."""
+    """Makes prompts of rows, and counts what the notices report."""
 
     def __init__(self, raw: Sequence[RawRow], name: str, reading: Reading) -> None:
         self.raw, self.name, self.reading = raw, name, reading

@@ -164,7 +164,7 @@ class Round:
         return lost + unasked
 
     def decode_answers(self, arm: Decoding) -> None:
-        """Decode what is followed by another turn, and has room for its answer."""
+        """Decode the requests that another turn follows and that have room for their answers."""
         self._now = [(talk, request) for talk, request in self._now if talk.has_more and self._has_room(talk, request)]
         decode(self.engine, arm, self.requests)
 
