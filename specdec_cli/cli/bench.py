@@ -164,13 +164,13 @@ class BenchRun(ComparedRun["Bench"]):
 
     def study(self) -> Bench:
         """The benchmark."""
-        from specdec_cli.measure.bench.bench import Bench, Plan
+        from specdec_cli.measure.bench.bench import Bench
 
         arms, options = self.arms, self.arms.options
-        plan = Plan(options.batch_size, options.repeats, arms.in_turn)
+        pace = options.batch_size, options.repeats, arms.in_turn
         draft, plain = arms.arm(arms.names[0], None), arms.arm(PLAIN, 0)
         return Bench(
-            arms.workload, plan, draft, plain, arms.peers, notices=list(arms.cut_drafts()), journal=self.journal
+            arms.workload, draft, plain, arms.peers, *pace, notices=list(arms.cut_drafts()), journal=self.journal
         )
 
     def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:

@@ -34,26 +34,6 @@ _MOST_DISCARDED = 0.5  # of all passes: a machine that is always busy is measure
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Batch size, repeats and order of a benchmark.
-
-    Args:
-        batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
-        repeats: how often every arm decodes every group.
-        in_turn: whether the arms take turns; else each is started, measured and stopped before the next.
-    """
-
-    batch_size: int = 1
-    repeats: int = 2
-    in_turn: bool = True
-
-    @property
-    def order(self) -> str:
-        """The order of two arms A and B over two groups."""
-        return "A B B A" if self.in_turn else "A A B B"
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """Between two passes: how many are done, and which arm comes next."""
 
@@ -68,19 +48,23 @@ class Bench:
 
     Args:
         workload: what is decoded.
-        plan: how it is measured.
         draft_arm: decodes with the draft.
         plain_arm: decodes without.
         others: further plain arms.
+        batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
+        repeats: how often every arm decodes every group.
+        in_turn: whether the arms take turns; else each is started, measured and stopped before the next.
         notices: for the reader of the report.
         journal: takes every finished pass, and gives those that an earlier run finished; None keeps none.
     """
 
     workload: Workload
-    plan: Plan
     draft_arm: Arm
     plain_arm: Arm
     others: Sequence[Arm] = ()
+    batch_size: int = 1
+    repeats: int = 2
+    in_turn: bool = True
     notices: list[str] = field(default_factory=list)
     journal: Journal | None = None
     draft: Track = field(init=False)
@@ -91,6 +75,11 @@ class Bench:
         """Give every arm its track."""
         self.draft, self.plain = Track(self.draft_arm.name), Track(self.plain_arm.name)
         self.against = {other.name: Track(other.name) for other in self.others}
+
+    @property
+    def order(self) -> str:
+        """The order of two arms A and B over two groups."""
+        return "A B B A" if self.in_turn else "A A B B"
 
     @property
     def tracks(self) -> list[Track]:
@@ -109,8 +98,8 @@ class Bench:
         for sitting in self._sittings():
             with ExitStack() as started:
                 for arm, _ in sitting:
-                    if not self.plan.in_turn:  # a start takes minutes
-                        yield Progress(done, len(groups) * self.plan.repeats * len(self.tracks), f"start {arm.name}")
+                    if not self.in_turn:  # a start takes minutes
+                        yield Progress(done, len(groups) * self.repeats * len(self.tracks), f"start {arm.name}")
                     started.callback(arm.stop)
                     arm.start()
                 done = yield from self._measure(sitting, groups, done, stopped)
@@ -121,7 +110,7 @@ class Bench:
         """The arms that are up together, with their tracks."""
         arms = (self.draft_arm, self.plain_arm, *self.others)
         together = list(zip(arms, self.tracks, strict=True))
-        if self.plan.in_turn:
+        if self.in_turn:
             return [together]
         with_draft, plain, *others = together
         return [[plain], [with_draft], *([other] for other in others)]
@@ -130,12 +119,12 @@ class Bench:
         self, sitting: Sequence[tuple[Arm, Track]], groups: Sequence[Group], done: int, stopped: Callable[[], bool]
     ) -> Generator[Progress, None, int]:
         """Measure the running arms; returns the number of passes so far, -1 when it was stopped."""
-        total = len(groups) * self.plan.repeats * len(self.tracks)
+        total = len(groups) * self.repeats * len(self.tracks)
         for arm, _ in sitting:
             yield Progress(done, total, f"warming up {arm.name}")
             arm.run(_short(groups[0].requests), stopped)
         names = [arm.name for arm, _ in sitting]
-        for repeat in range(self.plan.repeats):
+        for repeat in range(self.repeats):
             for group in groups:
                 kept = {} if self.journal is None or stopped() else self.journal.turn(group, repeat, names)
                 for arm, track in sitting if (group.place + repeat) % 2 == 0 else reversed(sitting):
@@ -187,7 +176,7 @@ class Bench:
 
     def groups(self) -> list[Group]:
         """The workload in groups of the batch's size."""
-        return groups_of(self.workload, self.plan.batch_size)
+        return groups_of(self.workload, self.batch_size)
 
     def group_sizes(self) -> dict[int, int]:
         """How many groups there are of each size, the batch's own first."""
@@ -196,10 +185,10 @@ class Bench:
     @property
     def hidden_tasks(self) -> str | None:
         """A notice if groups hold several tasks, because their times cannot be separated, or None."""
-        if self.plan.batch_size == 1 or len(self.workload.tasks) < 2:
+        if self.batch_size == 1 or len(self.workload.tasks) < 2:
             return None
         return (
-            f"a batch of {self.plan.batch_size} holds prompts of several tasks: by task the acceptance is known, times "
+            f"a batch of {self.batch_size} holds prompts of several tasks: by task the acceptance is known, times "
             "and speed-ups are not"
         )
 
@@ -241,7 +230,7 @@ class Bench:
                 self.notices.append(event.message)
 
     def _note_what_is_left(self, groups: Sequence[Group]) -> None:
-        size, last = self.plan.batch_size, len(groups[-1].requests)
+        size, last = self.batch_size, len(groups[-1].requests)
         if last < size:
             num = len(self.workload.requests)
             self.notices.append(f"{num} prompts do not fill batches of {size}: the last is of {last}")

@@ -18,7 +18,7 @@ import numpy as np
 from specdec_cli.document import DifferencesResult, Interval
 from specdec_cli.engine.depth.draft_limit import cut_drafts, depths_within
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.bench.bench import Bench, Plan, Progress
+from specdec_cli.measure.bench.bench import Bench, Progress
 from specdec_cli.measure.bench.passes import Kind, Track, against, compared_outputs, differences, speeds
 from specdec_cli.measure.bench.sweep import profile_workload
 from specdec_cli.measure.machine.load import Load, look_at_load
@@ -227,9 +227,9 @@ class DraftComparison:
             in_turn: whether the arms take turns.
         """
         (_, _, draft_arm), others = arms[0], [arm for *_, arm in arms[1:]]
-        plan = Plan(self.batch_size, self.repeats, in_turn)
+        pace = self.batch_size, self.repeats, in_turn
         self._bench = bench = Bench(
-            self.workload, plan, draft_arm, plain_arm, others, notices=self.notices, journal=self.journal
+            self.workload, draft_arm, plain_arm, others, *pace, notices=self.notices, journal=self.journal
         )
         for contender, k, arm in arms:
             contender.tracks[k] = bench.against.get(arm.name, bench.draft)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specdec_cli.engine.arms import EngineArm
-from specdec_cli.measure.bench.bench import Bench, Plan, Progress
+from specdec_cli.measure.bench.bench import Bench, Progress
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Compared, Pass, Track, against, compared_outputs
 from specdec_cli.measure.bench.step_split import StepSplit, costs_of
@@ -148,8 +148,8 @@ class Sweep(SizeStudy):
             plain, first, *rest = (
                 EngineArm(self._name(shape), self.engine, shape.k, shape.asked_tree) for shape in (PLAIN, *self.shapes)
             )
-            plan = Plan(self.batch_size, self.repeats)
-            self.bench = Bench(self.workload, plan, first, plain, rest, journal=self.journal)
+            pace = self.batch_size, self.repeats
+            self.bench = Bench(self.workload, first, plain, rest, *pace, journal=self.journal)
 
     def profile_in_turn(self, traced: Traced, trees: Sequence[TreeShape] = ()) -> None:
         """Profile between the passes, too."""

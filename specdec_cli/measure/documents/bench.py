@@ -130,10 +130,10 @@ def bench_body(
 def passes_plan(bench: Bench, interrupted: bool) -> dict[str, Any]:
     """The fields of a `PassesPlan`."""
     return {
-        "batch_size": bench.plan.batch_size,
+        "batch_size": bench.batch_size,
         "group_sizes": {str(size): num for size, num in bench.group_sizes().items()},
-        "repeats": bench.plan.repeats,
-        "order": bench.plan.order,
+        "repeats": bench.repeats,
+        "order": bench.order,
         "passes": len(bench.passes),
         "interrupted": interrupted,
     }

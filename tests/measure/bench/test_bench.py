@@ -11,7 +11,7 @@ from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.bench import Bench, Plan
+from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.passes import Group, Pass, Track
 from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.bench.verdict import _why, load_of, sentences
@@ -32,8 +32,8 @@ def workload(rows=ROWS, num=12, **params):
 
 def bench(engine=None, repeats=1, batch_size=1, **more) -> Bench:
     engine = engine or toy_engine(max_num_seqs=batch_size)
-    work, plan = more.pop("work", None) or workload(), Plan(batch_size, repeats)
-    return Bench(work, plan, EngineArm("with", engine, more.pop("k", 4)), EngineArm("without", engine, 0), **more)
+    arms = EngineArm("with", engine, more.pop("k", 4)), EngineArm("without", engine, 0)
+    return Bench(more.pop("work", None) or workload(), *arms, batch_size=batch_size, repeats=repeats, **more)
 
 
 def test_a_table_of_k_decides_what_the_draft_s_arm_drafts() -> None:

@@ -16,7 +16,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm
-from specdec_cli.measure.bench.bench import Bench, Plan
+from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.choice import choose_draft, task_winner
 from specdec_cli.measure.bench.compare import Contender, DraftComparison
 from specdec_cli.measure.bench.passes import Group, Pass, Track
@@ -57,7 +57,7 @@ def compared(num_prompts, seconds) -> DraftComparison:
     drafts = [Contender(name, "model", engine=engine, tracks={2: track(name, each)}) for name, each in seconds.items()]
     found = DraftComparison(drafts, work, 2)
     arms = [EngineArm(f"{one.draft} k=2", engine, 2) for one in drafts]
-    found._bench = bench = Bench(work, Plan(), arms[0], EngineArm("none", engine, 0), arms[1:])
+    found._bench = bench = Bench(work, arms[0], EngineArm("none", engine, 0), arms[1:])
     bench.draft, bench.plain = drafts[0].tracks[2], track("none", 1.0)
     bench.against = {one.draft: one.tracks[2] for one in drafts[1:]}
     return found

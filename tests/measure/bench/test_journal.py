@@ -16,7 +16,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.audit.table import TableLM
-from specdec_cli.measure.bench.bench import Bench, Plan
+from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.journal import check_journal, journal_path, open_journal, workload_digest
 from specdec_cli.measure.workload.workload import read_rows, tokenize
 from specdec_cli.sampling.params import SamplingParams
@@ -33,12 +33,14 @@ def workload(num: int = 3, dataset: str = "builtin:stories"):
 
 
 def bench(journal, repeats: int = 2) -> Bench:
-    return bench_of(workload(), Plan(1, repeats), journal)
+    return bench_of(workload(), 1, repeats, journal)
 
 
-def bench_of(work, plan: Plan, journal) -> Bench:
+def bench_of(work, batch_size: int, repeats: int, journal) -> Bench:
     engine = toy_engine(3)
-    return Bench(work, plan, EngineArm("draft", engine, 3), EngineArm("plain", engine, 0), journal=journal)
+    return Bench(
+        work, EngineArm("draft", engine, 3), EngineArm("plain", engine, 0), (), batch_size, repeats, journal=journal
+    )
 
 
 def figures(found: Bench) -> list[Any]:
@@ -63,7 +65,7 @@ def test_a_batch_of_several_tasks_comes_back_with_every_tasks_acceptance(tmp_pat
     for resume in (False, True):
         journal = open_journal(tmp_path / "r.json", HEAD, resume=resume)
         work = workload(6, "builtin:mini")
-        found.append(bench_of(work, Plan(4, 1), journal))
+        found.append(bench_of(work, 4, 1, journal))
         list(found[-1].run())
     assert not_none(found[1].journal).num_resumed == 4
     for task in work.tasks:
@@ -82,7 +84,7 @@ def test_nodes_and_ranks_of_trees_come_back(tmp_path: Path) -> None:
         engine = Engine(
             TableLM.random(len(LETTERS)), drafter, options=EngineOptions(num_speculative_tokens=2, tree="3,2")
         )
-        one = Bench(work, Plan(1, 1), EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), journal=journal)
+        one = Bench(work, EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), repeats=1, journal=journal)
         list(one.run())
         found.append(one)
     assert not_none(found[1].journal).num_resumed == 6

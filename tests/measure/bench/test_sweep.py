@@ -88,7 +88,7 @@ def test_never_more_candidates_than_the_limit() -> None:
 
 def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
-    one.repeats, not_none(one.bench).plan = 1, replace(not_none(one.bench).plan, repeats=1)
+    one.repeats = not_none(one.bench).repeats = 1
     not_none(one.bench).workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
     assert one.measured()[DraftShape(2)].speedup == Interval(2.0, None, 1)

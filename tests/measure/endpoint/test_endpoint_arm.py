@@ -9,7 +9,7 @@ from typed import not_none
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
-from specdec_cli.measure.bench.bench import Bench, Plan
+from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.journal import open_journal
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.answer import Answer
@@ -36,7 +36,7 @@ def test_two_servers_are_compared_as_any_arms_are(tmp_path: Path) -> None:
     def bench(fast: Fake, slow: Fake, resume: bool) -> Bench:
         journal = open_journal(tmp_path / "r.json", {}, resume)
         work = Workload("mine", tuple(requests()), (), 512)
-        return Bench(work, Plan(), arm(fast, "fast"), arm(slow, "slow"), journal=journal)
+        return Bench(work, arm(fast, "fast"), arm(slow, "slow"), journal=journal)
 
     with serving(Fake(metrics=None)) as fast, serving(Fake(metrics=None, pause_s=0.05)) as slow:
         first = bench(fast, slow, False)

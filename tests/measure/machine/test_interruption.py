@@ -16,7 +16,7 @@ from typed import not_none
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.bench import Bench, Plan
+from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.journal import Journal, open_journal
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.machine.interruption import MachineUsage, Usage
@@ -133,7 +133,7 @@ class Busy:
         work = tokenize(rows, "mine", lambda row: encode(row.prompt), params, 512)
         engine = toy_engine()
         self.bench = Bench(
-            work, Plan(1, 1), EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), journal=self.journal
+            work, EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), repeats=1, journal=self.journal
         )
         self.now = self.waited = 0.0
         self.is_warming, self.coming = True, iter(self.shares)
