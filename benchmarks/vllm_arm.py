@@ -64,7 +64,7 @@ def counted(given: argparse.Namespace, *more: str) -> dict[str, Any]:
         sleep(3 * _LOGGED_SECONDS)  # for its last line
     finally:
         arm.stop()
-    logged = next(iter(read_log(dict(enumerate(process.log_text.split("\n")))).runs), None)
+    logged = next(iter(read_log(dict(enumerate(process.log_text.split("\n"))))[0]), None)
     return {"version": arm.version, "metrics": counts.as_dict(), "log": None if logged is None else logged.counts}
 
 

@@ -13,19 +13,22 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specdec_cli.engine.arms import ArmRun
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Emitted, Event, Noticed, Stepped
 from specdec_cli.measure.bench.passes import Group, Pass
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
 from specdec_cli.timing import Timing
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
-    from specdec_cli.measure.predict.cost import Costs
 
 FORMAT = "specdec.journal/3"
 _OTHER = {
@@ -103,7 +106,8 @@ class Journal:
         if name in self._costs:
             return _restored_costs(self._costs[name])
         costs = measure()
-        self._append({"costs": name, **_kept_costs(costs)})
+        assert costs.rounds is not None, "a profile keeps its rounds"
+        self._append({"costs": name, **_plain(costs)})
         return costs
 
     def remove(self) -> None:
@@ -114,7 +118,7 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """One line in one write, so that a reader never sees two runs' lines mixed."""
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        data = (json.dumps(line, separators=(",", ":"), default=_plain) + "\n").encode()
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -229,28 +233,22 @@ def _restored(group: Group, repeat: int, line: Mapping[str, Any]) -> Pass:
     return Pass(group, repeat, run, line["lost_share"], line["num_discarded"])
 
 
-_ARRAYS = ("target_seconds", "draft_seconds", "overhead_seconds")
-_ROUNDS = ("target", "draft", "overhead")
-
-
-def _kept_costs(costs: Costs) -> dict[str, Any]:
-    plain = ("k_max", "context_lengths", "batch_size", "num_repeats", "seconds")
-    arrays = {name: getattr(costs, name).tolist() for name in _ARRAYS}
-    assert costs.rounds is not None, "a profile keeps its rounds"
-    rounds = {name: getattr(costs.rounds, name).tolist() for name in _ROUNDS}
-    rest = {"load": asdict(costs.load), "rounds": rounds, "trees": [str(tree) for tree in costs.trees]}
-    return {name: getattr(costs, name) for name in plain} | arrays | rest
+def _plain(value: Any) -> Any:
+    """A part of step costs in JSON: tables as lists, trees as text, and the fields of whatever has some."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return str(value) if isinstance(value, TreeShape) else {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def _restored_costs(line: Mapping[str, Any]) -> Costs:
-    import numpy as np
-
-    from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
-    from specdec_cli.tree_shape import TreeShape
-
-    fields = {name: value for name, value in line.items() if name != "costs"}
-    fields |= {name: np.array(line[name], dtype=np.float64) for name in _ARRAYS}
-    fields |= {"context_lengths": tuple(line["context_lengths"]), "load": ProfileLoad(**line["load"])}
-    fields["trees"] = tuple(map(TreeShape.parse, line["trees"]))
-    fields["rounds"] = Rounds(*(np.array(line["rounds"][name], dtype=np.float64) for name in _ROUNDS))
-    return Costs(**fields)
+    restored = {name: value for name, value in line.items() if name != "costs"}
+    restored |= {name: np.array(value) for name, value in line.items() if name.endswith("_seconds")}
+    return Costs(
+        **restored
+        | {
+            "context_lengths": tuple(line["context_lengths"]),
+            "load": ProfileLoad(**line["load"]),
+            "rounds": Rounds(**{name: np.array(table) for name, table in line["rounds"].items()}),
+            "trees": tuple(map(TreeShape.parse, line["trees"])),
+        }
+    )

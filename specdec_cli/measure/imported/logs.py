@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.imported.record import ImportedRun, amount
@@ -101,21 +101,11 @@ _SGLANG = _LineFormat(
 )
 
 
-@dataclass(slots=True)
-class LogReading:
-    """The figures of speculation in a log.
-
-    Args:
-        runs: the counts of each tool whose lines it holds.
-        unread: lines with figures that are not understood, by their number.
-    """
-
-    runs: list[ImportedRun] = field(default_factory=list)
-    unread: dict[int, str] = field(default_factory=dict)
-
-
-def read_log(lines: Mapping[int, str]) -> LogReading:
+def read_log(lines: Mapping[int, str]) -> tuple[list[ImportedRun], dict[int, str]]:
     """Read the lines of a log, which come by their number.
+
+    Returns:
+        The counts of each tool whose lines it holds, and lines with figures that are not understood, by their number.
 
     Raises:
         ValueError: a figure that is no number.
@@ -139,7 +129,7 @@ def read_log(lines: Mapping[int, str]) -> LogReading:
         ):
             unread[number] = line
     runs = [_READERS[tool](parts) for tool, parts in fields_by_tool.items() if parts]
-    return LogReading(runs, dict(sorted((unread | apart.without_request()).items())))
+    return runs, dict(sorted((unread | apart.without_request()).items()))
 
 
 class _RatesApart:

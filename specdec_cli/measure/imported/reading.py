@@ -172,14 +172,14 @@ def _recognized(text: str) -> tuple[list[tuple[str, ImportedRun]], dict[int, str
     value, by_line, others = _json_values(text)
     known = _known(value)
     lines = others if known is not None else dict(enumerate(text.split("\n"), start=1))
-    log = logs.read_log(lines)
-    unread = log.unread | {number: line for number, line in lines.items() if _FIGURE_IN_JSON.search(line)}
+    log_runs, unread = logs.read_log(lines)
+    unread |= {number: line for number, line in lines.items() if _FIGURE_IN_JSON.search(line)}
     counted = set() if known is None else known[1].requests
     for number, value in by_line.items() if known is not None else ():
         line = json.dumps(value)
         if _FIGURE_IN_JSON.search(line) and not counted & reports.request_ids(value) and not _known(value):
             unread[number] = line
-    runs = [*([] if known is None else [known]), *((f"{run.tool} log", run) for run in log.runs)]
+    runs = [*([] if known is None else [known]), *((f"{run.tool} log", run) for run in log_runs)]
     return runs, dict(sorted(unread.items()))
 
 
