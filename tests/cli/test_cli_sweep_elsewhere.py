@@ -21,6 +21,7 @@ from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag"]
 
@@ -262,7 +263,7 @@ def test_the_report_says_who_verifies_so_and_what_it_took(
         run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "8", "--k-max", "2", "--quiet", "--details", *words]) == 0
     )
     shown = capsys.readouterr().out
-    assert "exact-match: a sampled token of the draft, where the target draws the same one (mlx 0.32.2)" in shown
+    assert f"exact-match: {RULES['exact-match'].meaning} (mlx 0.32.2)" in shown
     assert "vllm 0.33.0 with draft_sample_method probabilistic" in shown
     assert f"{2 * len(PROMPTS)} requests, 0.0" in shown
 
