@@ -9,9 +9,9 @@ import pytest
 import torch
 from planted import plant
 
-from specdec_cli.lm.forward.own import OwnForward
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.llama import LlamaDecoder
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -74,7 +74,7 @@ def test_a_path_that_is_not_moved_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The planted fault: the accepted path's keys and values stay where the tree had them, which no chain notices."""
-    monkeypatch.setattr(OwnForward, "move", lambda *_: None)
+    monkeypatch.setattr(LlamaDecoder, "move", lambda *_: None)
     assert exit_status(monkeypatch, "--precision", "bfloat16") == 1
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     differ = {row["shape"] for row in rows if row["logit_mismatches"]}

@@ -16,7 +16,6 @@ from specdec_cli.lm.files.architecture import carries_state
 from specdec_cli.lm.files.lengths import follows_length
 from specdec_cli.lm.forward.forward import Forward
 from specdec_cli.lm.forward.implementations import NAME, attention_of
-from specdec_cli.lm.forward.own import OwnForward
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.own_products import keep_bits
 from specdec_cli.lm.kernels.packing import leave_files, pack_model
@@ -97,14 +96,14 @@ def forward_for(
         UsageError: the architecture does not run on a block cache.
     """
     if is_own:
-        decoder_of_ours = LlamaDecoder(model, kind)
-        if not decoder_of_ours.has_rows_of_file():
+        own = LlamaDecoder(model, kind, Layouts(block_size))
+        if not own.has_rows_of_file():
             raise RunError(
                 f"the weights of `{name}` are other numbers in our decoder than in its file",
                 "please report it; `--compute dequantized` decodes it in plain numbers",
             )
         leave_files(model)
-        return OwnForward(decoder_of_ours, Layouts(block_size))
+        return own
     from specdec_cli.lm.families.patches import packed_forward  # transformers' models behind it take seconds to import
 
     packed = packed_forward(model, name)
@@ -142,8 +141,8 @@ def self_draft_forward(
     Raises:
         UsageError: the first layers alone do not run.
     """
-    if isinstance(target, OwnForward):
-        return OwnForward(target.decoder.self_draft(draft.layers, draft.quantize == "int8"), Layouts(block_size))
+    if isinstance(target, LlamaDecoder):
+        return target.self_draft(draft.layers, draft.quantize == "int8")
     from specdec_cli.lm.families.patches import packed_forward
 
     packed = packed_forward(model, draft.spec)

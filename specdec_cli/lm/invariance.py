@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from specdec_cli.document import Count, computed
 from specdec_cli.lm.cache.cache import LayerStore
-from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Span
+from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Layouts, Span
 from specdec_cli.lm.files.plain_config import PlainConfig
 from specdec_cli.lm.forward.attention import RowMasks, attend, causal
 from specdec_cli.lm.kernels.kinds import Kind, kind_for, pack
@@ -135,15 +135,15 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
     tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]
     kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
     for (more, make), (words, kind) in itertools.product(_MODELS.items(), kinds.items()):
-        decoder = LlamaDecoder(_random(make(), dtype), kind)
-        decoder.allocate(len(tokens), len(tokens))
+        decoder = LlamaDecoder(_random(make(), dtype), kind, Layouts(len(tokens)))
+        decoder.allocate(num_blocks=1)
 
         def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
             start = len(tokens) - num_rows
             spans = [Span(0, num_rows, len(tokens), 0, None, start)]
             places = range(start, len(tokens))
             layout = Layout(tokens[start:], [*places], spans, [(0, num_rows, start)], [*range(num_rows)], num_rows)
-            return decoder.forward(layout)
+            return decoder.run(layout)
 
         whole = last(len(tokens))
         differ = tuple(n for n in ROWS if not torch.equal(last(n), whole[-n:]))

@@ -30,7 +30,6 @@ from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
-from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import weights_of
@@ -293,17 +292,14 @@ class TransformersLM:
         self._forward.tap(taps)
         self.taps = tuple(dict.fromkeys([*self.taps, *taps]))
 
-    @on_its_device
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings [n, hidden] in the model's dtype."""
         return self._forward.embed(torch.as_tensor(tokens, dtype=torch.int64))
 
-    @on_its_device
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] float32 of hidden states behind the final norm [n, hidden], as `score` computes them."""
         return self._forward.head(hidden)
 
-    @on_its_device
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order.
 
@@ -319,7 +315,6 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
-    @on_its_device
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 

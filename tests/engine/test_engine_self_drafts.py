@@ -197,7 +197,7 @@ def test_a_trace_foretells_the_engines_counts(deep, spec: str) -> None:
 def files_among_the_targets(decoder: LlamaDecoder, *given: Any) -> LlamaDecoder:
     """A planted fault: the draft writes its keys and values where the target reads its own."""
     made = OWN(decoder, *given)
-    made.allocate = lambda num_slots, block_size: None
+    made.allocate = lambda num_blocks, num_prefix_states=0: None
     made._cache, made._step.cache = decoder._cache, decoder._cache.data_ptr()
     made._step.num_slots, made._step.block = decoder._step.num_slots, decoder._step.block
     return made

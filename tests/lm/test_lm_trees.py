@@ -14,7 +14,7 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.lm.cache.contexts import ForwardInput
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.eager import EagerForward
-from specdec_cli.lm.forward.own import OwnForward
+from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.load import load_lm
 
 BITWISE = {
@@ -109,7 +109,7 @@ true_path = Drafted.path
 FAULTS = {
     "position is the place": (ForwardInput, "positions", property(lambda feed: range(feed.keep, len(feed.context)))),
     "accepted keys are not moved": (EagerForward, "move", lambda forward, moves: None),
-    "accepted keys are not moved by our own decoder": (OwnForward, "move", lambda forward, moves: None),
+    "accepted keys are not moved by our own decoder": (LlamaDecoder, "move", lambda forward, moves: None),
     "a sibling sees a sibling": (Drafted, "path", lambda tree, node: tuple(range(node + 1))),
 }
 

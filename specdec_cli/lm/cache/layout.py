@@ -7,7 +7,7 @@ from what each row feeds (`ForwardInput`); the forwards of `lm.forward` run it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -223,21 +223,50 @@ class Layouts:
     has_company: bool = False
     rows_together: int = MOST_ROWS
 
-    def turns(self, feeds: Sequence[ForwardInput]) -> Iterator[Layout]:
-        """Layouts of as many forward passes as keep every row's bits; of one if no bits are promised."""
+    def score(self, feeds: Sequence[ForwardInput], run: Callable[[Layout], Tensor], vocab_size: int) -> Tensor:
+        """Logits [n, V] of as many forwards as the feeds take; feeds that want hidden states are given them.
+
+        Args:
+            feeds: in order.
+            run: one forward; puts hidden states into a layout that wants them.
+            vocab_size: V.
+        """
+        is_tapped = any(feed.is_tapped for feed in feeds)
+        logits, states = [], list[HiddenStates]()
+        for together in self._forwards(feeds):
+            layout = self.of(together)
+            layout.is_tapped = is_tapped
+            logits.append(run(layout))
+            if layout.states is not None:
+                states.append(layout.states)
+        if states:
+            whole = states[0] if len(states) == 1 else HiddenStates.of(torch.cat([part.tensor() for part in states]))
+            begin = 0
+            for feed in feeds:
+                end = begin + feed.num_tokens
+                feed.states = whole.part(begin, end) if feed.is_tapped else None
+                begin = end
+        if not logits:
+            return torch.empty(0, vocab_size, device=self.device)
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _forwards(self, feeds: Sequence[ForwardInput]) -> list[list[ForwardInput]]:
+        """The feeds of each forward: of as many as keep every row's bits, and of one if no bits are promised."""
+        total = sum(feed.num_tokens for feed in feeds)
         left = [feed for feed in feeds if feed.num_tokens]
-        total = sum(feed.num_tokens for feed in left)
-        most = total
-        if self.rows_together < total <= MOST_ROWS:
-            most = -(-total // -(-total // self.rows_together))
+        if not self.rows_together < total <= MOST_ROWS:
+            return [left] if left else []
+        most = -(-total // -(-total // self.rows_together))
+        forwards: list[list[ForwardInput]] = []
         while left:
-            turn, room = [], most
+            together, room = [], most
             while left and room:
                 first, *rest = left.pop(0).cut(room)
-                turn.append(first)
+                together.append(first)
                 room -= first.num_tokens
                 left[:0] = rest
-            yield self.of(turn)
+            forwards.append(together)
+        return forwards
 
     def of(self, feeds: Sequence[ForwardInput]) -> Layout:
         """The layout of one forward."""

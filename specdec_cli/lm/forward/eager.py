@@ -14,7 +14,7 @@ from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Draw, Tap
-from specdec_cli.lm.forward.forward import CacheShape, score_in_turns
+from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.forward.taps import output_layer
 
@@ -61,20 +61,26 @@ class EagerForward:
         return "transformers"
 
     @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.layouts.device
+
+    @property
     def has_taken_cache(self) -> bool:
         """Whether a forward has run on a GPU."""
-        return self.layouts.device.type == "cuda" and bool(self.cache.stores)
+        return self.device.type == "cuda" and bool(self.cache.stores)
 
     def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
         """Recreate the cache."""
         self.num_slots = num_blocks * self.layouts.block_size + KEY_GRAIN
         self.cache = BlockCache(self.num_slots, self._packed.has_joined_keys, num_prefix_states)
 
+    @on_its_device
     def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
         for feed in feeds:
             feed.settle()
-        return score_in_turns(self.layouts, feeds, self.run, self.shape.vocab_size)
+        return self.layouts.score(feeds, self.run, self.shape.vocab_size)
 
     def run(self, layout: Layout) -> Tensor:
         """One forward; logits [len(wanted), V] float32."""
@@ -108,12 +114,14 @@ class EagerForward:
         """Add hidden states to those that `score` gives to feeds that want them."""
         self.hooks.add(taps)
 
+    @on_its_device
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [n, hidden]."""
         with torch.inference_mode():
             found: Tensor = self.model.get_input_embeddings()(tokens.to(self.layouts.device))
         return found.clone()
 
+    @on_its_device
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] float32 of final hidden states [n, hidden]."""
         with self._threads():

@@ -1,6 +1,6 @@
 """The protocol of a model's forward pass and its cache of keys and values. It has three implementations.
 
-`OwnForward` is our C++ decoder, `EagerForward` transformers' forward, `RecordedForward` the same as CUDA graphs;
+`LlamaDecoder` is our own in C++, `EagerForward` transformers' forward, `RecordedForward` the same as CUDA graphs;
 `lm.decoders` chooses one for a model. Callers hand over feeds: which tokens of each row the cache lacks, the blocks
 they belong in, and how many logits are wanted.
 """
@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
-from specdec_cli.lm.cache.layout import Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
-from specdec_cli.lm.hidden_states import HiddenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,36 +124,6 @@ class Forward(Protocol):
     def wipe(self, blocks: Sequence[int]) -> None:
         """Make blocks safe to be read, masked, by other rows after numbers that are none were filed in them."""
         ...
-
-
-def score_in_turns(
-    layouts: Layouts, feeds: Sequence[ForwardInput], run: Callable[[Layout], Tensor], vocab_size: int
-) -> Tensor:
-    """Logits [n, V] of as many forwards as the feeds take; feeds that want hidden states are given them.
-
-    Args:
-        layouts: of the forwards.
-        feeds: in order.
-        run: one forward; puts hidden states into a layout that wants them.
-        vocab_size: V.
-    """
-    is_tapped = any(feed.is_tapped for feed in feeds)
-    logits, states = [], list[HiddenStates]()
-    for layout in layouts.turns(feeds):
-        layout.is_tapped = is_tapped
-        logits.append(run(layout))
-        if layout.states is not None:
-            states.append(layout.states)
-    if states:
-        whole = states[0] if len(states) == 1 else HiddenStates.of(torch.cat([state.tensor() for state in states]))
-        begin = 0
-        for feed in feeds:
-            end = begin + feed.num_tokens
-            feed.states = whole.part(begin, end) if feed.is_tapped else None
-            begin = end
-    if not logits:
-        return torch.empty(0, vocab_size, device=layouts.device)
-    return logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

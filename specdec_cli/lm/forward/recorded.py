@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
+from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graphs import Graphs
 
 
@@ -37,6 +39,11 @@ class RecordedForward:
         return f"{self._inner.name}, graphs"
 
     @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._inner.device
+
+    @property
     def has_taken_cache(self) -> bool:
         """Whether a forward has run on a GPU."""
         return self._inner.has_taken_cache
@@ -62,11 +69,13 @@ class RecordedForward:
         finally:
             self.allocate(0)
 
+    @on_its_device
     def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
         logits = self._graphs.score(feeds)
         return self._inner.score(feeds) if logits is None else logits
 
+    @on_its_device
     def guess(
         self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations | None:

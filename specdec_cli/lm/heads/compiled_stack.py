@@ -16,12 +16,10 @@ from specdec_cli.lm.cache.memory import Arena
 from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, each_layer
-from specdec_cli.lm.llama.caller import Caller
+from specdec_cli.lm.llama.caller import Caller, Rotations
 from specdec_cli.lm.llama.families import FAMILIES, Family, windows_of
 from specdec_cli.lm.llama.llama_weights import Layer, Matrix, Taking, epsilon_of
-from specdec_cli.lm.llama.model_fields import model_fields, shape_of
-from specdec_cli.lm.llama.rotations import Rotations
-from specdec_cli.lm.llama.structures import ModelFields, matrix_fields
+from specdec_cli.lm.llama.model_fields import ModelFields, matrix_fields, model_fields, shape_of
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of weights that it reads."""
@@ -125,7 +123,7 @@ class CompiledStack(LayerStack):
         kept: list[Tensor] = []  # slots of keys, which the call reads
         rows = _rows(feeds, positions.tolist(), kept)
         ends = [feed.end for feed in feeds for _ in feed.places]
-        self._caller.size(len(residual), 0, max(ends), 0)
+        self._caller.reserve(len(residual), 0, max(ends), 0)
         step.rows, step.cache, step.num_slots = rows, keys.data_ptr(), keys.shape[1]
         step.ends = (ctypes.c_int64 * len(ends))(*ends) if self._looks_ahead else None
         step.turns = self._rotations.address(int(positions.max()) + 1)
@@ -154,7 +152,7 @@ class CompiledProduct:
         """The product [n, out] float32."""
         x = x.float().contiguous()
         found = torch.empty(len(x), self._matrix.num_outputs)
-        self._caller.size(len(x), len(x), 0, found.data_ptr())
+        self._caller.reserve(len(x), len(x), 0, found.data_ptr())
         self._caller.run(self._caller.library.head, x.data_ptr())
         return found
 

@@ -21,32 +21,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Moves
-from specdec_cli.lm.cache.layout import Layout
+from specdec_cli.lm.cache.contexts import ForwardInput, Moves
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.memory import Arena, zeros
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
+from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
-from specdec_cli.lm.llama.caller import Caller, Floats
+from specdec_cli.lm.llama.caller import Caller, Floats, Rotations, chances, token_rows
 from specdec_cli.lm.llama.families import family_of, windows_of
 from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, epsilon_of, linear, norm_weight
-from specdec_cli.lm.llama.model_fields import layers_fields, model_fields, shape_of
-from specdec_cli.lm.llama.rotations import Rotations
-from specdec_cli.lm.llama.structures import (
-    ChanceFields,
+from specdec_cli.lm.llama.model_fields import (
     ModelFields,
     address,
-    chance_fields,
+    layers_fields,
     matrix_fields,
-    rows_of,
+    model_fields,
+    shape_of,
 )
 
-_SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
+_SLOTS_GRAIN = 16  # slots, whose keys the compiled code reads together: its WIDTH
 
 
 class LlamaDecoder:
-    """Packed forwards [n tokens] over a cache of blocks.
+    """Packed forwards [n tokens] over a cache of blocks: a `Forward` (`lm.forward.forward`).
 
     It takes the model's weights with it: the modules it has read are left with tensors on the meta device, which have
     shapes and no memory. Not for two threads at once.
@@ -54,15 +54,23 @@ class LlamaDecoder:
     Args:
         model: a transformers model without an `obstacle`.
         kind: how the weights of linear layers are kept; plain is the model's own dtype.
+        layouts: makes the layouts of its forwards.
     """
 
-    def __init__(self, model: Any, kind: Kind = "plain") -> None:
+    name = "own"
+    can_guess = can_draw = True
+    spreads_nan = False  # attention reads a row's own keys alone
+    has_taken_cache = False  # a CPU's memory is taken as it is written
+    graphs_obstacle: str | None = None
+
+    def __init__(self, model: Any, kind: Kind, layouts: Layouts) -> None:
         config, inner, family = model.config, model.model, family_of(model)
-        self._shape = shape_of(config, family)
+        self.layouts = layouts
+        self._sizes = shape_of(config, family)
         self._dtype: torch.dtype = model.dtype
         self._kind, self._caller = kind, Caller(kind, self._dtype)
         self._library, self._step = self._caller.library, self._caller.step
-        self._rotations = Rotations(inner.rotary_emb, self._shape.num_turned, long_rope_threshold(config))
+        self._rotations = Rotations(inner.rotary_emb, self._sizes.num_turned, long_rope_threshold(config))
         arena = Arena()
         self._taps: list[int] = []
         self._guess_logits = Floats()
@@ -79,29 +87,24 @@ class LlamaDecoder:
             del head
             empty(model.lm_head, inner.embed_tokens)
             by = config.residual_multiplier if family.has_multipliers else 1.0
-            taking = Taking(self._shape, family, kind, arena, by)
+            taking = Taking(self._sizes, family, kind, arena, by)
             types = getattr(config, "layer_types", None) or [None] * len(inner.layers)
-            parts = zip(inner.layers, windows_of(config, family), types, strict=False)
-            self._layers = [taking.layer(layer, window, self._rotations.of_layer(one)) for layer, window, one in parts]
+            modules = zip(inner.layers, windows_of(config, family), types, strict=False)
+            self._layers = [taking.layer(module, window, self._rotations.of_layer(t)) for module, window, t in modules]
             self._norm = norm_weight(inner.norm, family)
         # Each by one thread: those that share a matrix wait for each other at its end, beside busy processes long.
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             deque(pool.map(Matrix.fill, self._matrices()), maxlen=0)
-        self.vocab_size = self._head.num_outputs
+        self.shape = CacheShape(self._sizes.kv_bytes(len(self._layers), self._dtype), self._head.num_outputs)
         self._caller.model = self._model = self._model_fields(model, taking)
-        self.allocate(0, 1)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Memory of one token's keys and values."""
-        return self._shape.kv_bytes(len(self._layers), self._dtype)
+        self.allocate(0)
 
     def has_rows_of_file(self) -> bool:
         """Whether some rows of each matrix in blocks are, bit for bit, what the gguf package reads in the file."""
         return all(map(self._has_rows_of_file, self._matrices()))
 
     def _matrices(self) -> Iterator[Matrix]:
-        """All of them, the output layer once if it is the embedding."""
+        """Every matrix of the model; a tied embedding, which is also the output layer, comes once."""
         if self._head.weight is not self._embedding.weight:
             yield self._embedding
         yield self._head
@@ -125,7 +128,7 @@ class LlamaDecoder:
         return True
 
     def self_draft(self, num_layers: int | None, is_int8: bool) -> LlamaDecoder:
-        """A decoder made of this one's weights, with a cache and a step of its own.
+        """A decoder made of this one's weights, with a cache and calls of its own.
 
         Args:
             num_layers: first layers that it has; None is all.
@@ -133,6 +136,8 @@ class LlamaDecoder:
         """
         made = copy.copy(self)
         made._layers, made._taps = self._layers[:num_layers], []
+        kv_bytes = self._sizes.kv_bytes(len(made._layers), self._dtype)
+        made.shape = replace(self.shape, kv_bytes_per_token=kv_bytes)
         made._kind, made._guess_logits = "int8" if is_int8 else self._kind, Floats()
         made._caller = Caller(made._kind, self._dtype)
         made._library, made._step = made._caller.library, made._caller.step
@@ -143,7 +148,7 @@ class LlamaDecoder:
             made._head = self._head.in_int8(arena)
         made._model.head = matrix_fields(made._head)
         made._model.layers, made._model.num_layers = layers_fields(made._layers), len(made._layers)
-        made.allocate(0, 1)
+        made.allocate(0)
         return made
 
     def _model_fields(self, model: Any, taking: Taking) -> ModelFields:
@@ -156,21 +161,20 @@ class LlamaDecoder:
         made.embedding_scale = self._embedding_scale * by
         return made
 
-    def allocate(self, num_slots: int, block_size: int) -> None:
-        """Make the cache, all layers in one tensor [layers, 2K, slots, D].
+    def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
+        """Recreate the cache, all layers in one tensor [layers, 2K, slots, D]."""
+        heads, size, block_size = 2 * self._sizes.num_key_heads, self._sizes.head_size, self.layouts.block_size
+        num_slots = -(-(num_blocks * block_size + KEY_GRAIN) // _SLOTS_GRAIN) * _SLOTS_GRAIN
+        self._cache = zeros((len(self._layers), heads, num_slots, size), self._dtype)
+        self._step.num_slots, self._step.block, self._step.cache = num_slots, block_size, self._cache.data_ptr()
 
-        Args:
-            num_slots: tokens there is room for.
-            block_size: how many of a sequence's tokens lie in one piece.
-        """
-        heads, size = 2 * self._shape.num_key_heads, self._shape.head_size
-        slots = -(-num_slots // _SLOTS_GRAIN) * _SLOTS_GRAIN
-        self._cache = zeros((len(self._layers), heads, slots, size), self._dtype)
-        self._step.num_slots, self._step.block, self._step.cache = slots, block_size, self._cache.data_ptr()
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
+        """The wanted logits [sum of num_logits, V] float32."""
+        return self.layouts.score(feeds, self.run, self.shape.vocab_size)
 
-    def forward(self, layout: Layout) -> Tensor:
-        """The wanted logits [len(wanted), V] float32; states go into the cache, tapped ones to the layout."""
-        logits = torch.empty(len(layout.wanted), self.vocab_size)
+    def run(self, layout: Layout) -> Tensor:
+        """One forward: the wanted logits [len(wanted), V] float32; tapped states go to the layout."""
+        logits = torch.empty(len(layout.wanted), self.shape.vocab_size)
         self._prepare(layout, logits.data_ptr())
         if not layout.is_tapped:
             self._caller.run(self._library.forward)
@@ -182,26 +186,26 @@ class LlamaDecoder:
         return logits
 
     def tap(self, taps: Sequence[Tap]) -> None:
-        """Add hidden states to those that a layout is given if it wants them."""
+        """Add hidden states to those that `score` gives to feeds that want them."""
         places = (len(self._layers) if tap == "final" else tap for tap in taps)
         self._taps = list(dict.fromkeys([*self._taps, *places]))
-        self._tapped = HiddenRoom(len(self._taps), self._shape.hidden_size)
+        self._tapped = HiddenRoom(len(self._taps), self._sizes.hidden_size)
         self._tap_places = (ctypes.c_int64 * len(self._taps))(*self._taps)
         self._step.taps = ctypes.addressof(self._tap_places)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [n, hidden] of tokens [n] int64."""
-        assert not len(tokens) or 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size, "no such token"
-        found = torch.empty(len(tokens), self._shape.hidden_size)
+        assert not len(tokens) or 0 <= int(tokens.min()) <= int(tokens.max()) < self.shape.vocab_size, "no such token"
+        rows = torch.empty(len(tokens), self._sizes.hidden_size)
         table = ctypes.byref(self._model.embedding)
-        self._library.plain_rows(ctypes.byref(self._model), table, tokens.data_ptr(), len(tokens), found.data_ptr())
-        return (found * self._embedding_scale).to(self._dtype)
+        self._library.plain_rows(ctypes.byref(self._model), table, tokens.data_ptr(), len(tokens), rows.data_ptr())
+        return (rows * self._embedding_scale).to(self._dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] float32 of final hidden states [n, hidden]."""
         hidden = hidden.float().contiguous()
-        logits = torch.empty(len(hidden), self.vocab_size)
-        self._caller.size(len(hidden), len(hidden), 0, logits.data_ptr())
+        logits = torch.empty(len(hidden), self.shape.vocab_size)
+        self._caller.reserve(len(hidden), len(hidden), 0, logits.data_ptr())
         self._caller.run(self._library.head, hidden.data_ptr())
         return logits
 
@@ -210,51 +214,58 @@ class LlamaDecoder:
         slots = (ctypes.c_int64 * (2 * len(moves)))(*chain.from_iterable(moves))
         self._library.move(ctypes.byref(self._model), ctypes.byref(self._step), slots, len(moves))
 
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state keeps none")
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Nothing: no row reads what others have filed."""
+
     def guess(
-        self, layout: Layout, counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations:
-        """Continuations of sequences; keys and values of all but their last tokens go into the cache.
-
-        Args:
-            layout: of each sequence's tokens that the cache lacks, then any in the places of those that are to be
-                found; wanted are the logits of the tokens before these, sequence by sequence.
-            counts: tokens to find for each sequence, at least 1.
-            draws: how those of each sequence are drawn; None takes the likeliest.
-            num_tokens: of these first tokens of the vocabulary.
-
-        Returns:
-            A continuation for each; shorter where its largest logit is no finite number.
-        """
+        """Continue sequences token by token in one call; all but their last new tokens go into the cache."""
+        layout = self.layouts.of(feeds)
         num_wanted = len(layout.wanted)
         q = torch.empty(num_wanted, num_tokens) if any(draws) else None
-        self._prepare(layout, self._guess_logits.at_least(len(counts) * self.vocab_size))
-        found = (ctypes.c_int64 * num_wanted)()
+        # The call overwrites one row of logits for each sequence, whose distributions are in q where they are needed.
+        self._prepare(layout, self._guess_logits.at_least(len(counts) * self.shape.vocab_size))
+        guessed = (ctypes.c_int64 * num_wanted)()
         uniforms = [draw.uniforms if draw else [0.0] * count for draw, count in zip(draws, counts, strict=True)]
         self._caller.run(
             self._library.guess,
             (ctypes.c_int64 * len(counts))(*counts),
             len(counts),
             num_tokens,
-            (ChanceFields * len(draws))(*map(chance_fields, draws)),
+            chances(draws),
             (ctypes.c_double * num_wanted)(*chain.from_iterable(uniforms)),
             address(q),
-            found,
+            guessed,
         )
         continuations = Continuations([])
-        for begin, count, draw in zip(accumulate(counts, initial=0), counts, draws, strict=False):
-            one = found[begin : begin + count]
-            one = one[: one.index(-1)] if -1 in one else one
-            if draw is not None and q is not None:
-                continuations.q[len(continuations.tokens)] = q[begin : begin + len(one)]
-            continuations.tokens.append(one)
+        for i, (begin, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
+            tokens = guessed[begin : begin + count]
+            if -1 in tokens:  # its largest logit there is no finite number
+                tokens = tokens[: tokens.index(-1)]
+            continuations.tokens.append(tokens)
+            if draws[i] is not None and q is not None:
+                continuations.q[i] = q[begin : begin + len(tokens)]
         return continuations
 
     def _prepare(self, layout: Layout, logits: int) -> None:
-        """Say in the step what this call is to do; `logits` is the address where they go."""
+        """Fill in the next call's fields; `logits` is the address where they go."""
         step, most_keys = self._step, max(span.num_keys for span in layout.spans)
         step.turns = self._rotations.address(most_keys)
-        step.rows, step.wanted = rows_of(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
-        self._caller.size(len(layout.tokens), len(layout.wanted), most_keys, logits)
+        step.rows, step.wanted = token_rows(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
+        self._caller.reserve(len(layout.tokens), len(layout.wanted), most_keys, logits)
 
 
 def _embedding_scale(embedding: Any) -> float:

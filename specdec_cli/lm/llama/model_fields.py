@@ -1,14 +1,89 @@
-"""The compiled decoder's `Model`: what it has to know of layers, beside their weights."""
+"""The compiled decoder's `Model`, field by field: its layers' weights, and what else it has to know of them."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from specdec_cli.lm.llama.families import ACTIVATIONS, LIMITED_SILU, Family, activation_of, turned_share
-from specdec_cli.lm.llama.llama_weights import Layer, Shape, Taking
-from specdec_cli.lm.llama.structures import LayerFields, ModelFields, layer_fields
+from specdec_cli.lm.llama.llama_weights import GatedMLP, Layer, Matrix, Shape, Taking
+
+
+class MatrixFields(ctypes.Structure):
+    """`Matrix`."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("panels", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_int64),
+        ("in", ctypes.c_int64),
+        ("half", ctypes.c_int64),
+        ("by", ctypes.c_float),
+    )
+
+
+class GatedMLPFields(ctypes.Structure):
+    """`GatedMLP`."""
+
+    _fields_ = (("gate", MatrixFields), ("up", MatrixFields), ("down", MatrixFields))
+
+
+class LayerFields(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("qkv", MatrixFields),
+        ("head_norm", ctypes.c_void_p),
+        ("output", MatrixFields),
+        ("output_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("router", MatrixFields),
+        ("mlps", ctypes.POINTER(GatedMLPFields)),
+        ("down_norm", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("ahead", ctypes.c_int64),
+        ("rotation", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+
+class ModelFields(ctypes.Structure):
+    """`Model`."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LayerFields)),
+        ("embedding", MatrixFields),
+        ("norm", ctypes.c_void_p),
+        ("head", MatrixFields),
+        ("num_layers", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_key_heads", ctypes.c_int64),
+        ("head_size", ctypes.c_int64),
+        ("num_turned", ctypes.c_int64),
+        ("mlp", ctypes.c_int64),
+        ("num_experts", ctypes.c_int64),
+        ("num_taken", ctypes.c_int64),
+        ("activation", ctypes.c_int64),
+        ("norms_whole_width", ctypes.c_int64),
+        ("norms_outputs", ctypes.c_int64),
+        ("shares_sum_to_one", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+        ("embedding_scale", ctypes.c_float),
+        ("score_cap", ctypes.c_float),
+        ("logit_cap", ctypes.c_float),
+        ("steepness", ctypes.c_float),
+        ("limit", ctypes.c_float),
+    )
 
 
 def layers_fields(layers: Sequence[Layer]) -> Any:
@@ -63,3 +138,40 @@ def shape_of(config: Any, family: Family) -> Shape:
     share = turned_share(config.rope_parameters) if family.is_partly_turned else 1.0
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
     return Shape(heads, key_heads, head_size, int(head_size * share), config.hidden_size)
+
+
+def layer_fields(layer: Layer) -> LayerFields:
+    """A layer's weights."""
+    mlps = (GatedMLPFields * len(layer.mlps))(*(_mlp_fields(mlp) for mlp in layer.mlps))
+    return LayerFields(
+        address(layer.input_norm),
+        matrix_fields(layer.qkv),
+        address(layer.head_norm),
+        matrix_fields(layer.out),
+        address(layer.output_norm),
+        address(layer.mlp_norm),
+        MatrixFields() if layer.router is None else matrix_fields(layer.router),
+        mlps,
+        address(layer.down_norm),
+        address(layer.sinks),
+        layer.window,
+        layer.ahead,
+        layer.rotation,
+        layer.scale,
+    )
+
+
+def _mlp_fields(mlp: GatedMLP) -> GatedMLPFields:
+    return GatedMLPFields(*(matrix_fields(matrix) for matrix in (mlp.gate, mlp.up, mlp.down)))
+
+
+def matrix_fields(matrix: Matrix) -> MatrixFields:
+    """A matrix' weight and what belongs to it."""
+    addresses = [address(tensor) for tensor in (matrix.weight, matrix.panels, matrix.scales, matrix.sums, matrix.bias)]
+    return MatrixFields(*addresses, matrix.num_outputs, matrix.num_inputs, matrix.half, matrix.by)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a contiguous tensor's numbers are; None for none."""
+    assert tensor is None or tensor.is_contiguous(), "compiled code reads numbers in order"
+    return None if tensor is None else tensor.data_ptr()

@@ -17,7 +17,7 @@ from specdec_cli.lm.llama.caller import Caller
 from specdec_cli.lm.llama.file_rows import FileRows, has_layout
 from specdec_cli.lm.llama.library import load_library
 from specdec_cli.lm.llama.llama_weights import Matrix
-from specdec_cli.lm.llama.structures import ModelFields, matrix_fields
+from specdec_cli.lm.llama.model_fields import ModelFields, matrix_fields
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 K_TYPES = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
@@ -59,7 +59,7 @@ def product(matrix, rows):
     head = matrix_fields(matrix)
     caller.model = ModelFields(head=head, hidden=_INPUTS, num_heads=1, num_key_heads=1, num_taken=1)
     logits = torch.empty(len(rows), matrix.num_outputs)
-    caller.size(len(rows), len(rows), 0, logits.data_ptr())
+    caller.reserve(len(rows), len(rows), 0, logits.data_ptr())
     caller.run(caller.library.head, rows.data_ptr())
     return logits
 

@@ -252,7 +252,7 @@ def set_embedding(lm, token, value) -> None:
     tokens = torch.arange(97, dtype=lm.dtype)[:, None].expand(-1, lm.config.hidden_size)
     with torch.inference_mode():
         is_its = llama_weights.panels(tokens, llama_weights.half_of(len(tokens)), Arena()) == token
-        lm._forward.decoder._embedding.weight[is_its] = value
+        lm._forward._embedding.weight[is_its] = value
 
 
 def test_a_continuation_ends_where_the_numbers_do(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typed import not_none, stand_in
 from specdec_cli.drafted import Drafted
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.llama import families, llama, llama_weights
-from specdec_cli.lm.llama.rotations import Rotations
+from specdec_cli.lm.llama.caller import Rotations
 from specdec_cli.lm.load import load_lm
 from specdec_cli.recipe.values import Quantize
 from specdec_cli.sampling.params import SamplingParams

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.llama.rotations import Rotations
+from specdec_cli.lm.llama.caller import Rotations
 
 
 def by_frequency(_: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
