@@ -136,28 +136,45 @@ def _byte_of_letter() -> dict[str, int]:
 _BYTE_OF_LETTER = _byte_of_letter()
 
 
-def byte_level_bytes(token: str) -> bytes:
-    """Bytes of a byte-level token; an added token with letters outside the alphabet stands for itself."""
-    try:
-        return bytes([_BYTE_OF_LETTER[letter] for letter in token])
-    except KeyError:
-        return token.encode()
+class TokenBytes(dict[int, bytes]):
+    """Bytes that each token of a byte-level tokenizer adds to a text, computed when they are first looked up.
+
+    Args:
+        token_of: the token of an id that is not negative; None where there is none, which adds nothing.
+        left_out: ids of the tokens that add nothing.
+    """
+
+    def __init__(self, token_of: Callable[[int], str | None], left_out: Collection[int] = ()) -> None:
+        super().__init__()
+        self._token_of = token_of
+        self._left_out = left_out
+
+    def __missing__(self, token_id: int) -> bytes:
+        """An added token with letters outside the alphabet stands for itself."""
+        is_shown = token_id >= 0 and token_id not in self._left_out
+        token = (self._token_of(token_id) if is_shown else None) or ""
+        try:
+            self[token_id] = bytes([_BYTE_OF_LETTER[letter] for letter in token])
+        except KeyError:
+            self[token_id] = token.encode()
+        return self[token_id]
 
 
 class ByteLevelDetokenizer:
-    """For byte-level tokenizers (GPT-2, Llama 3, Qwen): the text is the tokens' bytes, nothing else."""
+    """For byte-level tokenizers (GPT-2, Llama 3, Qwen): the text is the tokens' bytes, nothing else.
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    Args:
+        token_bytes: of every token.
+    """
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
         self.provisional = ""
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Take a token; the text that is now certain."""
-        if self._tokenizer.is_silent(token_id, self._skip_special_tokens):
-            return ""
-        return self._decoder.decode(self._tokenizer.bytes_of(token_id))
+        return self._decoder.decode(self._token_bytes[token_id])
 
     def flush(self) -> str:
         """The rest: an incomplete character shows as U+FFFD."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.text.overlap import Overlap, overlap
-from specdec_cli.text.stream import ByteLevelDetokenizer, Detokenizer, TextStream, WindowDetokenizer, byte_level_bytes
+from specdec_cli.text.stream import ByteLevelDetokenizer, Detokenizer, TextStream, TokenBytes, WindowDetokenizer
 
 if TYPE_CHECKING:
     from specdec_cli.text.template import TemplateReads
@@ -50,7 +50,6 @@ class Tokenizer:
         self._is_template_given = chat_template is not None
         if chat_template is not None:
             self.hf.chat_template = chat_template
-        self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         self._added: dict[tuple[int, bool], bytes] = {}
 
@@ -272,7 +271,7 @@ class Tokenizer:
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder for one text."""
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self, skip_special_tokens)
+            return ByteLevelDetokenizer(self._shown_bytes if skip_special_tokens else self._token_bytes)
         return WindowDetokenizer(self, skip_special_tokens)
 
     @cached_property
@@ -281,28 +280,29 @@ class Tokenizer:
         if type(getattr(self._backend, "decoder", None)).__name__ != "ByteLevel":
             return False
         probe = list(range(0, self.num_tokens, max(1, self.num_tokens // 64)))
-        detokenizer = ByteLevelDetokenizer(self, skip_special_tokens=True)
+        detokenizer = ByteLevelDetokenizer(self._shown_bytes)
         return "".join(map(detokenizer.push, probe)) + detokenizer.flush() == self.decode(probe)
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether a token is left out before decoding: special ones, and ids that no token has."""
         return (skip_special_tokens and token_id in self.special_ids) or self._token(token_id) is None
 
-    def bytes_of(self, token_id: int) -> bytes:
-        """A token's bytes; only of a byte-level tokenizer."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            token = self._token(token_id)
-            assert token is not None, "the tokenizer has the token"
-            found = self._bytes[token_id] = byte_level_bytes(token)
-        return found
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        """Every token's bytes; only of a byte-level tokenizer, which has a backend."""
+        return TokenBytes(self._backend.id_to_token)
+
+    @cached_property
+    def _shown_bytes(self) -> TokenBytes:
+        """The same, with none for special tokens."""
+        return TokenBytes(self._backend.id_to_token, self.special_ids)
 
     def text_of(self, token_id: int) -> str:
         """A token's text where it stands alone."""
-        found = self._texts.get(token_id)
-        if found is None:
-            found = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
-        return found
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
 
     def _special_name(self, token_id: int) -> str:
         """A special token's text; empty of other tokens."""
@@ -317,10 +317,10 @@ class Tokenizer:
 
     def piece_bytes(self, token_id: int) -> bytes:
         """A token's bytes as it stands inside a text; part of a character's where the token is no more."""
+        if self._is_byte_level:
+            return self._token_bytes[token_id]
         if self._token(token_id) is None:
             return b""
-        if self._is_byte_level:
-            return self.bytes_of(token_id)
         byte = self.byte_tokens.get(token_id)
         return self.piece(token_id).encode() if byte is None else bytes([byte])
 
@@ -331,18 +331,18 @@ class Tokenizer:
             token_id: any token; a special one, and an id that no token has, add nothing.
             begins: whether it begins the text, where many tokenizers leave out its space.
         """
+        if self._is_byte_level:
+            return self._shown_bytes[token_id]
         if self.is_silent(token_id, skip_special_tokens=True):
             return b""
-        if self._is_byte_level:
-            return self.bytes_of(token_id)
         byte = self.byte_tokens.get(token_id)
         if byte is not None:
             return bytes([byte])
         key = token_id, begins
-        found = self._added.get(key)
-        if found is None:
-            found = self._added[key] = self._added_text(token_id, begins).encode("utf-8", "replace")
-        return found
+        added = self._added.get(key)
+        if added is None:
+            added = self._added[key] = self._added_text(token_id, begins).encode("utf-8", "replace")
+        return added
 
     def _added_text(self, token_id: int, begins: bool) -> str:
         alone = self.text_of(token_id)
