@@ -1,15 +1,12 @@
 """The rules of verification: the name of each, what it asks of a draft, and what it promises of the output.
 
-Recipes, help, checks, exports, the audit and the engine read this one table. Its judges, which need torch, are imported
-when the first group of rows is judged (`engine/verify.py`, where their formulas stand).
+Recipes, help, checks, exports, the audit and the engine read this one table. Its judges need torch, so it names them;
+`engine/verify.py`, where their formulas are, imports each when it first judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.tree_shape import TreeShape
@@ -18,7 +15,7 @@ GREEDY = "greedy"
 AUTO = "auto"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A way to decide which drafted tokens stand, and what it asks of a draft and promises of the output.
 
@@ -26,7 +23,7 @@ class Rule:
     function that it names.
 
     Args:
-        judge: one verdict for each row of a group.
+        judge: `module:function` of this package that gives one verdict for each row of a group.
         meaning: when a drafted token is accepted, in a few words.
         source: authors, year and arXiv number, where others described it first.
         samples: whether it decides at temperatures above 0.
@@ -42,7 +39,7 @@ class Rule:
         judges_trees: whether it judges nodes that are no chain.
     """
 
-    judge: Callable[[Any], list[Any]]
+    judge: str
     meaning: str
     source: str = ""
     samples: bool = True
@@ -55,29 +52,17 @@ class Rule:
     judges_trees: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """A judge that is imported when it is called: `module:function` of this package."""
-
-    path: str
-
-    def __call__(self, group: Any) -> list[Any]:
-        module, name = self.path.split(":")
-        verdicts: list[Any] = getattr(import_module(f"specdec_cli.{module}"), name)(group)
-        return verdicts
-
-
-_BY_NODES = _Judge("engine.residual:traversal")
+_BY_NODES = "engine.residual:traversal"
 RULES: dict[str, Rule] = {
     GREEDY: Rule(
-        _Judge("engine.verify:greedy"),
+        "engine.verify:greedy",
         "if it is the target's most likely token",
         samples=False,
         keeps_tokens=True,
         judges_trees=True,
     ),
     "rejection": Rule(
-        _Judge("engine.residual:rejection"),
+        "engine.residual:rejection",
         "each token by itself, with probability min(1, p/q)",
         "Leviathan et al. 2022, arXiv:2211.17192",
         needs_q=True,
@@ -99,7 +84,7 @@ RULES: dict[str, Rule] = {
         judges_trees=True,
     ),
     "gumbel": Rule(
-        _Judge("engine.verify:gumbel"),
+        "engine.verify:gumbel",
         "if the target draws the same token from the same noise",
         "Daliri, Musco, Suresh 2024, arXiv:2408.07978",
         shares_noise=True,
@@ -107,18 +92,18 @@ RULES: dict[str, Rule] = {
         judges_trees=True,
     ),
     "exact-match": Rule(
-        _Judge("engine.verify:exact_match"),
+        "engine.verify:exact_match",
         "if the target's own sample is the same token; accepts the fewest",
         judges_trees=True,
     ),
     "typical": Rule(
-        _Judge("engine.verify:typical"),
+        "engine.verify:typical",
         "if the target finds it likely enough",
         "Cai et al. 2024 (Medusa), arXiv:2401.10774",
         is_lossless=False,
     ),
     "synthetic": Rule(
-        _Judge("engine.verify:synthetic"),
+        "engine.verify:synthetic",
         "by chance at given rates, to measure costs",
         is_lossless=False,
         needs_rates=True,

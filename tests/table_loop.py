@@ -18,6 +18,7 @@ from specdec_cli.measure.audit.chisquare import ChiSquare, chi_square, enumerate
 from specdec_cli.sampling import chain, draft
 from specdec_cli.sampling.chain import ChainRow
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES, rule_of
 
 PROMPT = (0, 1)
 
@@ -132,7 +133,8 @@ class Loop:
         p = self.distribution(self.logits(self.table.p, last, previous), rows)
         guesses = [Guesses(Drafted.chain(drafted[i]), torch.stack(q_rows[i]) if q_rows[i] else None) for i in running]
         verify_rows = [
-            VerifyRow(self.mode, self.params[i], len(contexts[i]), g) for i, g in zip(running, guesses, strict=True)
+            VerifyRow(rule_of(self.mode, self.params[i].temperature), self.params[i], len(contexts[i]), g)
+            for i, g in zip(running, guesses, strict=True)
         ]
         verdicts = verify_module.verify(p, verify_rows)
         for i, verdict in zip(running, verdicts, strict=True):
@@ -153,7 +155,7 @@ class Loop:
             seen = [contexts[i][-2:] + drafted[i] for i in drafting]
             logits = self.logits(self.table.q, [s[-1] for s in seen], [s[-2] for s in seen])
             q = self.distribution(logits, [self.chain_row(contexts[i] + drafted[i], i, []) for i in drafting])
-            shared = verify_module.RULES[self.mode].shares_noise
+            shared = RULES[self.mode].shares_noise
             wanted = [
                 draft.ChildrenWanted(self.params[i], 1, len(contexts[i]), offset, offset, shares_noise=shared)
                 for i in drafting

@@ -29,6 +29,7 @@ from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import rule_of
 
 LENGTH = 3
 ALL = SamplingParams(temperature=1.3, top_k=3, top_p=0.95, frequency_penalty=0.7, presence_penalty=0.2, ignore_eos=True)
@@ -88,7 +89,7 @@ class TreeLoop:
         ]
         p = distribution(self.target.score(rows), chain, self.table.num_tokens)
         verify_rows = [
-            VerifyRow(self.mode, self.params[i], len(contexts[i]), guess)
+            VerifyRow(rule_of(self.mode, self.params[i].temperature), self.params[i], len(contexts[i]), guess)
             for i, guess in zip(running, guesses, strict=True)
         ]
         for i, one, verdict in zip(running, drafted, verify_module.verify(p, verify_rows), strict=True):

@@ -12,7 +12,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.recipe.keys import check_value
 from specdec_cli.recipe.schema import Speculation
 from specdec_cli.tree_shape import TreeShape
-from specdec_cli.verification import check_trees, resolve_mode
+from specdec_cli.verification import Rule, check_trees, resolve_mode, rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class DraftingPlan:
         k: most tokens to draft one after another in a step.
         own_k: that the request asks for; None where the engine's holds.
         tree: shape of its drafts; None for chains.
-        verify: its verification mode, resolved.
+        rule: verifies its drafts.
     """
 
     draft: str
     k: int
     own_k: int | None
     tree: TreeShape | None
-    verify: str
+    rule: Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class DraftingPlanner:
             k, shape = min(k, shape.depth), None
         if shape is not None:
             self._check_states(shape.num_nodes(k), name)
-        return DraftingPlan(name, k, own_k, shape, self._mode(verify, temperature, shape, name))
+        return DraftingPlan(name, k, own_k, shape, self._rule(verify, temperature, shape, name))
 
     def shape(self, tree: str | None, draft: str, k: int | None = None) -> TreeShape | None:
         """The shape of a request's drafts: its own, or the engine's where its drafter builds trees; None without one.
@@ -117,14 +117,18 @@ class DraftingPlanner:
                 "start the engine with a larger tree or k, or ask for a smaller tree",
             )
 
-    def _mode(self, verify: str | None, temperature: float, shape: TreeShape | None, draft: str) -> str:
-        """A request's verification mode, resolved.
+    def _rule(self, verify: str | None, temperature: float, shape: TreeShape | None, draft: str) -> Rule:
+        """The rule that verifies a request's drafts.
 
         Raises:
-            UsageError: it does not fit the temperature or the tree.
+            UsageError: its mode does not fit the temperature or the tree, or needs rates that the engine lacks.
         """
         draws = draft != NONE and self.drafters.by_name[draft].draws
         mode = resolve_mode(verify or self.options.verify, temperature, shape, draws)
         if shape is not None:
             check_trees(mode, temperature)
-        return mode
+        rule = rule_of(mode, temperature)
+        if rule.needs_rates and not self.options.synthetic_acceptance_rates:
+            message = f"verification mode `{mode}` needs rates"
+            raise UsageError(message, "give the engine synthetic_acceptance_rates")
+        return rule

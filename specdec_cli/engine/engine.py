@@ -30,7 +30,6 @@ from specdec_cli.lm.machine.threads import free_cores
 from specdec_cli.recipe.schema import Recipe
 from specdec_cli.sampling.grammar import Grammar
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.verification import RULES
 
 if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
@@ -283,7 +282,7 @@ class Engine:
                 num_prompt_tokens=len(tokens),
                 params=params,
                 stop_ids=stop_ids,
-                verify=plan.verify,
+                rule=plan.rule,
                 k=plan.k,
                 max_tokens=min(len(tokens) + params.max_new_tokens, self.target.max_context),
                 text=text,
@@ -296,9 +295,6 @@ class Engine:
                 turn=turn or "",
                 inbox=self._inbox,
             )
-            if RULES[sequence.verify].needs_rates and not self._stepper.rates:
-                message = f"verification mode `{sequence.verify}` needs rates"
-                raise UsageError(message, "give the engine synthetic_acceptance_rates")
             if params.stop and self.tokenizer is None:
                 raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
             needed, size = self._scheduler.num_blocks_needed(sequence), self.target.block_size

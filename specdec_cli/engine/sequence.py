@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.stream import TextStream
     from specdec_cli.tree_shape import TreeShape
+    from specdec_cli.verification import Rule
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +30,7 @@ class Sequence:
         num_prompt_tokens: how many of `tokens` are the prompt.
         params: its sampling parameters.
         stop_ids: tokens that end it.
-        verify: its verification mode, resolved.
+        rule: verifies its drafts.
         k: most tokens to draft for it in one step.
         max_tokens: longest `tokens` may grow (the context limit, or prompt + max_new_tokens).
         text: turns tokens into text and finds stop strings; None without a tokenizer.
@@ -53,7 +54,7 @@ class Sequence:
     num_prompt_tokens: int
     params: SamplingParams
     stop_ids: frozenset[int]
-    verify: str
+    rule: Rule
     k: int
     max_tokens: int
     text: TextStream | None

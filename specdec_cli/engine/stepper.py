@@ -19,7 +19,6 @@ from specdec_cli.engine.verify import VerifyRow, verify
 from specdec_cli.lm.door import LM, Row, Tapped
 from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
 from specdec_cli.sampling.grammar import GrammarError
-from specdec_cli.verification import rule_of
 
 if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import BoolArray, Matcher
@@ -116,7 +115,6 @@ class Stepper:
 
     def _draft_row(self, row: StepRow) -> DraftRow:
         sequence = row.sequence
-        rule = rule_of(sequence.verify, sequence.params.temperature)
         return DraftRow(
             handle=sequence.id,
             context=sequence.tokens,
@@ -124,8 +122,8 @@ class Stepper:
             k=row.k,
             params=sequence.params,
             stop_ids=sequence.stop_ids,
-            needs_q=rule.needs_q,
-            shares_noise=rule.shares_noise,
+            needs_q=sequence.rule.needs_q,
+            shares_noise=sequence.rule.shares_noise,
             p_min=self.p_min,
             prediction=sequence.prediction,
             cache_salt=sequence.cache_salt,
@@ -193,7 +191,7 @@ class Stepper:
         verdicts = verify(
             p,
             [
-                VerifyRow(s.verify, s.params, len(s.tokens), row.guesses, self.rates)
+                VerifyRow(s.rule, s.params, len(s.tokens), row.guesses, self.rates)
                 for s, row in ((row.sequence, row) for row in rows)
             ],
         )

@@ -23,8 +23,10 @@ Letters: B rows, n places of rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from itertools import accumulate, chain, islice, takewhile
 from math import exp, isfinite
 
@@ -37,7 +39,7 @@ from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.verification import GREEDY, RULES
+from specdec_cli.verification import Rule
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
@@ -48,14 +50,14 @@ class VerifyRow:
     """One sequence's step.
 
     Args:
-        mode: a name in RULES.
+        rule: judges it (`verification.rule_of`).
         params: its sampling parameters; seed and index key the noise.
         position: length of its context when the step began.
         guesses: what was drafted; may be empty.
         rates: for a rule that needs them, the chance of each drafted token when all before it stand; none is 0.
     """
 
-    mode: str
+    rule: Rule
     params: SamplingParams
     position: int
     guesses: Guesses
@@ -201,17 +203,25 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     """
     starts = [0, *accumulate(len(row.guesses.drafted) + 1 for row in rows)]
     assert len(p.likeliest) == starts[-1], "p has a place for each drafted token and one more per row"
-    members: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        is_greedy = p.one_hot[starts[i]] and not RULES[row.mode].needs_rates
-        assert is_greedy or RULES[row.mode].samples, f"`{row.mode}` verification is for temperature 0"
-        members.setdefault(GREEDY if is_greedy else row.mode, []).append(i)
+    places_by_rule: dict[Rule, list[int]] = {}
+    for place, row in enumerate(rows):
+        is_sampled = not p.one_hot[starts[place]]
+        assert row.rule.samples == is_sampled or row.rule.needs_rates, "the rule of temperature 0 is greedy, alone"
+        places_by_rule.setdefault(row.rule, []).append(place)
     verdicts: dict[int, Verdict] = {}
-    for mode, places in members.items():
-        rule, group = RULES[mode], RowGroup(p, [rows[i] for i in places], [starts[i] for i in places])
-        assert rule.judges_trees or all(drafted.is_chain for drafted in group.drafted), f"`{mode}` judges chains alone"
-        verdicts.update(zip(places, rule.judge(group), strict=True))
-    return [verdicts[i] for i in range(len(rows))]
+    for rule, places in places_by_rule.items():
+        group = RowGroup(p, [rows[place] for place in places], [starts[place] for place in places])
+        assert rule.judges_trees or all(drafted.is_chain for drafted in group.drafted), "a rule judges chains alone"
+        verdicts.update(zip(places, judge_of(rule.judge)(group), strict=True))
+    return [verdicts[place] for place in range(len(rows))]
+
+
+@cache
+def judge_of(path: str) -> Callable[[RowGroup], list[Verdict]]:
+    """The judge that a rule names; imported late, as `residual` builds on this file."""
+    module, name = path.split(":")
+    judge: Callable[[RowGroup], list[Verdict]] = getattr(import_module(f"specdec_cli.{module}"), name)
+    return judge
 
 
 def _num_leading(stands: Iterable[bool]) -> int:

@@ -26,6 +26,7 @@ from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.grammar import compile_grammar
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 TABLE = Table.random(num_tokens=4, seed=1, sharpness=2.0)
 ALARM = 1e-6
@@ -49,7 +50,7 @@ def engine(tree: str = "2,2", verify: str = "auto") -> Engine:
 
 def p_value(params: SamplingParams, num: int, with_grammar: bool = False, **given: Any) -> float:
     one = engine(**given)
-    assert one.planner.plan(params.temperature).verify == given.get("verify", "traversal")
+    assert one.planner.plan(params.temperature).rule is RULES[given.get("verify", "traversal")]
     grammar = {"grammar": compile_grammar("regex", REGEX, letter_tokens())} if with_grammar else {}
     counts, length = drawn(one, params, num, **grammar)
     assert 1.2 < length < 3.9, "drafted tokens are accepted and refused"

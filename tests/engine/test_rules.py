@@ -7,6 +7,7 @@ import pytest
 from tiny_engine import PROMPTS, decode, ngram, tokens
 from typed import not_none, stand_in
 
+from specdec_cli.engine import verify
 from specdec_cli.engine.promise import Promise
 from specdec_cli.measure.audit.audit import DRAWN_MODES
 from specdec_cli.recipe.schema import Recipe, Sampling, Speculation
@@ -17,14 +18,16 @@ from specdec_cli.verification import AUTO, RULES, Rule, rule_of
 SAMPLED = SamplingParams(max_new_tokens=16, temperature=0.9, seed=5)
 
 
-def watched(rule: Rule, seen: list[Any]) -> Rule:
+def watched(monkeypatch: pytest.MonkeyPatch, rule: Rule, seen: list[Any]) -> Rule:
     """The same rule, which notes what it is handed."""
+    judge_of = verify.judge_of
 
     def judge(group):
         seen.extend(row.guesses for row in group.rows if row.guesses.drafted)
-        return rule.judge(group)
+        return judge_of(rule.judge)(group)
 
-    return replace(rule, judge=judge)
+    monkeypatch.setattr(verify, "judge_of", lambda path: judge if path == "watched" else judge_of(path))
+    return replace(rule, judge="watched")
 
 
 @pytest.mark.parametrize("model", ["stranger", "itself"])
@@ -33,7 +36,7 @@ def test_a_new_rule_that_needs_q_gets_it_from_every_drafter(
 ) -> None:
     """It is an entry in the table and known nowhere else."""
     seen: list[Any] = []
-    monkeypatch.setitem(RULES, "planted", watched(RULES["rejection"], seen))
+    monkeypatch.setitem(RULES, "planted", watched(monkeypatch, RULES["rejection"], seen))
     for draft in (draft_of(model), ngram()):
         expected = tokens(decode(target, draft, 4, params=SAMPLED, verify="rejection"))
         seen.clear()
@@ -45,7 +48,7 @@ def test_a_new_rule_that_needs_q_gets_it_from_every_drafter(
 
 def test_a_rule_that_does_not_ask_for_q_gets_none(target, itself, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setitem(RULES, "planted", watched(RULES["exact-match"], seen))
+    monkeypatch.setitem(RULES, "planted", watched(monkeypatch, RULES["exact-match"], seen))
     decode(target, itself, 4, params=SAMPLED, verify="planted")
     assert {guesses.q for guesses in seen} == {None}
 

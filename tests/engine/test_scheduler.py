@@ -9,6 +9,7 @@ from specdec_cli.engine.depth.depth import KByBatch
 from specdec_cli.engine.scheduler import Limits, Scheduler, StepRow
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 
 def limits(**changes) -> Limits:
@@ -31,7 +32,7 @@ def request(number: int, length: int, k: int = 4, max_new_tokens: int = 10, max_
         num_prompt_tokens=length,
         params=SamplingParams(max_new_tokens=max_new_tokens),
         stop_ids=frozenset(),
-        verify="greedy",
+        rule=RULES["greedy"],
         k=k,
         max_tokens=min(length + max_new_tokens, max_context),
         text=None,

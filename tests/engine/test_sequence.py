@@ -9,10 +9,11 @@ import pytest
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 
 def sequence(max_tokens: int = 100, stop_ids: frozenset[int] = frozenset(), **params: Any) -> Sequence:
-    return Sequence(0, [1, 2, 3], 3, SamplingParams(**params), stop_ids, "greedy", 4, max_tokens, None)
+    return Sequence(0, [1, 2, 3], 3, SamplingParams(**params), stop_ids, RULES["greedy"], 4, max_tokens, None)
 
 
 def test_the_first_token_belongs_to_no_step() -> None:

@@ -17,7 +17,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Speculation
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.verification import rule_of
+from specdec_cli.verification import RULES, rule_of
 
 NUM = 4000
 
@@ -27,7 +27,7 @@ def verdicts(rates, tokens, temperature, logits=(1.0, 0.5, 0.0, -0.5), num=NUM, 
     params = [SamplingParams(temperature=temperature, index=i, logit_bias=bias or {}) for i in range(num)]
     scores = torch.tensor([logits] * (len(tokens) + 1)).repeat(num, 1)
     p = distribution(scores, [ChainRow(one, [0], 1, Drafted.chain(tokens), frozenset()) for one in params], len(logits))
-    rows = [VerifyRow("synthetic", one, 7, Guesses(Drafted.chain(tokens)), conditional(rates)) for one in params]
+    rows = [VerifyRow(RULES["synthetic"], one, 7, Guesses(Drafted.chain(tokens)), conditional(rates)) for one in params]
     return verify(p, rows)
 
 
@@ -122,7 +122,7 @@ def test_of_a_tree_the_first_children_stand_at_the_rates_of_their_depths() -> No
     scores = torch.tensor([[1.0, 0.5, 0.0, -0.5]] * 6).repeat(NUM, 1)
     p = distribution(scores, [ChainRow(one, [0], 1, drafted, frozenset()) for one in params], 4)
     rates = (0.8, 0.6, 0.3)
-    found = verify(p, [VerifyRow("synthetic", one, 7, Guesses(drafted), conditional(rates)) for one in params])
+    found = verify(p, [VerifyRow(RULES["synthetic"], one, 7, Guesses(drafted), conditional(rates)) for one in params])
     assert {one.path for one in found} == {(), (0,), (0, 2), (0, 2, 4)}
     assert {one.own for one in found} == {0}
     for depth, rate in enumerate(rates, 1):

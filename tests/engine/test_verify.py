@@ -17,7 +17,7 @@ from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.noise import Purpose, uniforms
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.verification import MODES, RULES, resolve_mode
+from specdec_cli.verification import MODES, RULES, resolve_mode, rule_of
 
 TABLE = Table.random()
 SAMPLED = [name for name, rule in RULES.items() if rule.samples and rule.is_lossless]
@@ -97,7 +97,7 @@ def step_of(mode, num, position=7, k=3, table=TABLE, **options):
     seen = [contexts[i][-2:] + drafted[i] for i in range(num)]
     logits = [torch.from_numpy(table.p[s[j], s[j + 1]]).float() for s in seen for j in range(len(s) - 1)]
     guesses = [Guesses(Drafted.chain(drafted[i]), torch.stack(q_rows[i]) if q_rows[i] else None) for i in range(num)]
-    rows = [VerifyRow(mode, loop.params[i], position, guesses[i]) for i in range(num)]
+    rows = [VerifyRow(rule_of(mode, params.temperature), loop.params[i], position, guesses[i]) for i in range(num)]
     return torch.stack(logits), chain, rows
 
 
@@ -164,7 +164,7 @@ def one_step(mode, p, q, tokens, num=4000, temperature=1.0):
     chain = [ChainRow(one, [0, 0], 2, drafted, frozenset()) for one in params]
     guesses = Guesses(drafted, None if q is None else torch.tensor(q, dtype=torch.float32))
     dist = distribution(logits, chain, len(p[0]))
-    return verify(dist, [VerifyRow(mode, one, 2, guesses) for one in params])
+    return verify(dist, [VerifyRow(rule_of(mode, temperature), one, 2, guesses) for one in params])
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
@@ -218,7 +218,7 @@ def test_greedy_rows_keep_a_wide_vocabulary_as_indices() -> None:
     drafts = list(map(Drafted.chain, [best[0:2], [best[3], best[4] + 1], [best[6] + 1, best[7]]]))
     chain = [ChainRow(SamplingParams(), [1], 1, drafted, frozenset()) for drafted in drafts]
     p = distribution(logits, chain, 5000)
-    verdicts = verify(p, [VerifyRow("greedy", SamplingParams(), 1, Guesses(drafted)) for drafted in drafts])
+    verdicts = verify(p, [VerifyRow(RULES["greedy"], SamplingParams(), 1, Guesses(drafted)) for drafted in drafts])
     assert p.probs is None
     assert verdicts == [Verdict((0, 1), best[2]), Verdict((0,), best[4]), Verdict((), best[6])]
 
@@ -293,7 +293,7 @@ def test_the_targets_own_choices_walk_a_tree_as_they_walk_plain_text(mode: str, 
         context = [*PROMPT, i % 5, i // 5 % 5]
         lm_rows.append(Row(i, context, len(drafted) + 1, drafted))
         chain.append(ChainRow(one, context, len(PROMPT), drafted, STOP_IDS))
-        rows.append(VerifyRow(mode, one, len(context), Guesses(drafted)))
+        rows.append(VerifyRow(rule_of(mode, temperature), one, len(context), Guesses(drafted)))
         expected.append(row_by_row(mode, drafted, one, context))
     p = distribution(table.score(lm_rows), chain, TABLE.num_tokens)
     assert verify(p, rows) == expected

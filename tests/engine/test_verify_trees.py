@@ -164,7 +164,7 @@ def judged(mode, parents, num=300, is_drawn: bool = True, table=TABLE):
     loop = TreeLoop(table, PLAIN, mode, parents, num, is_drawn=is_drawn)
     contexts = [[*PROMPT, i % 4, i // 4 % 4] for i in range(num)]
     guesses = loop.propose(contexts, range(num))
-    rows = [VerifyRow(mode, loop.params[i], len(contexts[i]), guesses[i]) for i in range(num)]
+    rows = [VerifyRow(RULES[mode], loop.params[i], len(contexts[i]), guesses[i]) for i in range(num)]
     lm_rows = [Row(i, contexts[i], len(g.drafted) + 1, g.drafted) for i, g in enumerate(guesses)]
     chain = [
         ChainRow(row.params, text, len(PROMPT), row.guesses.drafted, frozenset())
@@ -202,7 +202,7 @@ def test_verdicts_on_trees_are_the_papers_row_by_row(mode, parents, is_drawn: bo
 def test_traversal_of_a_chain_is_block_verification_bit_for_bit(is_drawn: bool) -> None:
     for k in (1, 2, 5):
         p, rows, verdicts = judged("traversal", tuple(range(-1, k - 1)), is_drawn=is_drawn)
-        assert verify(p, [VerifyRow("block", one.params, one.position, one.guesses) for one in rows]) == verdicts
+        assert verify(p, [VerifyRow(RULES["block"], one.params, one.position, one.guesses) for one in rows]) == verdicts
 
 
 def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
@@ -210,7 +210,7 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
     rows = [row for _, its, _ in parts for row in its]
     verdicts = [verdict for _, _, its in parts for verdict in its]
     logits = torch.cat([p.scores for p, _, _ in parts])
-    rows.append(VerifyRow("traversal", PLAIN, 3, Guesses(NOTHING)))
+    rows.append(VerifyRow(RULES["traversal"], PLAIN, 3, Guesses(NOTHING)))
     chain = [ChainRow(row.params, [0, 1], 2, row.guesses.drafted, frozenset()) for row in rows]
     p = distribution(torch.cat((logits, logits[:1])), chain, TABLE.num_tokens)
     assert verify(p, rows)[:-1] == verdicts

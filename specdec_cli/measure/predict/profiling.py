@@ -39,7 +39,7 @@ from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
-from specdec_cli.verification import resolve_mode
+from specdec_cli.verification import rule_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -177,7 +177,7 @@ class _Profiler:
             num_prompt_tokens=0,
             params=replace(self.params, index=b),
             stop_ids=frozenset(),
-            verify=resolve_mode(self.engine.options.verify if temperature else "auto", temperature),
+            rule=rule_of(self.engine.options.verify if temperature else "auto", temperature),
             k=self.k_max,
             max_tokens=self.engine.target.max_context,
             text=None,

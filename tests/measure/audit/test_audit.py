@@ -15,7 +15,6 @@ from typed import not_none, stand_in
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import stepper
-from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
@@ -32,6 +31,7 @@ from specdec_cli.measure.audit.equality import variant
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.documents.audit import audit_body
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 V = 12
 
@@ -192,12 +192,12 @@ def test_the_tolerance_follows_the_dtype() -> None:
 
 
 def test_gumbel_noise_that_depends_on_the_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = verify_module.RULES["gumbel"]
-    by_step = replace(right, judge=verify_module.RULES["exact-match"].judge)
-    monkeypatch.setitem(verify_module.RULES, "gumbel", by_step)
+    right = RULES["gumbel"]
+    by_step = replace(right, judge=RULES["exact-match"].judge)
+    monkeypatch.setitem(RULES, "gumbel", by_step)
     broken = run(pair(), ("gumbel",))
     assert not broken.passed
-    monkeypatch.setitem(verify_module.RULES, "gumbel", right)
+    monkeypatch.setitem(RULES, "gumbel", right)
     assert run(pair(), ("gumbel",)).passed
 
 

@@ -28,6 +28,7 @@ from specdec_cli.measure.predict.tree_replay import acceptance_by_rank, replay_t
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
+from specdec_cli.verification import RULES
 
 V, EOS = 12, 11
 SHAPES = ("4,2,1", "1,1,1,1", "3", "2,3,2", "1,4", "6,1,1,1,1", "9,3")
@@ -94,7 +95,7 @@ def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape) -> No
     drafted = guesses.drafted
     logits = target.score([Row(handle, list(tokens), len(drafted) + 1, drafted)])
     p = distribution(logits, [ChainRow(params, tokens, num_prompt, drafted, stop_ids)], V)
-    verdict = verify(p, [VerifyRow("greedy", params, len(tokens), guesses)])[0]
+    verdict = verify(p, [VerifyRow(RULES["greedy"], params, len(tokens), guesses)])[0]
     emitted = [*(drafted.tokens[node] for node in verdict.path), verdict.own]
     end = next((i + 1 for i, token in enumerate(emitted) if token in stop_ids), len(emitted))
     tokens += emitted[:end]
