@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.cache.budget import DraftCache
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
-    from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.door import LM, Continuations, Draw, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.sampling.params import SamplingParams
@@ -66,6 +66,35 @@ class DraftRow:
         """Most drafted nodes."""
         return self.k if self.tree is None else self.tree.num_nodes(self.k)
 
+    def most_depth(self, max_context: int) -> int:
+        """How deep its guess may be with a draft that reads so many tokens; 0 or less where it has no room."""
+        most = min(self.k, max_context + 1 - len(self.context))
+        return most if self.tree is None else min(most, self.tree.depth)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether bias, penalties or bans change a draft's logits at its first place."""
+        from specdec_cli.sampling.chain import ChainRow, is_edited
+
+        return is_edited(ChainRow(self.params, self.context, self.num_prompt_tokens, NOTHING, self.stop_ids))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the draft's own scores alone say how a chain goes on: with the likeliest token, or by a draw."""
+        needs_wide_noise = self.params.temperature > 0 and self.shares_noise
+        return self.tree is None and self.p_min == 0 and not needs_wide_noise and not self.is_edited
+
+    def draw(self, num: int) -> Draw | None:
+        """How its next `num` tokens are drawn if it is plain; None takes the likeliest."""
+        from specdec_cli.lm.door import Draw
+        from specdec_cli.sampling import noise
+
+        params = self.params
+        if params.temperature == 0:
+            return None
+        uniforms = noise.uniforms(params.seed, params.index, len(self.context), noise.Purpose.DRAFT, num)
+        return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
+
 
 @dataclass(slots=True)
 class Guesses:
@@ -80,6 +109,13 @@ class Guesses:
     drafted: Drafted = NOTHING
     q: Tensor | None = None
     unread: PendingTokens | None = None
+
+    @classmethod
+    def chains(cls, rows: Iterable[DraftRow], continuations: Continuations) -> list[Guesses]:
+        """A chain for each plain row, which the draft has continued in one call; its q where the row needs it."""
+        qs = (continuations.q.get(i) if row.needs_q else None for i, row in enumerate(rows))
+        chains = map(Drafted.chain, continuations.tokens)
+        return [cls(chain, q, continuations.unread) for chain, q in zip(chains, qs, strict=True)]
 
     def read(self) -> Guesses:
         """The same with the tokens themselves; the host may wait for them."""

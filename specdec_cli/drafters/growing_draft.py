@@ -1,4 +1,4 @@
-"""Drafted trees while they grow: chains in one call of the draft, a depth each round, or all depths at once."""
+"""Drafted trees while they grow: a depth each round, or all depths at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
-from specdec_cli.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdec_cli.lm.cache.pending_tokens import PendingTokens
-    from specdec_cli.lm.door import Continuations, Draw, Row
+    from specdec_cli.lm.door import Row
     from specdec_cli.sampling.chain import ChainRow, Distribution
     from specdec_cli.sampling.draft import ChildrenWanted
 
@@ -31,7 +29,6 @@ class GrowingDraft:
         tokens: of the nodes so far, each depth's after those of the depth before.
         parents: of the nodes so far.
         depth: how deep the tree is.
-        unread: the chain's tokens, where the device alone knows them yet.
         is_done: whether it grows no more.
     """
 
@@ -40,7 +37,6 @@ class GrowingDraft:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depth: int = 0
-    unread: PendingTokens | None = None
     is_done: bool = False
     # The nodes that get children next, and all that ever got some; the draft model reads no others.
     _ends: Sequence[int] = (CONTEXT_END,)
@@ -70,17 +66,6 @@ class GrowingDraft:
         return Drafted.chain(self.tokens) if row.tree is None else Drafted(tuple(self.tokens), self.parents)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the draft's own scores alone say how a chain goes on: with the likeliest token, or by a draw."""
-        from specdec_cli.sampling.chain import ChainRow, is_edited
-
-        row = self.row
-        needs_wide_noise = row.params.temperature > 0 and row.shares_noise
-        if row.p_min > 0 or needs_wide_noise or row.tree is not None:
-            return False
-        return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
-
-    @property
     def needs_q(self) -> bool:
         """Whether its nodes come with the q that they were drawn from."""
         return self.row.needs_q and self.is_drawn
@@ -101,22 +86,9 @@ class GrowingDraft:
         has_use = row.tree is None or row.needs_q or row.shares_noise
         return row.params.temperature > 0 and has_use and not self.is_dynamic
 
-    def most_depth(self, max_context: int) -> int:
-        """How deep it may grow with a draft model that reads so many tokens."""
-        row = self.row
-        most = min(row.k, max_context + 1 - len(row.context))
-        return most if row.tree is None else min(most, row.tree.depth)
-
     def wants_more(self, max_context: int) -> bool:
         """Whether another depth is wanted and the draft model can read all that stands before it."""
-        return not self.is_done and self.depth < self.most_depth(max_context)
-
-    def take_chain(self, tokens: list[int], unread: PendingTokens | None, q: Tensor | None) -> None:
-        """Take a chain that was guessed in one call, with its q [len(tokens), V] where nodes need it."""
-        self.tokens, self.parents, self.unread = tokens, list(range(-1, len(tokens) - 1)), unread
-        self.depth, self._ends = len(tokens), (len(tokens) - 1,)
-        if q is not None:
-            self._q, self._q_of = [q], list(range(len(tokens)))
+        return not self.is_done and self.depth < self.row.most_depth(max_context)
 
     def to_score(self) -> Row:
         """The row that the draft model scores for its distribution at every end.
@@ -199,11 +171,11 @@ class GrowingDraft:
         import torch
 
         if not self._q:
-            return Guesses(self.drafted, None, self.unread)
+            return Guesses(self.drafted)
         q = torch.cat(self._q)
         if self._q_of != list(range(len(q))):  # siblings were drawn from one q
             q = q[torch.tensor(self._q_of, device=q.device)]
-        return Guesses(self.drafted, q, self.unread)
+        return Guesses(self.drafted, q)
 
     def _keep(self, nodes: Sequence[int]) -> None:
         """Keep some nodes alone, each together with its parent, and give them new numbers."""
@@ -236,8 +208,7 @@ def grow_deeper(
 ) -> None:
     """Give every row's guess its next depth, or end it.
 
-    Where a row has tokens already and now a distribution that is none, it ends with what it has, whatever that is, as
-    it decides nothing.
+    If a later distribution is invalid, the row keeps the tokens drafted so far: the target decides on them anyway.
 
     Args:
         drafts: rows that want more.
@@ -263,39 +234,6 @@ def grow_deeper(
     _take_children(drafts, q, confidence)
 
 
-def check_guess(unread: PendingTokens | None, name: str, hint: str) -> None:
-    """Refuse an earlier guess that the host has read by now and that holds something else than tokens.
-
-    Args:
-        unread: the guess, if there was one.
-        name: of the draft, for messages.
-        hint: what to do about it.
-
-    Raises:
-        RunError: a largest logit was no finite number.
-    """
-    if unread is not None and unread.is_read and not unread.is_whole:
-        raise RunError(f"the draft `{name}` gave no finite number as its largest logit", hint)
-
-
-def draw_of(row: DraftRow, num: int) -> Draw | None:
-    """How so many tokens of a plain row are drawn; None where the likeliest are taken."""
-    from specdec_cli.lm.door import Draw
-    from specdec_cli.sampling import noise
-
-    params = row.params
-    if params.temperature == 0:
-        return None
-    uniforms = noise.uniforms(params.seed, params.index, len(row.context), noise.Purpose.DRAFT, num)
-    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
-
-
-def take_chains(drafts: Sequence[GrowingDraft], found: Continuations) -> None:
-    """Give every plain row the chain that was guessed for it in one call."""
-    for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
-        draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
-
-
 def _take_children(drafts: Sequence[GrowingDraft], q: Distribution, confidence: Tensor | None) -> None:
     """Choose the children of every end and keep them.
 
@@ -311,9 +249,9 @@ def _take_children(drafts: Sequence[GrowingDraft], q: Distribution, confidence: 
         sure = (q.confidence() if confidence is None else confidence).tolist()
     wanted = [draft.wanted(sure[start : start + num]) for draft, start, num in zip(drafts, starts, ends, strict=False)]
     if any(draft.is_dynamic for draft in drafts):
-        nums = [one.num for draft, its in zip(drafts, wanted, strict=True) for one in its]
+        nums = [each.num for its in wanted for each in its]
         likely = likely_children(q, nums)
-    children = draft_children(q, [one for its in wanted for one in its])
+    children = draft_children(q, [each for its in wanted for each in its])
     for draft, start, num in zip(drafts, starts, ends, strict=False):
         if draft.is_dynamic:
             draft.grow_likely(likely[start : start + num])
@@ -375,12 +313,7 @@ def grow_marginals(drafts: Sequence[GrowingDraft], rows: Mapping[int, Tensor], n
 
 def _is_alike(draft: GrowingDraft) -> bool:
     """Whether all nodes of a depth have the same likeliest children: those of a tree without penalties are searched."""
-    from specdec_cli.sampling.chain import ChainRow, is_edited
-
-    row = draft.row
-    return draft.is_dynamic and not is_edited(
-        ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids)
-    )
+    return draft.is_dynamic and not draft.row.is_edited
 
 
 def _grow_alike(draft: GrowingDraft, logits: Tensor, num_tokens: int, name: str) -> None:
@@ -418,5 +351,5 @@ def rows_at(growing: Sequence[GrowingDraft], rows: Mapping[int, Tensor]) -> Tens
     """
     import torch
 
-    found = [rows[one.place][one.depth].expand(one.num_ends, -1) for one in growing]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    parts = [rows[draft.place][draft.depth].expand(draft.num_ends, -1) for draft in growing]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

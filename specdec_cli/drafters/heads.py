@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import (
-    GrowingDraft,
-    check_guess,
-    draw_of,
-    grow_deeper,
-    grow_marginals,
-    grow_whole,
-    rows_at,
-    take_chains,
-)
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_deeper, grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
 
@@ -120,18 +111,17 @@ class HeadDrafter(WithoutFeatures):
         """
         longest, most = self._max_context, self.most_depth
         assert longest is not None, "a drafter is loaded before it drafts"
-        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows)]
-        if not self.one_pass:
-            self._guess([draft for draft in drafts if draft.wants_more(longest)], longest)
-        others = [draft for draft in drafts if not draft.depth]
-        self._feed([draft.row for draft in others], [draft.row.k for draft in others])
-        able = [draft for draft in others if self.sequences.can_draft(draft.row.handle)]
+        guesses = {} if self.one_pass else self._continue_plain(rows, longest)
+        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]
+        self._feed([draft.row for draft in drafts], [draft.row.k for draft in drafts])
+        able = [draft for draft in drafts if self.sequences.can_draft(draft.row.handle)]
         drafting = [draft for draft in able if draft.wants_more(longest)]
-        depths = {draft.place: draft.most_depth(longest) for draft in drafting}
+        depths = {draft.place: draft.row.most_depth(longest) for draft in drafting}
         if drafting:
             grow = self._grow_ahead if self.one_pass else self._grow_rounds
             grow(drafting, {place: min(depth, most or depth) for place, depth in depths.items()})
-        return [draft.guesses() for draft in drafts]
+        guesses |= {draft.place: draft.guesses() for draft in drafts}
+        return [guesses[place] for place in range(len(rows))]
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Logits [len(path), V] float32 along each path."""
@@ -165,31 +155,34 @@ class HeadDrafter(WithoutFeatures):
         ]
         self.sequences.feed([new for new, _ in news], [depth for _, depth in news])
 
-    def _guess(self, drafts: Sequence[GrowingDraft], longest: int) -> None:
-        """Guess chains in one graph where the head is recorded and its scores alone decide; features go with it.
+    def _continue_plain(self, rows: Sequence[DraftRow], longest: int) -> dict[int, Guesses]:
+        """Chains of plain rows by their places in the call, in one graph where the head is recorded.
 
         Args:
-            drafts: that want more.
+            rows: whose features go with the graph.
             longest: context that is read.
         """
         from specdec_cli.lm.heads.head_graphs import HeadChainRow
 
         unread, self.sequences.last_guess = self.sequences.last_guess, None
-        check_guess(unread, self._name, "try --dtype float32, or another draft if it is float32 already")
+        if unread is not None:
+            unread.check(self._name, "try --dtype float32, or another draft if it is float32 already")
         if not self.sequences.is_recorded:
-            return
-        chains = [draft for draft in drafts if draft.is_plain and self._can_begin(draft.row)]
-        counts = [draft.most_depth(longest) for draft in chains]
-        rows = [
-            HeadChainRow(draft.row.handle, draft.row.context, draft.row.features, num, draw_of(draft.row, num))
-            for draft, num in zip(chains, counts, strict=True)
+            return {}
+        able = ((place, row) for place, row in enumerate(rows) if row.most_depth(longest) > 0)
+        plain = {place: row for place, row in able if row.is_plain and self._can_begin(row)}
+        asked = [
+            HeadChainRow(row.handle, row.context, row.features, num, row.draw(num))
+            for row, num in ((row, row.most_depth(longest)) for row in plain.values())
         ]
-        continuations = self.sequences.guess(rows, self._num_tokens) if rows else None
-        if continuations is not None:
-            take_chains(chains, continuations)
+        continuations = self.sequences.guess(asked, self._num_tokens) if asked else None
+        if continuations is None:
+            return {}
+        chains = zip(plain, Guesses.chains(plain.values(), continuations), strict=True)
+        return {place: chain for place, chain in chains if chain.drafted}
 
     def _can_begin(self, row: DraftRow) -> bool:
-        """Whether there is, or comes with the row, what a first guess follows from."""
+        """Whether the head has hidden states to draft from, or gets some with the row."""
         return self.sequences.can_draft(row.handle) or (row.features is not None and len(row.features) > 0)
 
     def _grow_rounds(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:

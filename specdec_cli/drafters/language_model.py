@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import GrowingDraft, check_guess, draw_of, grow_deeper, take_chains
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_deeper
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's
 
 
 class LMDrafter(WithoutFeatures):
-    """Guesses with a language model: in one call where it has one for that, else round by round over all rows.
+    """Guesses with a language model: plain rows in one call where it has one for that, else a depth each round.
 
     Args:
         name: of the draft, for messages.
@@ -71,61 +71,61 @@ class LMDrafter(WithoutFeatures):
         raise NotImplementedError
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row, or a tree of that depth; of rows not guessed in one call, one depth each round.
+        """Up to k tokens per row, or a tree of that depth; of rows not continued in one call, one depth each round.
 
         Raises:
             RunError: what it guessed before, unread, was no token.
         """
-        self._check_last_guess()
-        drafts, most = self.begin(rows), self.lm.max_context
-        self._guess([draft for draft in drafts if draft.wants_more(most) and draft.is_plain])
-        while growing := [draft for draft in drafts if draft.wants_more(most)]:
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            unread.check(self._name, "try --draft-dtype float32, or another checkpoint if it is float32 already")
+        self.read_contexts(rows)
+        guesses = self._continue_plain(rows)
+        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]
+        while growing := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
             logits = self.lm.score([draft.to_score() for draft in growing])
             grow_deeper(growing, logits, self._num_tokens, self._name)
-        return [draft.guesses() for draft in drafts]
+        guesses |= {draft.place: draft.guesses() for draft in drafts}
+        return [guesses[place] for place in range(len(rows))]
 
-    def begin(self, rows: Sequence[DraftRow]) -> list[GrowingDraft]:
-        """The rows' guesses before their first token; all of each context but a chunk is in the cache then."""
+    def read_contexts(self, rows: Sequence[DraftRow]) -> None:
+        """Put all of each context but its last chunk into the cache; a new row takes over the prefix that is cached."""
+        from specdec_cli.lm.door import Row
+
+        num_fed = self._num_fed
         for row in rows:
-            if row.cache_salt is not None and row.handle not in self._num_fed:
-                self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
-        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows)]
-        self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self.lm.max_context)])
-        return drafts
+            if row.cache_salt is not None and row.handle not in num_fed:
+                num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
+        able = [row for row in rows if row.most_depth(self.lm.max_context) > 0]
+        while long := [row for row in able if len(row.context) - num_fed.get(row.handle, 0) > _CHUNK]:
+            for row in long:
+                num_fed[row.handle] = num_fed.get(row.handle, 0) + _CHUNK
+            self.lm.score([Row(row.handle, row.context[: num_fed[row.handle]], num_logits=0) for row in long])
+        for row in able:
+            num_fed[row.handle] = len(row.context)
+
+    def _continue_plain(self, rows: Sequence[DraftRow]) -> dict[int, Guesses]:
+        """Chains of plain rows by their places, all from one call of the LM; none where it has no such call.
+
+        A row without a first token is left out: `grow_deeper` raises its error.
+        """
+        from specdec_cli.lm.door import Row
+
+        longest = self.lm.max_context
+        plain = {place: row for place, row in enumerate(rows) if row.most_depth(longest) > 0 and row.is_plain}
+        asked = [
+            Row(row.handle, row.context, num, draw=row.draw(num))
+            for row, num in ((row, row.most_depth(longest)) for row in plain.values())
+        ]
+        continuations = self.lm.guess(asked, self._num_tokens) if asked else None
+        if continuations is None:
+            return {}
+        self._unread = continuations.unread
+        chains = zip(plain, Guesses.chains(plain.values(), continuations), strict=True)
+        return {place: chain for place, chain in chains if chain.drafted}
 
     def release(self, handle: int) -> None:
         """Forget a sequence, and have the draft model forget it."""
         self._num_fed.pop(handle, None)
         if self._loaded is not None:
             self._loaded.release(handle)
-
-    def _check_last_guess(self) -> None:
-        """A guess that was not read when it was made is known by now."""
-        unread, self._unread = self._unread, None
-        check_guess(unread, self._name, "try --draft-dtype float32, or another checkpoint if it is float32 already")
-
-    def _feed_long_contexts(self, drafts: Sequence[GrowingDraft]) -> None:
-        """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
-        from specdec_cli.lm.door import Row
-
-        fed = self._num_fed
-        while long := [d.row for d in drafts if len(d.row.context) - fed.get(d.row.handle, 0) > _CHUNK]:
-            for row in long:
-                fed[row.handle] = fed.get(row.handle, 0) + _CHUNK
-            self.lm.score([Row(row.handle, row.context[: fed[row.handle]], num_logits=0) for row in long])
-        for draft in drafts:
-            fed[draft.row.handle] = len(draft.row.context)
-
-    def _guess(self, drafts: Sequence[GrowingDraft]) -> None:
-        """Guess for plain rows in one call, where the LM has one for it."""
-        from specdec_cli.lm.door import Row
-
-        counts = [draft.most_depth(self.lm.max_context) for draft in drafts]
-        rows = [
-            Row(draft.row.handle, draft.row.context, num, draw=draw_of(draft.row, num))
-            for draft, num in zip(drafts, counts, strict=True)
-        ]
-        found = self.lm.guess(rows, self._num_tokens) if rows else None
-        if found is not None:
-            self._unread = found.unread
-            take_chains(drafts, found)

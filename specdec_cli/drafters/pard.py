@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
-from specdec_cli.drafters.growing_draft import grow_marginals
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals
 from specdec_cli.drafters.language_model import LMDrafter
 from specdec_cli.errors import UsageError
 
@@ -69,16 +69,17 @@ class Drafter(LMDrafter):
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, all of them from one forward."""
-        drafts, most = self.begin(rows), self.lm.max_context
+        self.read_contexts(rows)
+        drafts, most = [GrowingDraft(row, place) for place, row in enumerate(rows)], self.lm.max_context
         drafting = [draft for draft in drafts if draft.wants_more(most)]
-        logits = self._logits([draft.row for draft in drafting], [draft.most_depth(most) for draft in drafting])
+        logits = self._logits([draft.row for draft in drafting], [draft.row.most_depth(most) for draft in drafting])
         by_place = dict(zip((draft.place for draft in drafting), logits, strict=True))
         grow_marginals(drafting, by_place, self._num_tokens, self._name)
         return [draft.guesses() for draft in drafts]
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Each depth's logits, which are the same whatever the path."""
-        self.begin(rows)
+        self.read_contexts(rows)
         return self._logits(rows, [len(path) for path in paths])
 
     def _logits(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:

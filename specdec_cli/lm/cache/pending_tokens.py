@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_cli.errors import RunError
+
 _FIRST = -2  # -1 is a token that only fills a shape, or that is none
 
 
@@ -42,6 +44,19 @@ class PendingTokens:
     def is_whole(self) -> bool:
         """Whether all of them are tokens; it reads them."""
         return min(self._read()) >= 0
+
+    def check(self, name: str, hint: str) -> None:
+        """Refuse a guess that the host has read by now and that holds something else than tokens.
+
+        Args:
+            name: of the draft, for the message.
+            hint: what to do about it.
+
+        Raises:
+            RunError: a largest logit was no finite number.
+        """
+        if self.is_read and not self.is_whole:
+            raise RunError(f"the draft `{name}` gave no finite number as its largest logit", hint)
 
     def stand_ins(self, row: int, num: int) -> list[int]:
         """The placeholder for the first tokens of a row."""
