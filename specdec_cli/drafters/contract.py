@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -111,7 +111,7 @@ class Guesses:
     unread: PendingTokens | None = None
 
     @classmethod
-    def chains(cls, rows: Iterable[DraftRow], continuations: Continuations) -> list[Guesses]:
+    def chains(cls, rows: Sequence[DraftRow], continuations: Continuations) -> list[Guesses]:
         """A chain for each plain row, which the draft has continued in one call; its q where the row needs it."""
         qs = (continuations.q.get(i) if row.needs_q else None for i, row in enumerate(rows))
         chains = map(Drafted.chain, continuations.tokens)

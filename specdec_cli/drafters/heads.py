@@ -169,17 +169,15 @@ class HeadDrafter(WithoutFeatures):
             unread.check(self._name, "try --dtype float32, or another draft if it is float32 already")
         if not self.sequences.is_recorded:
             return {}
-        able = ((place, row) for place, row in enumerate(rows) if row.most_depth(longest) > 0)
-        plain = {place: row for place, row in able if row.is_plain and self._can_begin(row)}
-        asked = [
-            HeadChainRow(row.handle, row.context, row.features, num, row.draw(num))
-            for row, num in ((row, row.most_depth(longest)) for row in plain.values())
-        ]
-        continuations = self.sequences.guess(asked, self._num_tokens) if asked else None
+        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
+        able = [(place, rows[place], depth) for place, depth in depths.items() if depth > 0]
+        plain = [(place, row, depth) for place, row, depth in able if self._can_begin(row)]
+        head_rows = [HeadChainRow(r.handle, r.context, r.features, depth, r.draw(depth)) for _, r, depth in plain]
+        continuations = self.sequences.guess(head_rows, self._num_tokens) if plain else None
         if continuations is None:
             return {}
-        chains = zip(plain, Guesses.chains(plain.values(), continuations), strict=True)
-        return {place: chain for place, chain in chains if chain.drafted}
+        chains = Guesses.chains([row for _, row, _ in plain], continuations)
+        return {place: chain for (place, _, _), chain in zip(plain, chains, strict=True) if chain.drafted}
 
     def _can_begin(self, row: DraftRow) -> bool:
         """Whether the head has hidden states to draft from, or gets some with the row."""

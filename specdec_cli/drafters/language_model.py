@@ -112,17 +112,15 @@ class LMDrafter(WithoutFeatures):
         from specdec_cli.lm.door import Row
 
         longest = self.lm.max_context
-        plain = {place: row for place, row in enumerate(rows) if row.most_depth(longest) > 0 and row.is_plain}
-        asked = [
-            Row(row.handle, row.context, num, draw=row.draw(num))
-            for row, num in ((row, row.most_depth(longest)) for row in plain.values())
-        ]
-        continuations = self.lm.guess(asked, self._num_tokens) if asked else None
+        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
+        plain = [(place, rows[place], depth) for place, depth in depths.items() if depth > 0]
+        lm_rows = [Row(row.handle, row.context, depth, draw=row.draw(depth)) for _, row, depth in plain]
+        continuations = self.lm.guess(lm_rows, self._num_tokens) if plain else None
         if continuations is None:
             return {}
         self._unread = continuations.unread
-        chains = zip(plain, Guesses.chains(plain.values(), continuations), strict=True)
-        return {place: chain for place, chain in chains if chain.drafted}
+        chains = Guesses.chains([row for _, row, _ in plain], continuations)
+        return {place: chain for (place, _, _), chain in zip(plain, chains, strict=True) if chain.drafted}
 
     def release(self, handle: int) -> None:
         """Forget a sequence, and have the draft model forget it."""

@@ -1,8 +1,8 @@
-"""The drafters of an engine, by name: who guesses for which row, and what happens when one fails.
+"""The drafters of an engine, by name: which one guesses for a row, and what happens when it fails.
 
-If a drafter raises, its rows lose their guesses, not their output: they decode plain in that step, and to their end
-where it reads features of the target. A notice appears
-once for each kind of error. After three consecutive failures the drafter is disabled, with another notice.
+If a drafter raises, its rows lose their guesses, not their output: they decode plain in that step, and to their end if
+the drafter reads features of the target. A notice appears once for each kind of error. After three consecutive failures
+the drafter is disabled, with another notice.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Drafters:
         """Guesses for rows, each by the drafter named beside it; empty where that one fails."""
         guesses = [Guesses() for _ in rows]
         for name in dict.fromkeys(name for name, _ in rows):
-            places = [i for i, (one, row) in enumerate(rows) if one == name and row.handle not in self._left_out]
+            places = [i for i, (its, row) in enumerate(rows) if its == name and row.handle not in self._left_out]
             if name in self.switched_off or not places:
                 continue
             for i, guess in zip(places, self._ask(name, [rows[i][1] for i in places]), strict=True):
@@ -123,25 +123,25 @@ class Drafters:
         try:
             guesses = self.by_name[name].propose(rows)
             self._check(rows, guesses)
-        except LogitsError as error:  # one row's own trouble: the others are guessed for as without it
+        except LogitsError as error:  # of one row alone: the drafter is asked again for the others
             self._failed(name, error, in_a_row=len(rows) == 1)
-            its, others = rows[error.row].handle, [row for i, row in enumerate(rows) if i != error.row]
-            self._left_out.add(its)
-            self._release(name, its)
-            found = self._ask(name, others) if others else []
-            return [*found[: error.row], Guesses(), *found[error.row :]]
+            failing, others = rows[error.row].handle, [row for i, row in enumerate(rows) if i != error.row]
+            self._left_out.add(failing)
+            self._release(name, failing)
+            guesses = self._ask(name, others) if others else []
+            return [*guesses[: error.row], Guesses(), *guesses[error.row :]]
         except Exception as error:
             self._failed(name, error)
             for row in rows:
                 self._release(name, row.handle)
-            if self.by_name[name].taps:  # it has lost features that no later step gives again
+            if self.by_name[name].taps:  # it has lost features that no later step brings again
                 self._left_out.update(row.handle for row in rows)
             return [Guesses() for _ in rows]
         self._in_a_row[name] = 0
         return guesses
 
     def _check(self, rows: Sequence[DraftRow], guesses: Sequence[Guesses]) -> None:
-        """Refuse what breaks the drafters' contract before the target reads it."""
+        """Refuse guesses that break the drafters' contract, before the target reads them."""
         if len(guesses) != len(rows):
             raise RunError(f"it gave `{len(guesses)}` guesses for `{len(rows)}` rows")
         for row, guess in zip(rows, guesses, strict=True):

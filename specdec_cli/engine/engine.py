@@ -78,31 +78,19 @@ class Engine:
         self.drafters = Drafters(drafter, others or {}, self.num_tokens)
         self.policy = self.options.policy()
         self.planner = DraftingPlanner(self.options, self.drafters, target.scores_trees, bool(target.state_bytes))
-        self._depths = self.options.depths()
         self.planner.shape(self.options.tree, self.drafters.own_name)
         if self.drafters.all_taps:
             target.tap(self.drafters.all_taps)
         self._failed: list[Failed] = []
         self._sequences: dict[int, Sequence] = {}
-        self._inbox = Inbox()  # of the requests that `add` queued and `step` tells of
+        self._inbox = Inbox()  # of the requests that `add` queued, whose events `step` returns
         self.one_thread = OneThread()
         self._next_id = 0
-        self._left_at: float | None = None
+        self._step_ended_at: float | None = None
         rates = conditional(self.options.synthetic_acceptance_rates or ())
         self._stepper = Stepper(target, self.drafters.propose, self.num_tokens, rates, self.options.p_min)
         self._notices: list[Noticed] = []
-        self._scheduler = Scheduler(
-            Limits(
-                max_num_seqs=self.options.max_num_seqs,
-                max_num_batched_tokens=self.options.max_num_batched_tokens,
-                prefill_chunk=self.options.prefill_chunk,
-                k_by_batch=self._depths,
-                max_context=target.max_context,
-                num_blocks=target.num_blocks,
-                block_size=target.block_size,
-            ),
-            self.policy,
-        )
+        self._scheduler = Scheduler(Limits.of(target, self.options), self.policy)
 
     @classmethod
     @takes_load_arguments
@@ -272,6 +260,7 @@ class Engine:
         tokens = self.encode(prompt)
         predicted = None if prediction is None else self.encode(list(prediction))
         requests.check(tokens, params, self.num_tokens, self.target.max_context, predicted or ())
+        requests.check_tokenizer(self.tokenizer, params, grammar)
         plan = self.planner.plan(params.temperature, num_speculative_tokens, verify, tree, draft, prediction)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
         text = self.tokenizer.stream(params.stop, stop_ids, params.skip_special_tokens) if self.tokenizer else None
@@ -295,20 +284,8 @@ class Engine:
                 turn=turn or "",
                 inbox=self._inbox,
             )
-            if params.stop and self.tokenizer is None:
-                raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
-            needed, size = self._scheduler.num_blocks_needed(sequence), self.target.block_size
-            if needed > self.target.num_blocks:
-                raise UsageError(
-                    f"the request needs {needed * size} tokens of KV cache, drafted ones included, and there are "
-                    f"`{self.target.num_blocks * size}`",
-                    "lower max_new_tokens or raise kv_cache_memory",
-                )
+            self._scheduler.check_fits(sequence)
             if grammar is not None:
-                if self.tokenizer is not None and grammar.tokenizer is not self.tokenizer:
-                    raise UsageError(
-                        "the grammar was compiled for another tokenizer", "compile it for the engine's own"
-                    )
                 sequence.matcher = grammar.start(self.num_tokens, stop_ids, self.eos_token_ids)
             self._next_id += 1
             self._sequences[sequence.id] = sequence
@@ -352,22 +329,26 @@ class Engine:
     def step_for(self, inbox: Inbox) -> list[Event]:
         """A caller's events of the oldest step that it has not read, else of a new one; see `step`."""
         if self._sequences and not inbox.unread:
-            callers = {id(inbox): inbox, **{id(each.inbox): each.inbox for each in self._sequences.values()}}
+            inboxes = {id(sequence.inbox): sequence.inbox for sequence in self._sequences.values()}
+            inboxes[id(inbox)] = inbox
             try:
                 with self.one_thread, free_cores():
                     events = self._step()
             except Exception as error:
-                for caller in callers.values():  # requests that ended in the step, and whose events are lost
-                    lost = [Failed(each, error) for each in caller.open if each not in self._sequences]
-                    caller.unread += [lost] if lost else []
+                for each in inboxes.values():  # the events of requests that ended in this step are lost
+                    lost = [
+                        Failed(sequence_id, error) for sequence_id in each.open if sequence_id not in self._sequences
+                    ]
+                    each.unread += [lost] if lost else []
                 raise
-            for caller in callers.values():
-                caller.unread.append(events)
+            for each in inboxes.values():
+                each.unread.append(events)
         return inbox.read()
 
     def _step(self) -> list[Event]:
         begin = perf_counter()
-        left_at, self._left_at = self._left_at, None
+        since_last = 0.0 if self._step_ended_at is None else begin - self._step_ended_at
+        self._step_ended_at = None
         preempted = self._scheduler.preempt()
         for sequence in preempted:
             self._stop(sequence)
@@ -381,7 +362,7 @@ class Engine:
         try:
             draft_seconds, verify_seconds = self._stepper.run(rows)
         except BaseException:
-            for row in rows:  # what a forward that broke off has written is not known
+            for row in rows:  # an interrupted forward may have written any part of the cache
                 self._recompute(row.sequence)
             raise
         emitted = tuple(self._take(rows))
@@ -400,24 +381,18 @@ class Engine:
             num_blocks=self.target.num_blocks,
             num_preemptions=len(preempted),
         )
-        self._tell_policy(emitted, seconds, 0.0 if left_at is None else begin - left_at, draft_seconds)
-        self._left_at = end if self._sequences else None
-        return [stepped, *self._take_news(), *finished]
-
-    def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float, before: float, drafting: float) -> None:
-        """The time of a step, including the work since the previous one.
-
-        Where that took longer than the step itself it was something else, done now and then.
-        """
-        given = {
+        outcomes = {
             each.sequence_id: (each.num_drafted, each.num_accepted)
             for each in emitted
             if each.sequence_id in self._sequences
         }
-        self.policy.observe(seconds + before if before < seconds else seconds, given, drafting)
+        # A step costs the caller's work before it, too. Where that took longer than the step, it was something else.
+        self.policy.observe(seconds + since_last if since_last < seconds else seconds, outcomes, draft_seconds)
+        self._step_ended_at = end if self._sequences else None
+        return [stepped, *self._take_news(), *finished]
 
     def _take_news(self) -> list[Event]:
-        """Notices and failures that were not told yet."""
+        """Notices and failures that no step has returned yet."""
         news: list[Event] = [*self._notices, *self.drafters.notices, *self._failed]
         self._notices.clear()
         self.drafters.notices.clear()
@@ -509,7 +484,7 @@ class Engine:
         raise UsageError("`Engine.trace` is a function now", "call `specdec_cli.trace(engine, prompts)`")
 
     def _take(self, rows: Items[StepRow]) -> Iterator[Emitted]:
-        """Let each sequence take its accepted tokens and the target's own one, or end it with its error."""
+        """Give each sequence its accepted tokens and the target's own one, or end it with its error."""
         for row in rows:
             if row.error is not None:
                 self._fail(row.sequence, row.error)
@@ -520,7 +495,7 @@ class Engine:
                     self._fail(row.sequence, error)
 
     def _recompute(self, sequence: Sequence) -> None:
-        """Give a sequence's blocks back, and start it again from what the cache holds."""
+        """Give a sequence's blocks back, and start it again from its cached prefix."""
         self.target.release(sequence.id)
         most = self._stepper.features.known(sequence.id) if self._taps(sequence) else len(sequence.tokens)
         sequence.num_computed = self._adopt(sequence, most)
@@ -538,13 +513,13 @@ class Engine:
         self._stop(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End the one request whose own part of a step failed; the others stay as they were."""
+        """End the one request whose own part of a step failed; the others go on."""
         sequence.finish_reason = None
         self._remove(sequence)
         self._failed.append(Failed(sequence.id, error))
 
     def _start(self, sequence: Sequence) -> int:
-        """Take over what the cache still holds of a sequence's tokens, if its draft can go on there; how many."""
+        """Adopt a sequence's cached prefix, up to where its draft can go on; returns its length."""
         most, begin, salt = len(sequence.tokens), 0, sequence.cache_salt
         if self._taps(sequence) and salt is not None:
             most = begin = self.drafters.adopt(sequence.draft, sequence.id, sequence.tokens, salt)
@@ -553,13 +528,12 @@ class Engine:
 
     def _taps(self, sequence: Sequence) -> Items[Tap]:
         """The target's hidden states that a sequence's draft reads."""
-        limit = sequence.draft_max_context
-        if sequence.k == 0 or (limit is not None and len(sequence.tokens) > limit):
+        if sequence.k == 0 or sequence.is_past_draft:
             return ()
         return self.drafters.taps(sequence.draft, sequence.id)
 
     def _adopt(self, sequence: Sequence, most: int) -> int:
-        """Take over what the cache holds of at most so many of a sequence's first tokens; how many that is."""
+        """Adopt at most so many cached tokens of a sequence's beginning; returns their number."""
         if sequence.cache_salt is None:
             return 0
         num_cached = self.target.adopt(sequence.id, sequence.tokens[: most + 1], sequence.cache_salt)
@@ -568,14 +542,14 @@ class Engine:
         return num_cached
 
     def _stop(self, sequence: Sequence) -> None:
-        """Return a sequence's blocks, the target's and the drafts'. If it goes on, the drafts read it again."""
+        """Give a sequence's blocks back, the target's and the drafts'; if it goes on, the drafts read it again."""
         self.target.release(sequence.id)
         self.drafters.release(sequence.id)
         self._stepper.features.drop(sequence.id)
         self.policy.forget(sequence.id)
 
     def _notice_draft_limit(self, sequence: Sequence) -> None:
-        if not sequence.warned_of_draft_limit and self._scheduler.is_past_draft(sequence):
+        if sequence.k > 0 and sequence.is_past_draft and not sequence.warned_of_draft_limit:
             sequence.warned_of_draft_limit = True
             limit = sequence.draft_max_context
             self._notices.append(

@@ -76,16 +76,16 @@ class FeatureBook:
             tapped: the row's, as the target filled it in.
             num_context: tokens of the row's context, drafted ones not counted.
         """
-        found = tapped.found
-        if found is None:
+        hidden = tapped.hidden
+        if hidden is None:
             return
         pending = self._pending.setdefault(sequence_id, _PendingStates(0))
         pending.cut(tapped.first)
         assert tapped.first <= pending.end, "the target skipped positions that the drafter has no states of"
         num = num_context - tapped.first
         if pending.end < num_context:
-            pending.keep(found.part(pending.end - tapped.first, num))
-        pending.nodes = found.part(num, len(found)) if num < len(found) else None
+            pending.keep(hidden.part(pending.end - tapped.first, num))
+        pending.nodes = hidden.part(num, len(hidden)) if num < len(hidden) else None
 
     def accept(self, sequence_id: int, path: Sequence[int]) -> None:
         """Keep the nodes on the accepted path."""

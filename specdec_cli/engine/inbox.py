@@ -1,4 +1,4 @@
-"""Whose events they are: callers share an engine's steps, and each reads the events of its own requests."""
+"""Inboxes: callers share an engine's steps, and each reads the events of its own requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Inbox:
 
     Attributes:
         open: ids of the requests whose end was not read, in the order they were added.
-        unread: the engine's events of steps that were not read.
+        unread: the engine's events of the steps that were not read, other callers' among them.
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | list[dict[str, str]]
@@ -110,6 +111,18 @@ def check(
         wrong = next((token for token in ids if not 0 <= token < num_tokens), None)
         if wrong is not None:
             raise UsageError(f"{name} names token `{wrong}`, and the vocabulary has `{num_tokens}` tokens")
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, params: SamplingParams, grammar: Grammar | None) -> None:
+    """Refuse a request that needs another tokenizer than the engine's.
+
+    Raises:
+        UsageError: stop strings without one, or a grammar that was compiled for another one.
+    """
+    if params.stop and tokenizer is None:
+        raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
+    if grammar is not None and tokenizer is not None and grammar.tokenizer is not tokenizer:
+        raise UsageError("the grammar was compiled for another tokenizer", "compile it for the engine's own")
 
 
 def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:

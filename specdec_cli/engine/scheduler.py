@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine.depth.depth import DecodingRow, DepthPolicy, Fixed, KByBatch
 from specdec_cli.engine.sequence import Sequence
+from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.verify import Verdict
     from specdec_cli.events import Emitted
-    from specdec_cli.lm.door import Tap
+    from specdec_cli.lm.door import LM, Tap
     from specdec_cli.sampling.chain import BoolArray, Distribution
 
 
@@ -41,22 +43,35 @@ class Limits:
     num_blocks: int
     block_size: int
 
+    @classmethod
+    def of(cls, target: LM, options: EngineOptions) -> Limits:
+        """The bounds that a target and an engine's options set."""
+        return cls(
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            options.prefill_chunk,
+            options.depths(),
+            target.max_context,
+            target.num_blocks,
+            target.block_size,
+        )
+
 
 @dataclass(slots=True)
 class StepRow:
-    """A sequence's part in a step: how much of it is fed and drafted, and what the step found.
+    """A sequence's part in a step: the tokens fed and drafted for it, and what the target decides.
 
     Args:
-        sequence: whose part it is.
+        sequence: the sequence.
         num_fed: `tokens[:num_fed]` are in the cache after the step; logits are wanted only once all are.
         k: most tokens to draft.
         num_prefill_tokens: tokens of its prompt that the step feeds.
         taps: the target's hidden states that its drafter reads.
-        guesses: what was drafted.
-        allowed: [places, V] bool, what its grammar allows at each place that is verified; None allows everything.
+        guesses: the drafted tokens.
+        allowed: [places, V] bool, the tokens that its grammar allows at each verified place; None allows everything.
         p: distributions of all rows verified with it.
-        first_place: where in p the row begins.
-        verdict: what stands of the guesses; None for a chunk of a prompt.
+        first_place: the row's first place in p.
+        verdict: the accepted nodes and the own token; None for a chunk of a prompt.
         error: why the request ends in this step, if it does.
     """
 
@@ -74,7 +89,7 @@ class StepRow:
 
     @property
     def is_decided(self) -> bool:
-        """Whether this step gives the sequence a next token (it is no chunk of what is fed before that)."""
+        """Whether this step decides a token: all of the sequence's tokens are fed, not a chunk of its prompt alone."""
         return self.num_fed == len(self.sequence.tokens)
 
     def take(self) -> Emitted:
@@ -89,8 +104,9 @@ class StepRow:
         if not p.broken and self.sequence.params.logprobs is None:
             return self.sequence.extend(drafted, verdict.path, verdict.own)
         places = [self.first_place, *(self.first_place + node + 1 for node in verdict.path)]
-        for error in (p.broken[place] for place in places if place in p.broken):
-            raise error
+        for place in places:
+            if place in p.broken:
+                raise p.broken[place]
         tokens, num = [*(drafted.tokens[node] for node in verdict.path), verdict.own], self.sequence.params.logprobs
         logprobs = [p.logprobs(*at, num) for at in zip(places, tokens, strict=True)] if num is not None else ()
         return self.sequence.extend(drafted, verdict.path, verdict.own, logprobs)
@@ -142,7 +158,7 @@ class Scheduler:
         rows: list[StepRow] = []
         resting = self._resting()
         for sequence in self.running:
-            if _decodes(sequence):
+            if sequence.is_decoding:
                 if sequence not in resting:
                     rows.append(StepRow(sequence, len(sequence.tokens), self._k(sequence)))
                 continue
@@ -158,8 +174,9 @@ class Scheduler:
         """The sequences that sit this step out, so that a turn with few rows does not wait for one with many."""
         self.num_steps += 1
         by_turn: dict[str, list[Sequence]] = {}
-        for sequence in filter(_decodes, self.running):
-            by_turn.setdefault(sequence.turn, []).append(sequence)
+        for sequence in self.running:
+            if sequence.is_decoding:
+                by_turn.setdefault(sequence.turn, []).append(sequence)
         resting: list[Sequence] = []
         if len(by_turn) > 1:
             fewest = min(map(len, by_turn.values()))
@@ -174,17 +191,31 @@ class Scheduler:
     def _choose(self, rows: list[StepRow]) -> None:
         """Have the policy choose k for the rows that decode."""
         decoding = [row for row in rows if not row.num_prefill_tokens]
-        chosen = self.policy.choose([_decoding_row(row) for row in decoding], len(decoding) == len(rows))
+        of_policy = [
+            DecodingRow(s.id, s.draft, row.k, len(s.tokens), s.room)
+            for s, row in ((row.sequence, row) for row in decoding)
+        ]
+        chosen = self.policy.choose(of_policy, is_pure=len(decoding) == len(rows))
         for row, k in zip(decoding, chosen, strict=True):
             assert 0 <= k <= row.k, "a policy never drafts more than a row may"
             row.k = k
 
-    def num_blocks_needed(self, sequence: Sequence) -> int:
-        """Blocks for the longest context it can reach, drafted tokens included."""
-        return self._num_blocks(sequence, sequence.max_tokens)
+    def check_fits(self, sequence: Sequence) -> None:
+        """Refuse a sequence that the cache could not hold even alone.
 
-    def num_blocks_next(self, sequence: Sequence) -> int:
-        """Blocks for what it can hold after its next token, drafted tokens included."""
+        Raises:
+            UsageError: its longest context, drafted tokens included, takes more blocks than there are.
+        """
+        num_needed, size = self._num_blocks(sequence, sequence.max_tokens), self.limits.block_size
+        if num_needed > self.limits.num_blocks:
+            raise UsageError(
+                f"the request needs {num_needed * size} tokens of KV cache, drafted ones included, and there are "
+                f"`{self.limits.num_blocks * size}`",
+                "lower max_new_tokens or raise kv_cache_memory",
+            )
+
+    def _num_blocks_next(self, sequence: Sequence) -> int:
+        """Blocks of a sequence's tokens after its next one, drafted tokens included."""
         return self._num_blocks(sequence, len(sequence.tokens) + 1)
 
     def _num_blocks(self, sequence: Sequence, length: int) -> int:
@@ -198,7 +229,7 @@ class Scheduler:
         return self._num_reserved() + -(-num_tokens // self.limits.block_size) <= self.limits.num_blocks
 
     def _num_reserved(self) -> int:
-        return sum(self.num_blocks_next(sequence) for sequence in self.running)
+        return sum(self._num_blocks_next(sequence) for sequence in self.running)
 
     def preempt(self) -> list[Sequence]:
         """Send sequences back to the queue that no longer fit, or whose turn gives up a place.
@@ -215,8 +246,10 @@ class Scheduler:
     def _take_turns(self) -> list[Sequence]:
         """Make room for the first waiting sequence whose turn has none running, if another turn has several."""
         preempted: list[Sequence] = []
+        if not self.waiting:
+            return preempted
         counts = Counter(sequence.turn for sequence in self.running)
-        newcomer = next((one for one in self.waiting if one.turn not in counts), None)
+        newcomer = next((sequence for sequence in self.waiting if sequence.turn not in counts), None)
         while newcomer is not None and self.running and not self._fits(newcomer, self._num_reserved()):
             turn, num_running = counts.most_common(1)[0]
             if num_running < 2:
@@ -239,34 +272,29 @@ class Scheduler:
     def _fits(self, sequence: Sequence, reserved: int) -> bool:
         """Whether a sequence can be admitted, with a block to spare for each that runs: they grow."""
         has_place = len(self.running) < self.limits.max_num_seqs
-        return has_place and reserved + self.num_blocks_next(sequence) + len(self.running) <= self.limits.num_blocks
+        return has_place and reserved + self._num_blocks_next(sequence) + len(self.running) <= self.limits.num_blocks
 
     def admit(self) -> Iterator[Sequence]:
-        """Admit the waiting sequences that fit, one by one: few, as to preempt is dear.
+        """Admit the waiting sequences that fit, one by one: few, as preemption is expensive.
 
         Yields:
-            Each, so that it takes over what is cached of it; `num_computed` says how much.
+            Each; the caller adopts its cached prefix and sets `num_computed`.
         """
         reserved = self._num_reserved()
         while self.waiting and self._fits(self.waiting[0], reserved):
             sequence = self.waiting.popleft()
-            reserved += self.num_blocks_next(sequence)
+            reserved += self._num_blocks_next(sequence)
             self.running.append(sequence)
             yield sequence
 
     def _k(self, sequence: Sequence) -> int:
-        """Most tokens to draft: k of the table, what it may still emit, and both context limits."""
+        """Most tokens to draft: within k of the table, the tokens it may still emit, and both context limits."""
         length = len(sequence.tokens)
         k = min(sequence.k, self.limits.k_by_batch.k(len(self.running), sequence.own_k))
         k = min(k, sequence.room - 1, self.limits.max_context - length)
         if sequence.draft_max_context is not None:
             k = min(k, sequence.draft_max_context - length + 1)
         return max(k, 0)
-
-    def is_past_draft(self, sequence: Sequence) -> bool:
-        """Whether its context has outgrown the draft's."""
-        limit = sequence.draft_max_context
-        return limit is not None and sequence.k > 0 and len(sequence.tokens) > limit
 
     def _chunks(self, sequence: Sequence, budget: int, is_first: bool) -> int:
         """How far to feed a prompt: whole chunks within the budget, one at least for the first of a step."""
@@ -279,13 +307,3 @@ class Scheduler:
             budget -= step
             is_first = False
         return fed
-
-
-def _decodes(sequence: Sequence) -> bool:
-    """Whether nothing of its tokens must be fed before its next token."""
-    return sequence.num_computed == sequence.num_to_compute and not sequence.is_prefilling
-
-
-def _decoding_row(row: StepRow) -> DecodingRow:
-    sequence = row.sequence
-    return DecodingRow(sequence.id, sequence.draft, row.k, len(sequence.tokens), sequence.room)

@@ -96,6 +96,16 @@ class Sequence:
         return len(self.tokens) - (not self.is_prefilling)
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether its last token is all that the cache lacks, so that the next step decides and may draft."""
+        return self.num_computed == len(self.tokens) - 1 and not self.is_prefilling
+
+    @property
+    def is_past_draft(self) -> bool:
+        """Whether its context has outgrown its drafter's."""
+        return self.draft_max_context is not None and len(self.tokens) > self.draft_max_context
+
+    @property
     def room(self) -> int:
         """Tokens that it may still emit."""
         return self.max_tokens - len(self.tokens)

@@ -1,4 +1,4 @@
-"""The work of a step, from drafting to verdicts: the engine does it for its requests, a cost profile for contexts."""
+"""The work of a step on the models, from drafting to verdicts; the engine and a cost profile run it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Stepper:
-    """Draft, fit the grammars, score, verify. Every row gets its verdict or its error; the sequences take nothing yet.
+    """Draft, fit the grammars, score, verify. Every row gets its verdict or its error; no sequence takes tokens yet.
 
     Args:
         target: scores.
@@ -91,7 +91,7 @@ class Stepper:
             Seconds of drafting and of the target's forward.
 
         Raises:
-            Exception: the forward failed; what its sequences had in the cache is not known.
+            Exception: the forward failed; its sequences' caches may hold anything.
         """
         mark, seconds = self._clock.mark, self._clock.seconds
         begin = mark()
@@ -109,12 +109,16 @@ class Stepper:
 
     def _draft(self, rows: Sequence[StepRow]) -> None:
         """Give rows their guesses."""
-        asked = [(row.sequence.draft, self._draft_row(row)) for row in rows]
-        for row, guesses in zip(rows, self.propose(asked), strict=True):
+        draft_rows = [(row.sequence.draft, self._draft_row(row)) for row in rows]
+        for row, guesses in zip(rows, self.propose(draft_rows), strict=True):
             row.guesses = guesses
 
     def _draft_row(self, row: StepRow) -> DraftRow:
-        sequence = row.sequence
+        """The part of a row that its drafter sees, with the hidden states that it has not read yet."""
+        sequence, features = row.sequence, None
+        if row.taps:
+            columns = [self.target.taps.index(tap) for tap in row.taps]
+            features = self.features.take(sequence.id, len(sequence.tokens), columns)
         return DraftRow(
             handle=sequence.id,
             context=sequence.tokens,
@@ -128,18 +132,11 @@ class Stepper:
             prediction=sequence.prediction,
             cache_salt=sequence.cache_salt,
             tree=sequence.tree,
-            features=self._features(row),
+            features=features,
         )
 
-    def _features(self, row: StepRow) -> Tensor | None:
-        """The hidden states that its drafter has not read yet."""
-        if not row.taps:
-            return None
-        columns = [self.target.taps.index(tap) for tap in row.taps]
-        return self.features.take(row.sequence.id, len(row.sequence.tokens), columns)
-
     def _fit_grammars(self, rows: Sequence[StepRow]) -> None:
-        """Cut guesses where the grammar of their row refuses them, and give rows the masks of what is verified."""
+        """Cut guesses at tokens that their row's grammar refuses, and give rows the masks of the places to verify."""
         for i, row in enumerate(rows):
             matcher = row.sequence.matcher
             if matcher is not None and row.is_decided:
@@ -149,23 +146,22 @@ class Stepper:
                     row.error = error
 
     def _score(self, rows: Sequence[StepRow]) -> Tensor:
-        """One forward over all rows: prompts' chunks and k+1 verify rows together; none where all rows have ended."""
+        """One forward over all rows, prompts' chunks and k + 1 places to verify together; logits of the latter."""
         if not rows:
             return torch.empty(0, self.target.vocab_size)
-        scored = [_to_score(row) for row in rows]
-        logits = self.target.score(scored)
-        for row in rows:
+        lm_rows = [_lm_row(row) for row in rows]
+        logits = self.target.score(lm_rows)
+        for row, lm_row in zip(rows, lm_rows, strict=True):
             row.sequence.num_computed = min(row.num_fed, len(row.sequence.tokens) - 1)
-        for its in scored:
-            if its.tapped is not None:
-                self.features.add(its.handle, its.tapped, len(its.context))
+            if lm_row.tapped is not None:
+                self.features.add(lm_row.handle, lm_row.tapped, len(lm_row.context))
         return logits
 
     def verify(self, rows: Sequence[StepRow], logits: Tensor) -> None:
-        """Verify all rows together; where that fails each alone, so that only those end whose own part it is.
+        """Verify all rows together; where that fails each alone, so that only the rows at fault end.
 
         Args:
-            rows: of those that get a next token.
+            rows: those that get a next token.
             logits: [sum of drafted tokens + 1, V] float32, rows in order.
         """
         if not rows:
@@ -173,35 +169,32 @@ class Stepper:
         try:
             self._verify(rows, logits)
         except Exception:
-            each = torch.split(logits, [len(row.guesses.drafted) + 1 for row in rows])
-            for row, its_logits in zip(rows, each, strict=True):
+            parts = torch.split(logits, [len(row.guesses.drafted) + 1 for row in rows])
+            for row, its_logits in zip(rows, parts, strict=True):
                 try:
                     self._verify([row], its_logits)
                 except Exception as error:
                     row.error = error
 
     def _verify(self, rows: Sequence[StepRow], logits: Tensor) -> None:
-        chain = [
-            ChainRow(s.params, s.tokens, s.num_prompt_tokens, row.guesses.drafted, s.stop_ids, row.allowed)
-            for s, row in ((row.sequence, row) for row in rows)
-        ]
-        p = distribution(logits, chain, self.num_tokens)  # a device is waited for here, and has its guesses sent before
+        chain_rows = []
         for row in rows:
-            row.guesses = row.guesses.read()
-        verdicts = verify(
-            p,
-            [
-                VerifyRow(s.rule, s.params, len(s.tokens), row.guesses, self.rates)
-                for s, row in ((row.sequence, row) for row in rows)
-            ],
-        )
+            s = row.sequence
+            drafted = row.guesses.drafted
+            chain_rows.append(ChainRow(s.params, s.tokens, s.num_prompt_tokens, drafted, s.stop_ids, row.allowed))
+        p = distribution(logits, chain_rows, self.num_tokens)
+        verify_rows = []
+        for row in rows:
+            s = row.sequence
+            row.guesses = row.guesses.read()  # after `distribution`, which has waited for the device anyway
+            verify_rows.append(VerifyRow(s.rule, s.params, len(s.tokens), row.guesses, self.rates))
         first = 0
-        for row, verdict in zip(rows, verdicts, strict=True):
+        for row, verdict in zip(rows, verify(p, verify_rows), strict=True):
             row.p, row.first_place, row.verdict = p, first, verdict
             first += len(row.guesses.drafted) + 1
 
 
-def _to_score(row: StepRow) -> Row:
+def _lm_row(row: StepRow) -> Row:
     """The part of a row that the target reads."""
     sequence, tapped = row.sequence, Tapped() if row.taps else None
     if not row.is_decided:
@@ -224,7 +217,7 @@ def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolAr
         place: the row's place in the call, for the error.
 
     Returns:
-        The guess, and allowed tokens [len(drafted) + 1, V] bool, one row for each place that is verified.
+        The guess, and its allowed tokens [len(drafted) + 1, V] bool, one row for each place to verify.
 
     Raises:
         LogitsError: the grammar cannot continue, so that no token is left.

@@ -31,16 +31,16 @@ class Tapped:
 
     Args:
         first: place of the first fed token in the row: context tokens first, drafted nodes behind them.
-        found: these states; nothing writes into them later. None where nothing was fed.
+        hidden: these states; nothing writes into them later. None where nothing was fed.
     """
 
     first: int = 0
-    found: HiddenStates | None = None
+    hidden: HiddenStates | None = None
 
     @property
     def states(self) -> Tensor | None:
         """[fed tokens, len(taps), hidden] in the model's dtype, the taps in the order of `LM.taps`."""
-        return None if self.found is None else self.found.tensor()
+        return None if self.hidden is None else self.hidden.tensor()
 
 
 @dataclass(frozen=True, slots=True)

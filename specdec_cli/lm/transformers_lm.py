@@ -307,11 +307,10 @@ class TransformersLM:
             RunError: the cache has too few free blocks.
         """
         assert len({row.handle for row in rows}) == len(rows), "a sequence stands in two rows of one forward"
-        for row in rows:
-            assert 0 <= row.num_logits <= row.num_tokens, "more logits wanted than there are tokens"
-            assert row.longest <= self.max_context, "a context is longer than the model takes"
+        longest = max((row.longest for row in rows), default=0)
+        assert longest <= self.max_context, "a context is longer than the model takes"
         threshold = self._short_context
-        if threshold is None or all(row.longest <= threshold for row in rows):
+        if threshold is None or longest <= threshold:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
@@ -327,20 +326,20 @@ class TransformersLM:
         if not (self._forward.can_draw if any(draws) else self._forward.can_guess):
             return None
         assert num_tokens <= self.vocab_size, "there are more tokens to choose from than are scored"
-        # What follows a context stands in for itself until it is found.
+        # The cache reserves places for the tokens to come: any token stands in for them, but the last is never fed.
         longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
         if self._short_context is not None and any(row.longest > self._short_context for row in longer):
             return None  # texts beyond the threshold take other frequencies
         feeds = self._contexts.feeds(longer, is_long=False)
-        found = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens)
-        if found is None:  # what was reserved is given back
-            kept = [Row(row.handle, feed.sequence.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
-            self._contexts.feeds(kept, is_long=False)
+        guessed = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens)
+        if guessed is None:  # no forward ran: give the reserved blocks back
+            cached = [Row(row.handle, feed.sequence.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
+            self._contexts.feeds(cached, is_long=False)
             return None
-        for feed, row, guessed in zip(feeds, rows, found.tokens, strict=True):
-            feed.sequence.record([*row.context, *guessed[: row.num_logits - 1]], found.unread)
-        return found
+        for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
+            feed.sequence.record([*row.context, *tokens[: row.num_logits - 1]], guessed.unread)
+        return guessed
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
         """Long rope: texts up to the threshold with the short frequencies, longer ones with the long."""
@@ -349,29 +348,26 @@ class TransformersLM:
         for is_long in (False, True):
             some_rows = [side.rows[is_long] for side in sides if is_long in side.rows]
             if some_rows:
-                logits = torch.split(self._score(some_rows, is_long), [row.num_logits for row in some_rows])
-                parts.update({(row.handle, is_long): part for row, part in zip(some_rows, logits, strict=True)})
-        found = [
+                split = torch.split(self._score(some_rows, is_long), [row.num_logits for row in some_rows])
+                parts.update({(row.handle, is_long): part for row, part in zip(some_rows, split, strict=True)})
+        logits = [
             parts[row.handle, is_long][i] for row, side in zip(rows, sides, strict=True) for is_long, i in side.wanted
         ]
-        return torch.stack(found) if found else torch.empty(0, self.vocab_size, device=self.device)
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size, device=self.device)
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
-        for row, feed in zip(rows, feeds, strict=True):
-            feed.is_tapped = row.tapped is not None
         logits = self._forward.score(feeds)
-        for feed in feeds:
-            feed.sequence.record(feed.context, feed.unread, feed.tree)
         for row, feed in zip(rows, feeds, strict=True):
+            feed.sequence.record(feed.context, feed.unread, feed.tree)
             if row.tapped is not None:
-                row.tapped.first, row.tapped.found = feed.keep, feed.states
+                row.tapped.first, row.tapped.hidden = feed.keep, feed.states
         if self._forward.spreads_nan:
             self._leave_no_nan(feeds, logits)
         return logits
 
     def _leave_no_nan(self, feeds: Sequence[ForwardInput], logits: Tensor) -> None:
-        """Wipe what rows without a distribution have filed."""
+        """Wipe the keys and values of rows without a distribution."""
         largest = logits.amax(1)
         if largest.isfinite().all():
             return

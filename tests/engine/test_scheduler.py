@@ -150,7 +150,7 @@ def test_k_within_the_drafts_context(length: int, k: int) -> None:
     scheduler.add(one)
     one.tokens, one.num_prompt_tokens, one.num_computed = [1] * length, length - 1, length - 1
     assert fed(scheduler) == [(0, length, k)]
-    assert scheduler.is_past_draft(one) == (length + 1 > 33)
+    assert one.is_past_draft == (length + 1 > 33)
 
 
 @pytest.mark.parametrize(("room", "k"), [(1, 0), (2, 1), (4, 3), (5, 4), (9, 4)])

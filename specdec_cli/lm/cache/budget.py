@@ -72,10 +72,10 @@ def device_room(device: torch.device, weight_bytes: int) -> Room:
         device: where.
         weight_bytes: of the models that are planned, loaded already.
     """
-    found = device_memory(device)
+    memory = device_memory(device)
     promised = sum(holder.promised_bytes for holder in _LOADED if holder.device == device)
-    whole = found.total_bytes if device.type == "cuda" else found.free_bytes + weight_bytes
-    return Room(found.free_bytes - promised, whole, weight_bytes)
+    whole = memory.total_bytes if device.type == "cuda" else memory.free_bytes + weight_bytes
+    return Room(memory.free_bytes - promised, whole, weight_bytes)
 
 
 _LOADED: WeakSet[CacheHolder] = WeakSet()

@@ -29,7 +29,7 @@ class CacheNeed:
     Args:
         name: of the model.
         block_bytes: of one block's keys and values.
-        num_blocks: with which every sequence has room for its whole context.
+        num_blocks: number of blocks that give every sequence room for its whole context.
         state_bytes: of the states that recurrent layers keep of all sequences, beside the blocks.
         prefix_state_bytes: of a snapshot of them at the end of a cached prefix; 0 where prefixes are not shared.
         tokens_per_token: of this model's, for one of the target's: 1 unless their tokenizers differ.
@@ -60,10 +60,10 @@ class CacheNeed:
 
     def num_within(self, num_bytes: int) -> int:
         """Most blocks that so many bytes hold beside the states; blocks of a model without attention take none."""
-        left, each = num_bytes - self.state_bytes, self.planned_block_bytes
+        left, block_bytes = num_bytes - self.state_bytes, self.planned_block_bytes
         if left < 0:
             return 0
-        return min(self.num_blocks, left // each) if each else self.num_blocks
+        return min(self.num_blocks, left // block_bytes) if block_bytes else self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ def plan_caches(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KV
         need for plan, need in zip(planned, needs, strict=True) if plan.num_blocks < min(num_seqs, need.num_blocks)
     ]
     if short:
-        each = given if isinstance(given, int) else budget
+        num_bytes = given if isinstance(given, int) else budget
         raise RunError(
-            f"no room for the KV cache of `{short[0].name}`: {each:,} bytes are too few for a block of each of "
+            f"no room for the KV cache of `{short[0].name}`: {num_bytes:,} bytes are too few for a block of each of "
             f"{num_seqs} sequences",
             "run fewer sequences together, give the cache more memory, or choose a smaller model",
         )
@@ -193,8 +193,8 @@ def _share_rest(needs: Sequence[CacheNeed], num_blocks: Sequence[int], budget: i
     pairs = list(zip(needs, num_blocks, strict=True))
     taken = [CachePlan(num).num_bytes(need) for need, num in pairs]
     num_sharing = sum(need.prefix_state_bytes > 0 for need in needs)
-    each = max(budget - sum(taken), 0) // max(num_sharing, 1)
-    return [_with_snapshots(need, num, one + each) for (need, num), one in zip(pairs, taken, strict=True)]
+    share = max(budget - sum(taken), 0) // max(num_sharing, 1)
+    return [_with_snapshots(need, num, of_blocks + share) for (need, num), of_blocks in zip(pairs, taken, strict=True)]
 
 
 def _with_snapshots(need: CacheNeed, num_blocks: int, num_bytes: int) -> CachePlan:

@@ -34,12 +34,12 @@ class CachedSequence:
     """The cached context of one sequence.
 
     Args:
-        tokens: whose keys and values are cached; those of a drafted tree's nodes stand at the end, in the nodes' order.
-        blocks: where, in order.
+        tokens: the tokens whose keys and values are cached; a drafted tree's nodes come last, in their order.
+        blocks: hold these keys and values, in order.
         in_one_piece: whether these are neighbours.
         is_long: whether keys were turned by long rope's long frequencies.
         salt: shares blocks with sequences of the same salt; None shares none.
-        keys: of its first whole blocks, those that were published.
+        keys: the keys of its first whole blocks, which were published.
         unread: tokens that stand-ins among them stand for.
         tree: the nodes at the end, each of which has read its own path alone; a chain's are text like any other.
         snapshots: of the state that recurrent layers carry; None without such layers.
@@ -61,11 +61,11 @@ class CachedSequence:
         return len(self.tokens) - len(self.tree)
 
     def record(self, tokens: list[int], unread: PendingTokens | None, tree: Drafted = NOTHING) -> None:
-        """Take note of what is cached now."""
+        """Note the tokens that are cached now."""
         self.tokens, self.unread, self.tree = tokens, unread, tree
 
     def take_path(self, context: Sequence[int]) -> tuple[int, ...]:
-        """Keep of the tree the path that the context takes, as text behind the text; its nodes."""
+        """Turn the path that the context takes through the tree into text; returns its nodes, and drops all others."""
         tree, start = self.tree, self.num_text
         path: tuple[int, ...] = ()
         if len(tree) and self.tokens[:start] == context[:start]:
@@ -75,7 +75,7 @@ class CachedSequence:
         return path
 
     def settle(self) -> None:
-        """Put the tokens themselves in the place of what stands for them."""
+        """Replace stand-ins by the tokens themselves, which the host may wait for."""
         if self.unread is not None:
             self.tokens, self.unread = self.unread.known(self.tokens), None
 
@@ -133,11 +133,11 @@ class ForwardInput:
 
     @property
     def num_tokens(self) -> int:
-        """How many are fed."""
+        """Number of fed tokens."""
         return len(self.context) - self.keep
 
     def cut(self, num_tokens: int) -> list[ForwardInput]:
-        """So many tokens and, if there are more, the rest."""
+        """The first `num_tokens` fed tokens, and the rest if there are more."""
         if self.num_tokens <= num_tokens:
             return [self]
         stop = self.keep + num_tokens
@@ -146,7 +146,7 @@ class ForwardInput:
         return [first, replace(self, keep=stop, num_logits=later)]
 
     def settle(self) -> None:
-        """Put the tokens themselves in the place of what stands for them."""
+        """Replace stand-ins by the tokens themselves, which the host may wait for."""
         if self.unread is not None:
             self.context, self.unread = self.unread.known(self.context), None
 
@@ -240,10 +240,12 @@ class Contexts:
         """
         feeds = []
         for row in rows:
-            sequence = self._sequence(row.handle)
+            sequence = self.sequences.get(row.handle) or self._begin(row.handle, None)
             sequence.settle()
-            self._straighten(sequence, row.context)
+            if sequence.tree:
+                self._straighten(sequence, row.context)
             context = [*row.context, *row.drafted.tokens]
+            assert 0 <= row.num_logits <= len(context), "more logits wanted than there are tokens"
             tree = NOTHING if row.drafted.is_chain else row.drafted
             num_text = len(context) - len(tree)
             assert not self._num_snapshots or len(tree) < self._num_snapshots, "a tree has more nodes than kept states"
@@ -251,7 +253,8 @@ class Contexts:
             keep = sequence.common_prefix(context, most) if sequence.is_long == is_long else 0
             sequence.is_long = is_long
             keep = self._cut_back(sequence, keep)
-            feeds.append(ForwardInput(sequence, context, keep, row.num_logits, row.unread, tree, num_text))
+            is_tapped = row.tapped is not None
+            feeds.append(ForwardInput(sequence, context, keep, row.num_logits, row.unread, tree, num_text, is_tapped))
         missing = [-(-len(feed.context) // self._block_size) - len(feed.sequence.blocks) for feed in feeds]
         if sum(missing) > self.pool.num_free:
             raise RunError(
@@ -305,7 +308,7 @@ class Contexts:
         return alone
 
     def check(self) -> None:
-        """Assert that the pool's books and the sequences' agree, and that each holds the blocks that it needs."""
+        """Assert that pool and sequences agree on the blocks, and that each sequence holds as many as it needs."""
         self.pool.check([block for sequence in self.sequences.values() for block in sequence.blocks])
         for handle, sequence in self.sequences.items():
             needed = -(-len(sequence.tokens) // self._block_size)
@@ -317,12 +320,8 @@ class Contexts:
         assert sorted([*taken, *self._places]) == list(range(self._num_places)), "two sequences share a state"
         self._prefix_states.check([slot for snapshot in snapshots for slot in snapshot.reserved.values()])
 
-    def _sequence(self, handle: int) -> CachedSequence:
-        """A sequence's books; a new one's are empty."""
-        return self.sequences.get(handle) or self._begin(handle, None)
-
     def _begin(self, handle: int, salt: str | None) -> CachedSequence:
-        """The empty books of a new sequence."""
+        """A new sequence, of which nothing is cached."""
         sequence = self.sequences[handle] = CachedSequence(salt=salt)
         if self._num_snapshots:
             if not self._places:
@@ -332,7 +331,7 @@ class Contexts:
         return sequence
 
     def _straighten(self, sequence: CachedSequence, context: Sequence[int]) -> None:
-        """Move what is kept of the path that a context takes through a drafted tree behind the text."""
+        """Keep the path that a context takes through the drafted tree: move its keys, values and states to the text."""
         start, size, blocks = sequence.num_text, self._block_size, sequence.blocks
         path = sequence.take_path(context)
         places = [(start + node, start + i) for i, node in enumerate(path) if node != i]

@@ -62,7 +62,7 @@ class DraftedNodes:
     Args:
         places: of each fed token in its sequence's blocks [B, R] int64; negative where it only fills the shape.
         key_positions: the position in its text of the key at each place [B, T] int64.
-        is_seen: whether a token may look at a place, as far as trees go: at text and at its own path [B, R, T] bool.
+        is_seen: whether a tree lets a token look at a place: at text and at its own path alone [B, R, T] bool.
     """
 
     places: Tensor
@@ -83,7 +83,7 @@ class DraftedNodes:
             num_keys: T, places that are read.
         """
         every = torch.arange(num_keys, device=places.device)
-        # A token that only fills the shape says of place 0 that its position is 0, which is so.
+        # A token that only fills the shape writes position 0 to place 0, where it stands anyway.
         key_positions = every.expand(len(places), -1).scatter(1, places.clamp(min=0), positions.clamp(min=0))
         is_ancestor = (ancestors[:, :, None] >> torch.arange(MOST_NODES, device=places.device) & 1).bool()
         # Before the nodes is text, behind them nothing.
@@ -166,7 +166,7 @@ class Layout:
         return torch.arange(max(span.num_keys for span in self.spans), device=self.device)
 
     def part(self, start: int, stop: int) -> Layout:
-        """Where some neighbouring tokens are written: a layout without spans or logits."""
+        """The layout of some neighbouring tokens, to write them alone: without spans and logits."""
         pieces = [
             (max(begin, start) - start, min(end, stop) - start, slot + max(start - begin, 0))
             for begin, end, slot in self.pieces
@@ -199,10 +199,10 @@ class JoinedKeys(int):
     layout: Layout
 
     def __new__(cls, layout: Layout) -> JoinedKeys:
-        """The number, which knows its layout."""
-        made = super().__new__(cls, sum(span.num_keys for span in layout.spans))
-        made.layout = layout
-        return made
+        """The number of keys, with the layout beside it."""
+        joined = super().__new__(cls, sum(span.num_keys for span in layout.spans))
+        joined.layout = layout
+        return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,8 @@ class Layouts:
             positions += feed.positions
             wanted += range(len(tokens) - feed.num_logits, len(tokens))
             spans += self._spans(feed, start)
-            spans += self._node_spans(feed, start)
+            if feed.tree:
+                spans += self._node_spans(feed, start)
             pieces += self._pieces(feed, start)
             if feed.sequence.snapshots is not None:
                 ends = start, len(tokens), feed.keep
@@ -316,24 +317,21 @@ class Layouts:
             num_keys = (keep // grain + 1) * grain
             stop = min(length, num_keys)
             offset = start - feed.keep
-            seen = None if slots is None else slots[:num_keys]
-            yield Span(offset + keep, offset + stop, num_keys, first_slot, seen, keep)
+            read = None if slots is None else slots[:num_keys]
+            yield Span(offset + keep, offset + stop, num_keys, first_slot, read, keep)
             keep = stop
 
     def _node_spans(self, feed: ForwardInput, start: int) -> Iterator[Span]:
         """A drafted tree's nodes, each alone: it reads the text and its path, in the order that a chain's keys have."""
-        nodes = range(max(feed.keep, feed.num_text) - feed.num_text, len(feed.context) - feed.num_text)
-        if not nodes:
-            return
         grain = KEY_GRAIN if self.is_bitwise else 1
         slots = self._slots(feed.sequence, len(feed.context))
-        for node in nodes:
-            position = feed.position(feed.num_text + node)
-            places = [feed.num_text + one for one in feed.tree.path(node)]
-            more = -(position + 1) % grain
-            seen = torch.cat((slots[: feed.num_text], slots[places + places[-1:] * more]))
-            place = start + feed.num_text + node - feed.keep
-            yield Span(place, place + 1, position + 1 + more, 0, seen, position, feed.num_text)
+        for place in range(max(feed.keep, feed.num_text), len(feed.context)):
+            position = feed.position(place)
+            path = [feed.num_text + node for node in feed.tree.path(place - feed.num_text)]
+            num_padded = -(position + 1) % grain
+            read = torch.cat((slots[: feed.num_text], slots[path + path[-1:] * num_padded]))
+            query = start + place - feed.keep
+            yield Span(query, query + 1, position + 1 + num_padded, 0, read, position, feed.num_text)
 
     def _slots(self, sequence: CachedSequence, num_keys: int) -> Tensor:
         """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""

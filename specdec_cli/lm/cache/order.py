@@ -81,8 +81,8 @@ class Order:
         self.stretches = layout.stretches
         self._device, self._num_written = layout.device, layout.num_written
         levels = {stretch.start: _levels(stretch) for stretch in self.stretches}
-        self._longest_first = sorted(self.stretches, key=lambda one: -len(levels[one.start]))
-        self.first = self._index([_begin(one, i) for one in self._longest_first for i in levels[one.start][0]])
+        self._longest_first = sorted(self.stretches, key=lambda stretch: -len(levels[stretch.start]))
+        self.first = self._index([_begin(s, i) for s in self._longest_first for i in levels[s.start][0]])
         self.num_slots = max(stretch.snapshots.num_slots() for stretch in self.stretches)
         self._steps, self._befores, tokens = self._walk(levels)
         is_turned = tokens != list(range(len(tokens)))
@@ -94,11 +94,11 @@ class Order:
         self._windows: dict[int, Windows] = {}
 
     def turn(self, tokens: Tensor) -> Tensor:
-        """The recurrence's order of what is given in the forward's [n, ...]."""
+        """Rows [n, ...] in the forward's order, put into the recurrence's."""
         return tokens if self._tokens is None else tokens.index_select(0, self._tokens)
 
     def turn_back(self, rows: Tensor) -> Tensor:
-        """The forward's order of what is given in the recurrence's [n, ...]."""
+        """Rows [n, ...] in the recurrence's order, put into the forward's."""
         return rows if self._rows is None else rows.index_select(0, self._rows)
 
     def pieces(self, most_rows: int) -> list[Passage]:
@@ -114,20 +114,20 @@ class Order:
         return self._windows[width]
 
     def _walk(self, levels: dict[int, list[list[int]]]) -> tuple[list[slice], list[Tensor | None], list[int]]:
-        """Rows of every step, which of the step before they follow, and each row's place in the forward."""
+        """Rows of every step, the rows of the step before that they follow, and each row's place in the forward."""
         steps, befores, tokens = list[slice](), list[Tensor | None](), list[int]()
         active, last = list(self._longest_first), dict[int, int]()
-        has_trees = any(len(one.tree) for one in active)
+        has_trees = any(len(stretch.tree) for stretch in active)
         for step in range(len(levels[active[0].start])):
             while len(levels[active[-1].start]) <= step:
                 active.pop()
-            rows = [(one, i) for one in active for i in levels[one.start][step]]
+            rows = [(stretch, i) for stretch in active for i in levels[stretch.start][step]]
             follows = None
             if has_trees and step:
-                follows = self._index([last[one.start + one.before(one.length + i) - one.length] for one, i in rows])
+                follows = self._index([last[s.start + s.before(s.length + i) - s.length] for s, i in rows])
             befores.append(follows)
             steps.append(slice(len(tokens), len(tokens) + len(rows)))
-            places = [one.start + i for one, i in rows]
+            places = [stretch.start + i for stretch, i in rows]
             last = {place: row for row, place in enumerate(places)} if has_trees else last
             tokens += places
         return steps, befores, tokens
@@ -170,8 +170,8 @@ class Order:
                 [(row - first, slot) for row, slot in pairs if rows.start <= row < rows.stop]
                 for pairs in (self._kept, self._stored)
             )
-            found = [self._index([pair[i] for pair in pairs]) for pairs in (kept, stored) for i in (0, 1)]
-            pieces.append(Passage(rows, steps, befores, *found))
+            columns = [self._index([pair[i] for pair in pairs]) for pairs in (kept, stored) for i in (0, 1)]
+            pieces.append(Passage(rows, steps, befores, *columns))
             begin = end
         return pieces
 
@@ -202,7 +202,7 @@ class Order:
             if has_trees
             else [slice(i, first - back + i) for i in range(width)],
             None if is_whole else self._index([window[0] for window in windows]),
-            *(self._index(one) for one in (kept, slots, stored, prefixes)),
+            *map(self._index, (kept, slots, stored, prefixes)),
         )
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
@@ -224,7 +224,7 @@ def _levels(stretch: Stretch) -> list[list[int]]:
 
 
 def _begin(stretch: Stretch, token: int) -> int:
-    """The slot of the state that a new token continues, which follows no other new one."""
+    """The slot of the state that a new token continues, if no new token comes before it."""
     return stretch.snapshots.slot_of(stretch.before(stretch.length + token))
 
 
@@ -234,21 +234,22 @@ def _inputs_before(stretch: Stretch, count: int) -> list[int]:
     if not len(stretch.tree):
         return list(last)
     new = range(stretch.length, stretch.length + stretch.stop - stretch.start)
-    return [*sorted({one for place in new for one in _path(stretch, place, count) if one < last.start}), *last]
+    on_paths = {before for place in new for before in _path(stretch, place, count)}
+    return [*sorted(place for place in on_paths if place < last.start), *last]
 
 
 def _windows(stretch: Stretch, earlier: list[int], first: int, back: int) -> list[range | list[int]]:
-    """Of each new token, where the inputs of its window are among all; the new ones are there from `first` on."""
+    """For each new token, the numbers of its window's inputs among all inputs; new ones count from `first` on."""
     places = range(stretch.length, stretch.length + stretch.stop - stretch.start)
     if not len(stretch.tree):
         return [range(first + i - back, first + i + 1) for i in range(len(places))]
-    where = {place: first - len(earlier) + i for i, place in enumerate(earlier)}
-    where |= {place: first + i for i, place in enumerate(places)}
-    return [[where[one] for one in (*_path(stretch, place, back), place)] for place in places]
+    number = {place: first - len(earlier) + i for i, place in enumerate(earlier)}
+    number |= {place: first + i for i, place in enumerate(places)}
+    return [[number[before] for before in (*_path(stretch, place, back), place)] for place in places]
 
 
 def _path(stretch: Stretch, place: int, count: int) -> list[int]:
-    """The places of the tokens before one, the oldest first."""
+    """The places of the `count` tokens before the one at a place, the oldest first."""
     path: list[int] = []
     for _ in range(count):
         path.append(stretch.before(path[-1] if path else place))

@@ -1,7 +1,7 @@
 """Drafted tokens that a device has and the host has not read yet: negative numbers stand for them.
 
-A draft's graph leaves its guess on the device, where the target's graph takes it from. The host waits once, for what
-the target says, and the guess has come with it by then. Until it is read, contexts carry stand-ins.
+A draft's graph leaves its guess on the device, where the target's graph takes it from. The host waits once, for the
+target's result, and the guess has come with it by then. Until it is read, contexts carry stand-ins.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PendingTokens:
         return list(range(begin, begin - num, -1))
 
     def known(self, context: Iterable[int]) -> list[int]:
-        """A context with the tokens themselves, which a host may wait for; 0, as it was fed, for one that is none."""
+        """A context with the tokens themselves, which the host may wait for; 0, as it was fed, for an invalid one."""
         values = self._read()
         return [max(values[_FIRST - token], 0) if token <= _FIRST else token for token in context]
 
@@ -76,13 +76,13 @@ class PendingTokens:
         return self._values
 
 
-def put_in(tokens: Tensor, found: Tensor) -> Tensor:
-    """Tokens with what stands for others replaced, on their device.
+def put_in(tokens: Tensor, unread: Tensor) -> Tensor:
+    """Tokens with unread ones in place of their stand-ins, on their device.
 
     Args:
         tokens: int64, any shape.
-        found: the others, [n] int64.
+        unread: the tokens behind the stand-ins, [n] int64.
     """
     is_stand_in = tokens <= _FIRST
-    others = found[torch.where(is_stand_in, _FIRST - tokens, 0)]
-    return torch.where(is_stand_in, others, tokens).clamp(min=0)
+    replaced = unread[torch.where(is_stand_in, _FIRST - tokens, 0)]
+    return torch.where(is_stand_in, replaced, tokens).clamp(min=0)

@@ -24,7 +24,7 @@ from specdec_cli.lm.forward.joined import attend_joined
 
 
 def take_apart(model: Any) -> bool:
-    """Let the attention modules of a family that needs it run for each span; whether there are any."""
+    """Make a family's attention modules run for each span where it needs that; returns whether there are any."""
     modules = [module for module in model.modules() if _is_apart(module)]
     for module in modules:
         if "forward" not in vars(module):
@@ -52,8 +52,8 @@ def _run_apart(module: Any) -> Callable[..., Any]:
         outputs, num_tokens = [], hidden_states.shape[1]
         for index, span in parts(cache.layout, hidden_states):
             part = _SpanOf(cache, index, span, num_tokens, module, hidden_states)
-            named_part = {key: part.share(one) for key, one in named.items()}
-            output = own(part.share(hidden_states), *(part.share(one) for one in given), **named_part)[0]
+            named_parts = {key: part.share(argument) for key, argument in named.items()}
+            output = own(part.share(hidden_states), *map(part.share, given), **named_parts)[0]
             outputs.append(output[:, : span.stop - span.start])
         return with_company(torch.cat(outputs, 1), num_tokens, 1), None
 
@@ -132,8 +132,8 @@ class _SpanOf:
             assert self.cache.layout is not None, "a forward began without a layout"
             return SpanCache(self.cache, self.span, self.cache.layout.part(start, stop), self.module)
         if isinstance(given, dict):
-            return {key: self.share(one) for key, one in given.items()}
-        return tuple(self.share(one) for one in given) if isinstance(given, tuple | list) else given
+            return {key: self.share(value) for key, value in given.items()}
+        return tuple(map(self.share, given)) if isinstance(given, tuple | list) else given
 
     @property
     def _most_keys(self) -> int:

@@ -57,7 +57,7 @@ class EagerForward:
 
     @property
     def name(self) -> str:
-        """Whose forward it is."""
+        """`transformers`."""
         return "transformers"
 
     @property
@@ -90,11 +90,11 @@ class EagerForward:
     def guess(
         self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> None:
-        """It knows no quicker way than `score`: None."""
+        """None: transformers' forward continues a sequence no quicker than `score`, token by token."""
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
-        before, after = torch.tensor(moves, device=self.layouts.device).t()  # once: a device is waited for
+        before, after = torch.tensor(moves, device=self.device).t()  # one copy, as each waits for the device
         for store in self.cache.stores.values():
             store.move(before, after)
 
@@ -118,8 +118,8 @@ class EagerForward:
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [n, hidden]."""
         with torch.inference_mode():
-            found: Tensor = self.model.get_input_embeddings()(tokens.to(self.layouts.device))
-        return found.clone()
+            embeddings: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
+        return embeddings.clone()  # callers may write into it, outside inference mode too
 
     @on_its_device
     def head(self, hidden: Tensor) -> Tensor:

@@ -30,10 +30,10 @@ class ChoiceKind:
 
     @classmethod
     def of(cls, draws: Sequence[Draw | None], num_tokens: int) -> ChoiceKind:
-        """The kind that does for rows which are drawn so, of a vocabulary's first tokens."""
-        some = [draw for draw in draws if draw is not None]
-        cut = any((one.top_k or num_tokens) < num_tokens or one.top_p < 1 or one.min_p > 0 for one in some)
-        return cls(bool(some), cut)
+        """The kind that serves rows with these draws from the first `num_tokens` tokens."""
+        drawn = [draw for draw in draws if draw is not None]
+        cut = any((draw.top_k or num_tokens) < num_tokens or draw.top_p < 1 or draw.min_p > 0 for draw in drawn)
+        return cls(bool(drawn), cut)
 
 
 @dataclass(slots=True)
@@ -55,20 +55,20 @@ class ChoiceInputs:
     def sized(cls, kind: ChoiceKind, num_tokens: int, num_rows: int, most: int, device: torch.device) -> ChoiceInputs:
         """Room for so many rows of so many tokens at most; nothing is drawn yet."""
         width = _NUM_SETTINGS + most if kind.is_drawn else 0
-        found = cls(kind, num_tokens, torch.zeros(num_rows, width, dtype=torch.float64, device=device))
-        found.fill([])
-        return found
+        inputs = cls(kind, num_tokens, torch.zeros(num_rows, width, dtype=torch.float64, device=device))
+        inputs.fill([])
+        return inputs
 
     def fill(self, draws: Sequence[Draw | None]) -> None:
-        """Send how each row is drawn to the device, which nothing waits for."""
+        """Send each row's settings and uniform numbers to the device, without waiting for it."""
         num_rows, width = self.numbers.shape
         if not width:
             return
         values: list[float] = []
         for draw in draws:
-            its = _LIKELIEST if draw is None else _settings(draw, self.num_tokens)
+            settings = _LIKELIEST if draw is None else _settings(draw, self.num_tokens)
             uniforms = () if draw is None else draw.uniforms
-            values += [*its, *uniforms, *[0.0] * (width - _NUM_SETTINGS - len(uniforms))]
+            values += [*settings, *uniforms, *[0.0] * (width - _NUM_SETTINGS - len(uniforms))]
         values += [*_LIKELIEST, *[0.0] * (width - _NUM_SETTINGS)] * (num_rows - len(draws))
         fill(self.numbers.view(-1), values)
 
@@ -78,7 +78,7 @@ class Choices:
     """Chooses a recorded chain's tokens one after another.
 
     Args:
-        inputs: say how.
+        inputs: temperature, cuts and uniform numbers of each row.
     """
 
     inputs: ChoiceInputs
@@ -96,7 +96,7 @@ class Choices:
         if self.inputs.kind.is_drawn:
             temperature = self.inputs.numbers[:, :1]
             q = self._distribution(scores.float(), best.float())
-            q = torch.where(is_number, q, 1 / q.shape[1])  # of no use; but nothing that reads it meets a NaN
+            q = torch.where(is_number, q, 1 / q.shape[1])  # never used, but no kernel that reads it may meet a NaN
             cumulative = q.cumsum(-1, dtype=torch.float64)
             place = _NUM_SETTINGS + len(self._tokens)
             point = self.inputs.numbers[:, place : place + 1] * cumulative[:, -1:]

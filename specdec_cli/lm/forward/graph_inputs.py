@@ -37,14 +37,14 @@ class Bucket:
     @classmethod
     def around(cls, num_rows: int, num_tokens: int, num_blocks: int) -> Bucket | None:
         """The smallest one that holds so many; None for more tokens than a graph is made for."""
-        each = next((size for size in _TOKENS if size >= num_tokens), None)
-        if each is None:
+        most_tokens = next((size for size in _TOKENS if size >= num_tokens), None)
+        if most_tokens is None:
             return None
-        if num_rows * each == 1:
-            each = 2  # a product of one row would take another kernel, and give other bits
+        if num_rows * most_tokens == 1:
+            most_tokens = 2  # a product of one row would take another kernel, and give other bits
         sizes = (size << i for i in count() for size in (_FEWEST_BLOCKS, _FEWEST_BLOCKS * 3 // 2))
         blocks = next(size for size in sizes if size >= num_blocks)
-        return cls(1 << (num_rows - 1).bit_length(), each, blocks)
+        return cls(1 << (num_rows - 1).bit_length(), most_tokens, blocks)
 
     @property
     def num_fed(self) -> int:
@@ -79,8 +79,8 @@ class GraphInputs:
         """The parts of a vector that `values` filled."""
         fed, rows = bucket.num_fed, bucket.num_rows
         parts = torch.split(vector, [fed, fed, fed, fed, rows, rows * bucket.num_blocks, fed])
-        each = (rows, bucket.num_tokens)
-        tokens, places, positions, ancestors = (part.view(each) for part in parts[:4])
+        by_row = (rows, bucket.num_tokens)
+        tokens, places, positions, ancestors = (part.view(by_row) for part in parts[:4])
         return cls(tokens, places, positions, ancestors, parts[4], parts[5].view(rows, bucket.num_blocks), parts[6])
 
 
@@ -122,7 +122,7 @@ def values(bucket: Bucket, feeds: Sequence[ForwardInput], counts: Sequence[int],
 
 
 def fill(vector: Tensor, values: Sequence[float]) -> None:
-    """Send values to a vector of the device, which nothing waits for."""
+    """Send values to a vector of the device, without waiting for it."""
     pinned = torch.tensor(values, dtype=vector.dtype, pin_memory=vector.is_cuda)
     vector.copy_(pinned, non_blocking=True)
 

@@ -39,7 +39,7 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(slots=True)
 class _Graph:
-    """A recorded forward: what it reads, how it runs, what it leaves."""
+    """A recorded forward with its inputs and outputs, which stay where they are."""
 
     inputs: Tensor
     drafted: Tensor  # [B·R] int64, tokens that the host has not read
@@ -124,16 +124,16 @@ class Graphs:
             unread = None
             for feed in feeds:
                 feed.settle()
-        each = bucket.num_tokens
+        row_tokens = bucket.num_tokens
         wanted = [
-            row * each + place
+            row * row_tokens + place
             for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True))
             for place in range(length - feed.num_logits, length)
         ]
         logits, *states = graph.run(values(bucket, feeds, lengths, wanted), unread)
         for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
             if feed.is_tapped:
-                feed.states = HiddenStates.of(states[0][row * each : row * each + length].clone())
+                feed.states = HiddenStates.of(states[0][row * row_tokens : row * row_tokens + length].clone())
         return logits[: len(wanted)].clone()
 
     def guess(
@@ -161,8 +161,8 @@ class Graphs:
             self._guesses[key] = self._recorded(partial(self._guess, bucket, most, choice), bucket), choice
         graph, choice = self._guesses[key]
         choice.fill(draws)
-        found, *q = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
-        unread = PendingTokens(found[: len(feeds)].clone())
+        guessed, *q = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
+        unread = PendingTokens(guessed[: len(feeds)].clone())
         tokens = [unread.stand_ins(row, n) for row, n in enumerate(counts)]
         return Continuations(tokens, unread, drawn_q(draws, counts, q))
 
@@ -205,13 +205,13 @@ class Graphs:
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> Tensor:
         """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]; all text without nodes."""
-        (num_rows, each), num_keys = tokens.shape, slots.shape[1]
+        (num_rows, row_tokens), num_keys = tokens.shape, slots.shape[1]
         places = positions if nodes is None else nodes.places
         last = min(num_keys, self._max_context) - 1
         is_written = (places >= 0) & (places < num_keys) & (positions <= last)
         places, positions = places.clamp(0, num_keys - 1), positions.clamp(0, last)
-        spans = [Span(row * each, (row + 1) * each, num_keys, 0, slots[row]) for row in range(num_rows)]
-        layout = Layout([], [], spans, [], wanted=[], num_written=num_rows * each, device=self._device)
+        spans = [Span(row * row_tokens, (row + 1) * row_tokens, num_keys, 0, slots[row]) for row in range(num_rows)]
+        layout = Layout([], [], spans, [], wanted=[], num_written=num_rows * row_tokens, device=self._device)
         layout.position_ids = positions.view(1, -1)
         layout.kernels, layout.slots, layout.nodes = self._kernels, slots, nodes
         layout.write_slots = torch.where(is_written, slots.gather(1, places), self._nowhere).view(-1)
@@ -235,7 +235,7 @@ def kernels_for(device: torch.device) -> Any:
 
 
 def pool_of(device: torch.device) -> Any:
-    """Where graphs take their own memory from. One pool serves many: an output is read before the next replay."""
+    """The pool of graphs' own memory. One serves many graphs: an output is read before the next replay."""
     cuda: Any = torch.cuda
     return cuda.graph_pool_handle() if device.type == "cuda" else None
 
@@ -254,7 +254,7 @@ def slots_of(tables: Tensor, block_size: int, nowhere: int) -> Tensor:
 
 
 def recorded(run: Callable[[], Outputs], device: torch.device, pool: Any, what: str) -> tuple[Replay, Outputs]:
-    """`record`, which says in one sentence what it cannot record.
+    """`record`, with an error of one sentence where that fails.
 
     Raises:
         RunError: `what` waits for the device, or does something else that a graph cannot hold.
@@ -269,7 +269,7 @@ def recorded(run: Callable[[], Outputs], device: torch.device, pool: Any, what: 
 
 
 def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[Replay, Outputs]:
-    """Record what a function does on a GPU: what does it again, and where its results then stand.
+    """Record a function's work on a GPU; returns its replay, and the tensors that each replay overwrites.
 
     Args:
         run: reads and writes the same tensors every time.

@@ -35,7 +35,7 @@ class RecordedForward:
 
     @property
     def name(self) -> str:
-        """Whose forward it is."""
+        """`transformers, graphs`."""
         return f"{self._inner.name}, graphs"
 
     @property

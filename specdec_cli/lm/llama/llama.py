@@ -35,7 +35,6 @@ from specdec_cli.lm.llama.families import family_of, windows_of
 from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, epsilon_of, linear, norm_weight
 from specdec_cli.lm.llama.model_fields import (
     ModelFields,
-    address,
     layers_fields,
     matrix_fields,
     model_fields,
@@ -247,7 +246,7 @@ class LlamaDecoder:
             num_tokens,
             chances(draws),
             (ctypes.c_double * num_wanted)(*chain.from_iterable(uniforms)),
-            address(q),
+            None if q is None else q.data_ptr(),
             guessed,
         )
         continuations = Continuations([])
