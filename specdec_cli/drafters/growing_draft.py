@@ -24,11 +24,11 @@ class GrowingDraft:
     """The guess for one row as it grows. A chain is the tree with one child per node.
 
     Args:
-        row: who wants it.
+        row: the row that it is for.
         place: the row's place in the call, for errors.
-        tokens: of the nodes so far, each depth's after those of the depth before.
+        tokens: tokens of the nodes so far, depth by depth.
         parents: of the nodes so far.
-        depth: how deep the tree is.
+        depth: depth of the tree.
         is_done: whether it grows no more.
     """
 
@@ -267,7 +267,7 @@ def grow_whole(
     name: str,
     confidence: Callable[[Sequence[GrowingDraft]], Tensor] | None = None,
 ) -> None:
-    """Grow guesses to their full depth, whose logits may depend on the tokens before them.
+    """Grow guesses to their full depth, a round for each depth, as logits may depend on the tokens before them.
 
     The sampling settings are applied along each path, so that q is the distribution that a node was drawn from,
     penalties included.

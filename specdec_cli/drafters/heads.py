@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import GrowingDraft, grow_deeper, grow_marginals, grow_whole, rows_at
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
 
@@ -117,9 +117,11 @@ class HeadDrafter(WithoutFeatures):
         able = [draft for draft in drafts if self.sequences.can_draft(draft.row.handle)]
         drafting = [draft for draft in able if draft.wants_more(longest)]
         depths = {draft.place: draft.row.most_depth(longest) for draft in drafting}
-        if drafting:
-            grow = self._grow_ahead if self.one_pass else self._grow_rounds
-            grow(drafting, {place: min(depth, most or depth) for place, depth in depths.items()})
+        depths = {place: min(depth, most or depth) for place, depth in depths.items()}
+        if drafting and self.one_pass:
+            self._grow_ahead(drafting, depths)
+        elif drafting:
+            grow_whole(drafting, depths, self._next_logits, self._num_tokens, self._name)
         guesses |= {draft.place: draft.guesses() for draft in drafts}
         return [guesses[place] for place in range(len(rows))]
 
@@ -183,13 +185,13 @@ class HeadDrafter(WithoutFeatures):
         """Whether the head has hidden states to draft from, or gets some with the row."""
         return self.sequences.can_draft(row.handle) or (row.features is not None and len(row.features) > 0)
 
-    def _grow_rounds(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:
-        """Grow guesses, each by its place to a depth of at least 1, one depth of all of them after the other."""
+    def _next_logits(self, growing: Sequence[GrowingDraft]) -> Tensor:
+        """Logits [ends, V] of the next depth of guesses, from one round of the head."""
         from specdec_cli.lm.heads.draft_sequences import HeadRow
 
-        while growing := [draft for draft in drafting if not draft.is_done and draft.depth < depths[draft.place]]:
-            rows = [HeadRow(one.row.handle, one.drafted, one.ends, one.is_dynamic) for one in growing]
-            grow_deeper(growing, self.sequences.logits(rows), self._num_tokens, self._name)
+        rows = [HeadRow(draft.row.handle, draft.drafted, draft.ends, draft.is_dynamic) for draft in growing]
+        logits: Tensor = self.sequences.logits(rows)
+        return logits
 
     def _grow_ahead(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:
         """Grow guesses by what one pass gives of all their depths."""
@@ -213,7 +215,7 @@ class HeadDrafter(WithoutFeatures):
 
 def _tokens_before(growing: Sequence[GrowingDraft]) -> list[int]:
     """The token at every end."""
-    return [one.tokens[end] if end >= 0 else one.row.context[-1] for one in growing for end in one.ends]
+    return [draft.tokens[end] if end >= 0 else draft.row.context[-1] for draft in growing for end in draft.ends]
 
 
 class PublishedDrafter(HeadDrafter):

@@ -1,4 +1,4 @@
-"""What a reader of a greedy step of the built-in pair goes through, and that nothing below the engine calls it back."""
+"""The files, functions and changes of file of a greedy step; nothing below the engine calls it back."""
 
 import sys
 from pathlib import Path
