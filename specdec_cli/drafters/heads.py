@@ -190,8 +190,7 @@ class HeadDrafter(WithoutFeatures):
         from specdec_cli.lm.heads.draft_sequences import HeadRow
 
         rows = [HeadRow(draft.row.handle, draft.drafted, draft.ends, draft.is_dynamic) for draft in growing]
-        logits: Tensor = self.sequences.logits(rows)
-        return logits
+        return self.sequences.logits(rows)
 
     def _grow_ahead(self, drafting: Sequence[GrowingDraft], depths: Mapping[int, int]) -> None:
         """Grow guesses by what one pass gives of all their depths."""

@@ -214,7 +214,7 @@ class Scheduler:
                 "lower max_new_tokens or raise kv_cache_memory",
             )
 
-    def _num_blocks_next(self, sequence: Sequence) -> int:
+    def num_blocks_next(self, sequence: Sequence) -> int:
         """Blocks of a sequence's tokens after its next one, drafted tokens included."""
         return self._num_blocks(sequence, len(sequence.tokens) + 1)
 
@@ -229,7 +229,7 @@ class Scheduler:
         return self._num_reserved() + -(-num_tokens // self.limits.block_size) <= self.limits.num_blocks
 
     def _num_reserved(self) -> int:
-        return sum(self._num_blocks_next(sequence) for sequence in self.running)
+        return sum(self.num_blocks_next(sequence) for sequence in self.running)
 
     def preempt(self) -> list[Sequence]:
         """Send sequences back to the queue that no longer fit, or whose turn gives up a place.
@@ -272,7 +272,7 @@ class Scheduler:
     def _fits(self, sequence: Sequence, reserved: int) -> bool:
         """Whether a sequence can be admitted, with a block to spare for each that runs: they grow."""
         has_place = len(self.running) < self.limits.max_num_seqs
-        return has_place and reserved + self._num_blocks_next(sequence) + len(self.running) <= self.limits.num_blocks
+        return has_place and reserved + self.num_blocks_next(sequence) + len(self.running) <= self.limits.num_blocks
 
     def admit(self) -> Iterator[Sequence]:
         """Admit the waiting sequences that fit, one by one: few, as preemption is expensive.
@@ -283,7 +283,7 @@ class Scheduler:
         reserved = self._num_reserved()
         while self.waiting and self._fits(self.waiting[0], reserved):
             sequence = self.waiting.popleft()
-            reserved += self._num_blocks_next(sequence)
+            reserved += self.num_blocks_next(sequence)
             self.running.append(sequence)
             yield sequence
 
