@@ -50,7 +50,7 @@ def engine() -> Engine:
         (LoadSettings, "max_seq_len", "use `max_model_len`"),
     ],
 )
-def test_d24_an_unknown_parameter_is_answered_with_the_right_one(
+def test_49_24_an_unknown_parameter_is_answered_with_the_right_one(
     call: Callable[..., Any], named: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=f"has no parameter `{named}`") as caught:
@@ -68,7 +68,7 @@ def test_d24_an_unknown_parameter_is_answered_with_the_right_one(
         ("k", "use `num_speculative_tokens`"),
     ],
 )
-def test_d24_requests_name_the_right_parameter(engine: Engine, method: str, named: str, hint: str) -> None:
+def test_49_24_requests_name_the_right_parameter(engine: Engine, method: str, named: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"`Engine.{method}` has no parameter `{named}`") as caught:
         getattr(engine, method)("Hi", **{named: 3})
     assert hint in not_none(caught.value.hint)
@@ -80,7 +80,7 @@ def test_d24_requests_name_the_right_parameter(engine: Engine, method: str, name
     [5, None, 5.5, b"Hi", {"prompt": "Hi"}, [5.5], [None], [["Hi"]], [True], [{"prompt": "Hi"}], [[{"role": "user"}]]],
     ids=repr,
 )
-def test_d24_what_is_no_prompt_is_refused(engine: Engine, prompt: object) -> None:
+def test_49_24_what_is_no_prompt_is_refused(engine: Engine, prompt: object) -> None:
     for method in (engine.generate, lambda given: list(engine.stream(given)), partial(specdec_cli.trace, engine)):
         with pytest.raises(UsageError) as caught:
             method(stand_in(prompt))
@@ -88,7 +88,7 @@ def test_d24_what_is_no_prompt_is_refused(engine: Engine, prompt: object) -> Non
     assert not engine.has_work
 
 
-def test_d24_the_async_engine_refuses_the_same(engine: Engine) -> None:
+def test_49_24_the_async_engine_refuses_the_same(engine: Engine) -> None:
     async def refused(prompt: object, **named: object) -> None:
         other = AsyncEngine(engine)
         with pytest.raises(UsageError):
@@ -104,7 +104,7 @@ def test_d24_the_async_engine_refuses_the_same(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("params", [5, {"max_tokens": 5}, [5]], ids=repr)
-def test_d24_what_are_no_sampling_parameters_is_refused(engine: Engine, params: object) -> None:
+def test_49_24_what_are_no_sampling_parameters_is_refused(engine: Engine, params: object) -> None:
     with pytest.raises(UsageError, match="params must be SamplingParams"):
         engine.generate("Hi", stand_in(params))
     with pytest.raises(UsageError, match="params must be SamplingParams"):
@@ -112,7 +112,7 @@ def test_d24_what_are_no_sampling_parameters_is_refused(engine: Engine, params: 
 
 
 @pytest.mark.parametrize("k", [100, 65, -1, 2.5, "4", True], ids=repr)
-def test_d24_k_out_of_range_is_refused_everywhere(engine: Engine, k: object) -> None:
+def test_49_24_k_out_of_range_is_refused_everywhere(engine: Engine, k: object) -> None:
     for call in (
         lambda: Engine.load(num_speculative_tokens=stand_in(k)),
         lambda: EngineOptions(num_speculative_tokens=stand_in(k)),
@@ -145,7 +145,7 @@ def test_d24_k_out_of_range_is_refused_everywhere(engine: Engine, k: object) -> 
         ({"draft": 3}, "draft must be a text"),
     ],
 )
-def test_d24_load_refuses_values_by_name(named: dict[str, Any], said: str) -> None:
+def test_49_24_load_refuses_values_by_name(named: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Engine.load(**named)
 
@@ -162,7 +162,7 @@ def test_d24_load_refuses_values_by_name(named: dict[str, Any], said: str) -> No
         ({"top_k": -1}, "top_k is out of range"),
     ],
 )
-def test_d24_sampling_parameters_are_refused_by_name(named: dict[str, Any], said: str) -> None:
+def test_49_24_sampling_parameters_are_refused_by_name(named: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         SamplingParams(**named)
 
@@ -188,7 +188,7 @@ def test_values_fit_their_annotations(value: object, kind: object, is_right: boo
     assert fits(value, kind) is is_right
 
 
-def test_d24_the_events_of_a_stream_are_exported_and_described(engine: Engine) -> None:
+def test_49_24_the_events_of_a_stream_are_exported_and_described(engine: Engine) -> None:
     text, ends = "", []
     for event in engine.stream("Once upon a time", SamplingParams(max_new_tokens=8)):
         assert isinstance(event, specdec_cli.Event)

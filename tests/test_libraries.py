@@ -55,7 +55,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "untested_here", lambda: (NEWER, REQUIREMENT))
 
 
-def test_a_model_is_not_blamed_for_a_newer_library(
+def test_49_2_a_model_is_not_blamed_for_a_newer_library(
     newer: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def update(*_: object, **__: object) -> None:
@@ -77,7 +77,7 @@ def test_whatever_else_fails_names_it_too(newer: None) -> None:
         raise AttributeError("no attribute `layers`")
 
 
-def test_every_dependency_is_capped_at_what_was_tested() -> None:
+def test_49_2_every_dependency_is_capped_at_what_was_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     of_users = [

@@ -70,7 +70,7 @@ def test_the_composed_services_find_each_other() -> None:
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
 
 
-def test_c22_actions_and_images_are_pinned_by_digest() -> None:
+def test_49_22_actions_and_images_are_pinned_by_digest() -> None:
     """A tag can be moved to other code; the comment beside an action says which tag its commit was."""
     places = [
         *(ROOT / ".github/workflows").glob("*.yml"),
@@ -84,13 +84,13 @@ def test_c22_actions_and_images_are_pinned_by_digest() -> None:
     assert [line for line in named if not pinned.fullmatch(line)] == []
 
 
-def test_c22_the_action_installs_what_was_tested() -> None:
+def test_49_22_the_action_installs_what_was_tested() -> None:
     installs = re.findall(r"pip\" install (.*)", (ROOT / "action.yml").read_text("utf-8"))
     assert len(installs) == 2
     assert all('--constraint "$CONSTRAINTS"' in words for words in installs)
 
 
-def test_c22_no_composed_service_can_take_all_memory() -> None:
+def test_49_22_no_composed_service_can_take_all_memory() -> None:
     assert all("mem_limit" in its for its in read("compose.yaml")["services"].values())
 
 

@@ -74,7 +74,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize("template", LARGE, ids=[template[:60] for template in LARGE])
-def test_21_a_template_that_makes_too_much_is_refused(template: str) -> None:
+def test_49_21_a_template_that_makes_too_much_is_refused(template: str) -> None:
     with pytest.raises(
         UsageError, match=r"the chat template of `.*` (costs too much to render|is broken): it|with a num"
     ):
@@ -90,7 +90,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("template", LONG, ids=[template[:60] for template in LONG])
-def test_21_a_template_that_takes_too_long_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_21_a_template_that_takes_too_long_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
     with pytest.raises(UsageError, match=r"costs too much to render: it (takes more than 0.2 s|makes more than)"):
         rendered(template)
@@ -104,13 +104,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("template", BROKEN, ids=["long", "parentheses", "blocks"])
-def test_21_a_template_that_cannot_be_compiled_is_refused(template: str) -> None:
+def test_49_21_a_template_that_cannot_be_compiled_is_refused(template: str) -> None:
     with pytest.raises(UsageError, match=r"the chat template"):
         rendered(template)
 
 
 @pytest.mark.parametrize("template", [LARGE[0], LARGE[10], LARGE[11], LARGE[12], LARGE[31], *BROKEN])
-def test_21_a_template_is_read_without_computing_anything(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_21_a_template_is_read_without_computing_anything(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def computed(*_: Any) -> None:
         raise AssertionError("it was computed")
 
@@ -122,7 +122,7 @@ def test_21_a_template_is_read_without_computing_anything(template: str, monkeyp
         read_template(template)
 
 
-def test_21_ordinary_templates_say_what_they_said() -> None:
+def test_49_21_ordinary_templates_say_what_they_said() -> None:
     template = (
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{% if loop.last %}!{% endif %}"
         "{{ m.role ~ ':' ~ m['content'] | trim }}{% if m.role in ['user', 'tool'] %}?{% endif %} {% endfor %}"
@@ -139,7 +139,7 @@ def test_21_ordinary_templates_say_what_they_said() -> None:
     )
 
 
-def test_21_a_long_conversation_is_no_hostile_one() -> None:
+def test_49_21_a_long_conversation_is_no_hostile_one() -> None:
     messages = [{"role": "user", "content": "a" * 1000}] * 4000
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content|trim }}{% if not loop.last %}\n{% endif %}{% endfor %}"
@@ -147,7 +147,7 @@ def test_21_a_long_conversation_is_no_hostile_one() -> None:
     assert len(rendered(template, messages)) == 4000 * 1006
 
 
-def test_21_looking_at_all_messages_for_each_is_no_hostile_template(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_21_looking_at_all_messages_for_each_is_no_hostile_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """The items looked at are few: none for a length, an end of a list or a sum of lists."""
     template = (
         "{% set ns = namespace(all=[]) %}{% for m in messages %}{{ messages|length }}{{ (messages|last).role }}"
@@ -162,7 +162,7 @@ def test_21_looking_at_all_messages_for_each_is_no_hostile_template(monkeypatch:
     assert sum(charged) < 200 * 200 * 3
 
 
-def test_21_a_template_of_the_command_line_is_checked_as_well() -> None:
+def test_49_21_a_template_of_the_command_line_is_checked_as_well() -> None:
     tokenizer = chat_tokenizer(letter_tokenizer(), "{{ 'a' * 10**9 }}", None)
     with pytest.raises(UsageError, match="costs too much to render"):
         tokenizer.chat(USER)

@@ -88,7 +88,7 @@ def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str]) -
     assert "no target named: measuring the built-in builtin:target" in err
 
 
-def test_d25_details_are_what_stands_behind_the_verdict(loaded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_25_details_are_what_stands_behind_the_verdict(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--details", "--repeats", "2") == 0
     out = capsys.readouterr().out
     for word in ("copy-edit", "Efficiency", "draft/verify/rest", "first: milliseconds"):

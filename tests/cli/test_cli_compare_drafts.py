@@ -135,7 +135,7 @@ def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str]) -
     assert "comparing drafts for the built-in builtin:target" in err
 
 
-def test_d25_details_of_a_comparison_say_how_many_prompts_a_task_needs(
+def test_49_25_details_of_a_comparison_say_how_many_prompts_a_task_needs(
     loaded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compared(*given("good", "none"), "--details") == 0

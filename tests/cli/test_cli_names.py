@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["-r", "sweeep"], "there is no recipe `sweeep`"),
     ],
 )
-def test_a_name_that_leads_nowhere(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_49_23_a_name_that_leads_nowhere(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert said in refused(capsys, *PROMPTED, *words)
 
 
@@ -84,7 +84,7 @@ def test_a_variable_that_no_template_reads(
     assert ("the template reads thinking" in said) == bool(template)
 
 
-def test_torch_is_not_imported_to_refuse_a_name() -> None:
+def test_49_23_torch_is_not_imported_to_refuse_a_name() -> None:
     script = (
         "import sys; from specdec_cli.cli.main import run; "
         "codes = [int(run(words.split())) for words in sys.argv[1:]]; "
@@ -108,7 +108,7 @@ def test_what_lies_beside_it_is_suggested(
     assert said in refused(capsys, *PROMPTED, "-t", "./models/lama-small")
 
 
-def test_other_engines_names_for_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_23_other_engines_names_for_keys(capsys: pytest.CaptureFixture[str]) -> None:
     for given, meant in (
         ("speculation.k=4", "num_speculative_tokens"),
         ("k=4", "speculation.num_speculative_tokens"),
@@ -139,7 +139,7 @@ def test_other_engines_names_for_keys(capsys: pytest.CaptureFixture[str]) -> Non
         ("recommended.verdict != Do_Not_Speculate", "recommended.verdict != do-not-speculate"),
     ],
 )
-def test_a_mistyped_comparison(capsys: pytest.CaptureFixture[str], given: str, meant: str | None) -> None:
+def test_49_23_a_mistyped_comparison(capsys: pytest.CaptureFixture[str], given: str, meant: str | None) -> None:
     err = refused(capsys, "bench", "--fail-if", given)
     assert (f"not `{given}`; did you mean `{meant}`?" in err) is (meant is not None)
 
@@ -160,7 +160,7 @@ gates:
 """
 
 
-def test_validate_checks_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_49_23_validate_checks_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(RECIPE)
     lines = [line.partition("my.yaml:")[2] for line in refused(capsys, "recipe", "validate", str(path)).splitlines()]
@@ -189,7 +189,7 @@ def test_validate_takes_what_is_on_another_machine(tmp_path: Path) -> None:
         ("target:\n  model builtin:target\n  # what it computes in\n\n  dtype: auto\n", "2:3: `model builtin:target`"),
     ],
 )
-def test_a_missing_colon_is_reported_on_its_line(
+def test_49_23_a_missing_colon_is_reported_on_its_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
 ) -> None:
     path = tmp_path / "my.yaml"

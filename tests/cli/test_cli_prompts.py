@@ -209,7 +209,7 @@ def test_given_paths_are_what_a_person_typed(place) -> None:
 
 @pytest.mark.parametrize("flag", ["--prompt-file", "--dataset"])
 @pytest.mark.parametrize("command", ["generate", "bench", "sweep-k", "compare-drafts"])
-def test_b13_every_command_with_prompts_has_the_same_options(
+def test_49_13_every_command_with_prompts_has_the_same_options(
     command: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drafts = ["-d", "builtin:draft", "-d", "ngram"] if command == "compare-drafts" else []
@@ -222,7 +222,7 @@ def test_b13_every_command_with_prompts_has_the_same_options(
     assert "`--dataset` and `--prompt-file` set the same thing" in capsys.readouterr().err
 
 
-def test_b13_audit_and_train_draft_have_them_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_13_audit_and_train_draft_have_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     choice = ["--dataset", "rows.jsonl.gz", "--tasks", "unknown"]
     assert run(["audit", *choice]) == 2
     assert "no prompt has the task `unknown`" in capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_b13_audit_and_train_draft_have_them_too(capsys: pytest.CaptureFixture[s
         assert json.loads(capsys.readouterr().out)["recipe"]["train"]["data"] == "builtin:stories"
 
 
-def test_b13_generate_refuses_a_choice_among_prompts_that_are_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_13_generate_refuses_a_choice_among_prompts_that_are_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for choice in (["--num-prompts", "3"], ["--tasks", "given"]):
         assert run(["generate", "Hi", *choice, "--dry-run"]) == 2
         assert f"`{choice[0]}` has no effect without a data set" in capsys.readouterr().err

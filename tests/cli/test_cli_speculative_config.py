@@ -137,7 +137,7 @@ def test_what_it_does_not_know_is_refused_by_name(capsys: pytest.CaptureFixture[
         ({"quantization": None, "enable_adaptive_verification": False}, {"verify": "auto"}),
     ],
 )
-def test_b9_rules_and_tables_are_taken(
+def test_49_9_rules_and_tables_are_taken(
     capsys: pytest.CaptureFixture[str], given: dict[str, Any], speculation: dict[str, Any]
 ) -> None:
     found = recipe(capsys, {"model": "builtin:draft", **given})["speculation"]
@@ -146,7 +146,7 @@ def test_b9_rules_and_tables_are_taken(
 
 @pytest.mark.parametrize("engine", ["vllm", "ray-serve", "dynamo"])
 @pytest.mark.parametrize("name", [*RECIPES, *CASES])
-def test_b9_every_speculative_config_that_export_writes_is_read_back(engine: str, name: str) -> None:
+def test_49_9_every_speculative_config_that_export_writes_is_read_back(engine: str, name: str) -> None:
     given = RECIPES[name] if name in RECIPES else {**RECIPES[CASES[name][0]], **CASES[name][1]}
     flags = {path: (value, path) for path, value in given.items()}
     made, _ = export(engine, resolve(flags=flags, methods=draft_methods()), "X.Y.Z")

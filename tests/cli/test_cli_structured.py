@@ -90,7 +90,7 @@ def test_a_command_of_free_text_refuses_it(loaded, capsys: pytest.CaptureFixture
         (("-n", "4"), False),
     ],
 )
-def test_d27_an_output_that_n_cuts_before_it_matches_is_named(
+def test_49_27_an_output_that_n_cuts_before_it_matches_is_named(
     loaded, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], is_cut: bool
 ) -> None:
     (loaded / "s.json").write_text(
@@ -101,7 +101,7 @@ def test_d27_an_output_that_n_cuts_before_it_matches_is_named(
     assert (said in capsys.readouterr().err) == is_cut
 
 
-def test_d27_cut_outputs_are_numbered_with_json_too(loaded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_27_cut_outputs_are_numbered_with_json_too(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ba ba", "--regex", "a{40}", "-n", "16", "--json") == 0
     out, err = capsys.readouterr()
     assert [one["finish_reason"] for one in json.loads(out)["outputs"]] == ["length", "length"]

@@ -297,7 +297,7 @@ def test_a_picture_and_a_page(loaded, capsys: pytest.CaptureFixture[str], tmp_pa
     assert "Speed-up against k" in html.read_text()
 
 
-def test_d25_a_sweep_goes_on_while_the_largest_k_is_the_best(
+def test_49_25_a_sweep_goes_on_while_the_largest_k_is_the_best(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_target(monkeypatch)
@@ -312,7 +312,7 @@ def test_d25_a_sweep_goes_on_while_the_largest_k_is_the_best(
     assert document["recommended"]["k"] > 2
 
 
-def test_d25_a_sweep_that_ends_at_k_max_says_that_it_is_the_largest(
+def test_49_25_a_sweep_that_ends_at_k_max_says_that_it_is_the_largest(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_target(monkeypatch)

@@ -220,7 +220,7 @@ def test_every_answer_of_a_conversation_is_kept(tmp_path: Path, capsys: pytest.C
     assert f"training eagle3: 4 samples of {num_tokens} tokens" in capsys.readouterr().err
 
 
-def test_b12_a_dry_run_takes_the_chat_template_of_the_run(
+def test_49_12_a_dry_run_takes_the_chat_template_of_the_run(
     target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     template = tmp_path / "template.jinja"
@@ -234,7 +234,9 @@ def test_b12_a_dry_run_takes_the_chat_template_of_the_run(
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "sweep-k", "compare-drafts"])
-def test_b12_every_command_with_prompts_takes_a_chat_template(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_12_every_command_with_prompts_takes_a_chat_template(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [command, *(["Hi"] if command == "generate" else []), "--dry-run", "--chat-template", "{{ messages }}"]
     assert main.run([*words, "--chat"]) == 0, capsys.readouterr().err
     assert main.run(words) == 2

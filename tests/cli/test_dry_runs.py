@@ -32,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["a" * 260, "prompts", "rows.josnl", "mt-bench", "builtin:mini", "nobody/rows"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_b12_a_prompt_file_that_is_not_there_is_named(
+def test_49_12_a_prompt_file_that_is_not_there_is_named(
     command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*COMMANDS[command], "--prompt-file", name]) == 2
@@ -43,7 +43,7 @@ def test_b12_a_prompt_file_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_b12_a_file_with_the_name_of_a_data_set_is_a_file(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_12_a_file_with_the_name_of_a_data_set_is_a_file(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mt-bench").write_text("one\ntwo\nthree\n")
     assert run([*COMMANDS[command], "--prompt-file", "mt-bench", "--dry-run", "--json"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_b12_a_file_with_the_name_of_a_data_set_is_a_file(command: str, capsys: 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_b12_a_dry_run_says_how_many_rows_are_left_out(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_12_a_dry_run_says_how_many_rows_are_left_out(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*COMMANDS[command], "--prompt-file", "rows.jsonl", "--dry-run"]) == 0
     assert "note: 2 rows without a prompt" in capsys.readouterr().err.replace("\n", " ")
 
@@ -67,7 +67,7 @@ def test_b12_a_dry_run_says_how_many_rows_are_left_out(command: str, capsys: pyt
     ],
 )
 @pytest.mark.parametrize("command", MEASURING)
-def test_b12_dry_runs_of_measurements_refuse_what_the_runs_do(
+def test_49_12_dry_runs_of_measurements_refuse_what_the_runs_do(
     command: str, words: list[str], said: str, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = "--batch-sizes" if command == "sweep-k" and words[0] == "--batch-size" else words[0]
@@ -87,7 +87,7 @@ EVERY["train-draft"] = ["train-draft", "--data", "builtin:stories"]
 
 @pytest.mark.parametrize(("words", "said"), FILES)
 @pytest.mark.parametrize("command", EVERY)
-def test_b12_a_dry_run_looks_for_the_files_of_the_run(
+def test_49_12_a_dry_run_looks_for_the_files_of_the_run(
     command: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = [] if command == "serve" or "--chat-template" not in words else ["--chat"]
@@ -95,7 +95,7 @@ def test_b12_a_dry_run_looks_for_the_files_of_the_run(
     assert said in capsys.readouterr().err
 
 
-def test_b12_a_dry_run_looks_for_the_schema_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_12_a_dry_run_looks_for_the_schema_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "Hi", "--json-schema", "none.json", "--dry-run"]) == 2
     assert "the JSON Schema `none.json` cannot be read" in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def keys() -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("command", [*EVERY, "export"])
-def test_b12_every_command_takes_every_key(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_12_every_command_takes_every_key(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A method and a draft model exclude each other, and p_min needs a policy of its own: they are tested elsewhere."""
     words = ["export", "vllm"] if command == "export" else [*EVERY[command], "--dry-run", "--json"]
     accepted: dict[str, list[str]] = {}

@@ -471,7 +471,7 @@ def test_the_built_in_pair_prints_one_valid_document(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("skips", ["true", "false"])
-def test_point_7_a_stop_string_that_is_a_special_token_stops(capsys: pytest.CaptureFixture[str], skips: str) -> None:
+def test_49_7_a_stop_string_that_is_a_special_token_stops(capsys: pytest.CaptureFixture[str], skips: str) -> None:
     given = ("--ignore-eos", "--logit-bias", "2=100", "--stop", "</s>", "--min-tokens", "3")
     show = ("--set", f"sampling.skip_special_tokens={skips}")
     assert int(run(["generate", "Once", "-t", "builtin:target", "-d", "none", "-n", "6", "--json", *given, *show])) == 0

@@ -253,7 +253,7 @@ def test_a_head_on_the_hub_is_fetched_with_its_weights(lm, tmp_path: Path, monke
     assert weights <= asked[-1]
 
 
-def test_b12_the_size_of_a_drafts_vocabulary_comes_from_its_map(tmp_path: Path) -> None:
+def test_49_12_the_size_of_a_drafts_vocabulary_comes_from_its_map(tmp_path: Path) -> None:
     folder = publish(tmp_path / "head", random_weights(True), "specforge")
     content = json.loads((folder / "config.json").read_text())
     size = content.pop("draft_vocab_size")
@@ -263,7 +263,7 @@ def test_b12_the_size_of_a_drafts_vocabulary_comes_from_its_map(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_b12_a_shallow_target_is_named_as_the_reason(tmp_path: Path, num_layers: int) -> None:
+def test_49_12_a_shallow_target_is_named_as_the_reason(tmp_path: Path, num_layers: int) -> None:
     folder = publish(tmp_path / "head", random_weights(True), "specforge")
     content = json.loads((folder / "config.json").read_text())
     content = {name: value for name, value in content.items() if "layer_ids" not in name and name != "eagle_config"}

@@ -54,7 +54,7 @@ def test_every_argument_is_described_where_it_is_declared(one) -> None:
     assert f"    {one.field.name}: " in not_none(inspect.getdoc(one.owner))
 
 
-def test_docstrings_are_not_code() -> None:
+def test_49_6_docstrings_are_not_code() -> None:
     """Python leaves them out with -OO, which transformers does not survive; our own modules do."""
     lines = (
         "from specdec_cli.engine.loading import load_parameters; print(len(load_parameters()))\n"

@@ -58,7 +58,7 @@ def check(engine: Engine, params: SamplingParams, real: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_c22_padding_that_is_the_likeliest_is_never_emitted(padded, draft: str) -> None:
+def test_49_22_padding_that_is_the_likeliest_is_never_emitted(padded, draft: str) -> None:
     real = int(padded["real"])
     target = padded["target"]
     load: dict[str, Any] = {"draft": padded["draft"] if draft == "draft" else draft, "num_speculative_tokens": 4}
@@ -74,7 +74,7 @@ def test_c22_padding_that_is_the_likeliest_is_never_emitted(padded, draft: str) 
 
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_c22_a_vocabulary_of_one_token(tmp_path: Path, draft: str, padding: int) -> None:
+def test_49_22_a_vocabulary_of_one_token(tmp_path: Path, draft: str, padding: int) -> None:
     """The load check's texts are of that one token as well, whose id is 0."""
     one = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 @pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
-def test_no_family_is_refused_for_its_rounding(
+def test_49_3_no_family_is_refused_for_its_rounding(
     tmp_path: Path, family, dtype, quantize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random weights amplify it, and still it stays under half of what the check allows."""
@@ -43,7 +43,7 @@ def test_no_family_is_refused_for_its_rounding(
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
-def test_a_layer_with_another_ones_weights_is_caught(
+def test_49_1_a_layer_with_another_ones_weights_is_caught(
     folder, dtype, quantize, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that are read as other numbers: what a form that nobody knows yet does to a layer's weight."""
@@ -113,7 +113,7 @@ def errors_of(monkeypatch: pytest.MonkeyPatch, **errors: float) -> None:
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
-def test_what_fails_in_bfloat16_and_passes_in_float32_runs_in_float32(
+def test_49_3_what_fails_in_bfloat16_and_passes_in_float32_runs_in_float32(
     folder, decoder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors_of(monkeypatch, bfloat16=0.4, float32=1e-6)

@@ -127,7 +127,7 @@ TERMINAL = {
 
 
 @pytest.mark.parametrize("name", TERMINAL)
-def test_d25_80_columns_have_room_for_the_tables_of_the_core_commands(name: str, monkeypatch) -> None:
+def test_49_25_80_columns_have_room_for_the_tables_of_the_core_commands(name: str, monkeypatch) -> None:
     """With cells as long as they get: one table, and no name, figure or interval wraps inside its cell."""
     heads, cells = TERMINAL[name]
     out = drawn(table_of(heads, [cells, ["other", *cells[1:]]]), 80, monkeypatch)

@@ -149,13 +149,13 @@ def wrapped(text: list[str], monkeypatch: pytest.MonkeyPatch, width: int = 20, k
         ([""], [""]),
     ],
 )
-def test_d27_text_on_a_terminal_breaks_between_words(
+def test_49_27_text_on_a_terminal_breaks_between_words(
     parts: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert wrapped(parts, monkeypatch).split("\n") == lines
 
 
-def test_d27_a_pipe_gets_the_text_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_27_a_pipe_gets_the_text_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     stream, sink = writer()
     for part in ("Once upon a time, there was", " a  \n\tlittle rab", "bit.  "):
@@ -164,7 +164,7 @@ def test_d27_a_pipe_gets_the_text_byte_for_byte(monkeypatch: pytest.MonkeyPatch)
     assert stream.getvalue() == "Once upon a time, there was a  \n\tlittle rabbit.  "
 
 
-def test_d27_colours_and_marks_stay_with_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_27_colours_and_marks_stay_with_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = wrapped(["Once upon a time,", " there"], monkeypatch, kind="accepted")
     assert marked == "[Once upon a time,][\nthere]"
     coloured = wrapped(["Once upon a time,", " there"], monkeypatch, kind="accepted", colour=True)

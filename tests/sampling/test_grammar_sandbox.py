@@ -38,7 +38,7 @@ ROOMY = GrammarCompiler(GrammarLimits(60.0, 2**29))
         (PATIENT, "json_schema", '{"type": "foo"}', "Invalid type: foo"),
     ],
 )
-def test_15_a_grammar_that_costs_too_much_is_refused(
+def test_49_15_a_grammar_that_costs_too_much_is_refused(
     compiler: GrammarCompiler, kind: str, source: str, words: str
 ) -> None:
     with pytest.raises(UsageError, match=f"`{kind}` does not compile: .*{words}"):
@@ -46,7 +46,7 @@ def test_15_a_grammar_that_costs_too_much_is_refused(
     compiler.compile("regex", "[ab]+", TOKENIZER)  # the next one finds the process in order
 
 
-def test_15_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_15_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = GrammarCompiler(COMPILER.limits)
     compiler.compile("regex", "a", TOKENIZER)
     sandbox = compiler._sandboxes[TOKENIZER]
@@ -56,7 +56,7 @@ def test_15_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         compiler.compile("regex", "b", TOKENIZER)
 
 
-def test_15_a_trial_ends_with_its_requester() -> None:
+def test_49_15_a_trial_ends_with_its_requester() -> None:
     compiler, cancellation = GrammarCompiler(GrammarLimits(600.0, 2**40)), Cancellation()
     compiler.compile("regex", "a", TOKENIZER)
     timer = threading.Timer(0.3, cancellation.cancel)
@@ -74,7 +74,7 @@ def test_15_a_trial_ends_with_its_requester() -> None:
         compiler.compile("regex", "b", TOKENIZER, cancellation)
 
 
-def test_15_a_process_that_was_killed_is_replaced() -> None:
+def test_49_15_a_process_that_was_killed_is_replaced() -> None:
     compiler = GrammarCompiler(GrammarLimits(10.0, 2**28))
     compiler.compile("regex", "a", TOKENIZER)
     process = compiler._sandboxes[TOKENIZER]._process
@@ -83,7 +83,7 @@ def test_15_a_process_that_was_killed_is_replaced() -> None:
     compiler.compile("regex", "b", TOKENIZER)
 
 
-def test_15_masks_that_cost_too_much_end_the_output() -> None:
+def test_49_15_masks_that_cost_too_much_end_the_output() -> None:
     grammar = compile_grammar("regex", "[ab]*", TOKENIZER, mask_seconds=1.0)
     matcher = grammar.start(TOKENIZER.num_tokens, (0,), (0,))
     letter = TOKENIZER.vocabulary["a"]
@@ -97,7 +97,7 @@ def test_15_masks_that_cost_too_much_end_the_output() -> None:
         _ = grammar.start(TOKENIZER.num_tokens, (0,), (0,)).allowed  # all outputs of a request have one budget
 
 
-def test_15_every_mask_adds_to_the_budget() -> None:
+def test_49_15_every_mask_adds_to_the_budget() -> None:
     budget = MaskBudget(0.1)
     for _ in range(1000):
         budget.spend(0.004, num_masks=1)
@@ -111,7 +111,7 @@ def test_15_every_mask_adds_to_the_budget() -> None:
     assert not unlimited.is_spent
 
 
-def test_15_an_ambiguous_grammar_runs_out_of_items() -> None:
+def test_49_15_an_ambiguous_grammar_runs_out_of_items() -> None:
     matcher = compile_grammar("grammar", AMBIGUOUS, TOKENIZER).start(TOKENIZER.num_tokens, (0,), (0,))
     letters = [TOKENIZER.vocabulary["a"]] * 100
     assert matcher.accept(letters) < len(letters)
@@ -119,7 +119,7 @@ def test_15_an_ambiguous_grammar_runs_out_of_items() -> None:
         _ = matcher.allowed
 
 
-def test_15_many_choices_are_one_terminal() -> None:
+def test_49_15_many_choices_are_one_terminal() -> None:
     """As alternatives of a rule, more than 2,000 were refused."""
     choices = [f"choice number {i}" for i in range(5000)]
     matcher = compile_grammar("choice", json.dumps(choices), TOKENIZER).start(TOKENIZER.num_tokens, (0,), (0,))

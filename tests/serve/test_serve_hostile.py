@@ -249,7 +249,7 @@ TOO_LONG = [
 @pytest.mark.parametrize(
     ("path", "fields", "param"), TOO_LONG, ids=[f"{path}-{i}" for i, (path, _, _) in enumerate(TOO_LONG)]
 )
-def test_a_text_far_beyond_the_context_is_refused_before_it_is_tokenized_whole(
+def test_49_16_a_text_far_beyond_the_context_is_refused_before_it_is_tokenized_whole(
     server, monkeypatch: pytest.MonkeyPatch, path, fields, param
 ) -> None:
     lengths: list[int] = []

@@ -63,7 +63,7 @@ def run(
         (("b", "<<", "<<", "a"), ["<<a"], ("b", 4, "<<a")),
     ],
 )
-def test_a_special_token_completes_a_stop_string(
+def test_49_7_a_special_token_completes_a_stop_string(
     skip: bool, parts: tuple[str, ...], stop: list[str], expected: tuple[str, int, str]
 ) -> None:
     for size in (1, 2, 10):

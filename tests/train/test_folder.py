@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_c22_a_run_keeps_the_recipe_that_resume_alone_continues_with(tmp_path: Path) -> None:
+def test_49_22_a_run_keeps_the_recipe_that_resume_alone_continues_with(tmp_path: Path) -> None:
     folder = TrainingFolder(tmp_path / "draft")
     folder.begin(PLAN, "train: {method: medusa}\n", is_resumed=False, force=False)
     assert folder.recipe.read_text("utf-8") == "train: {method: medusa}\n"

@@ -555,7 +555,7 @@ def test_a_request_that_failed_twice_in_a_step_ends_once() -> None:
     assert after.finish_reason == "length"
 
 
-def test_four_requests_of_many_choices_do_not_make_another_client_wait() -> None:
+def test_49_18_four_requests_of_many_choices_do_not_make_another_client_wait() -> None:
     """Turns share the places; a text is the same however often its sequence gave its place up."""
     crowd = [job(100, turn=f"request-{i}") for i in range(4) for _ in range(64)]
 
@@ -574,7 +574,7 @@ def test_four_requests_of_many_choices_do_not_make_another_client_wait() -> None
     assert [list(one.token_ids) for one in found] == [alone(crowd[0])] * 8
 
 
-def test_turns_are_taken_in_admission() -> None:
+def test_49_18_turns_are_taken_in_admission() -> None:
     """Of two turns with many jobs each, none has a second place while the other has none."""
     first: list[str] = []
 

@@ -130,7 +130,9 @@ def test_a_packed_float32_product_has_a_row_s_bits_in_any_company(has_bias: bool
 
 
 @pytest.mark.parametrize("num_inputs", [64, 1024, 3000])
-def test_int8_is_exact_where_torchs_integer_product_saturates(num_inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_1_int8_is_exact_where_torchs_integer_product_saturates(
+    num_inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without VNNI, oneDNN cuts the sums of two products to 16 bits, and torch's own product calls oneDNN."""
 
     def saturating(rows, columns):

@@ -295,7 +295,7 @@ def plant(cache: Path) -> Path:
     return path
 
 
-def test_20_the_cache_is_ours_alone(cache: Path) -> None:
+def test_49_20_the_cache_is_ours_alone(cache: Path) -> None:
     mask = os.umask(0)
     try:
         load(SOURCE)
@@ -308,7 +308,7 @@ def test_20_the_cache_is_ours_alone(cache: Path) -> None:
 @pytest.mark.skipif(sys.platform == "darwin" or os.getuid() != os.getgid(), reason="a group of one's own")
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o722, 0o1777])
 @pytest.mark.parametrize("place", ["folder", "parent"])
-def test_20_a_library_where_others_may_write_is_not_loaded(
+def test_49_20_a_library_where_others_may_write_is_not_loaded(
     cache: Path, caplog: pytest.LogCaptureFixture, mode: int, place: str
 ) -> None:
     plant(cache)
@@ -329,7 +329,7 @@ def test_20_a_library_where_others_may_write_is_not_loaded(
         load(SOURCE, "no-such-compiler", "-x", "c++", may_lack_compiler=True)
 
 
-def test_20_a_library_in_a_folder_of_somebody_else_s_is_not_loaded(
+def test_49_20_a_library_in_a_folder_of_somebody_else_s_is_not_loaded(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(cache)
@@ -341,7 +341,7 @@ def test_20_a_library_in_a_folder_of_somebody_else_s_is_not_loaded(
     assert ALONE in caplog.messages[0]
 
 
-def test_20_a_link_is_neither_loaded_nor_written_through(cache: Path, tmp_path: Path) -> None:
+def test_49_20_a_link_is_neither_loaded_nor_written_through(cache: Path, tmp_path: Path) -> None:
     path = plant(cache)
     elsewhere = tmp_path / "elsewhere.so"
     path.rename(elsewhere)
@@ -357,14 +357,14 @@ def test_20_a_link_is_neither_loaded_nor_written_through(cache: Path, tmp_path: 
     assert precious.read_text() == "text"
 
 
-def test_20_a_file_that_others_may_write_is_built_again(cache: Path) -> None:
+def test_49_20_a_file_that_others_may_write_is_built_again(cache: Path) -> None:
     plant(cache).chmod(0o775)
     assert answer(load(SOURCE)) == 42
     (kept,) = cache.glob("*.so")
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_20_a_link_to_a_folder_of_ours_is_a_cache(cache: Path, tmp_path: Path) -> None:
+def test_49_20_a_link_to_a_folder_of_ours_is_a_cache(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir(mode=0o700)
     cache.parent.mkdir()
     cache.symlink_to(tmp_path / "own")

@@ -221,7 +221,7 @@ def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, monkeypatch: pyte
     assert not torch.allclose(score(load_lm(folder, check=False)), right, atol=1e-2)
 
 
-def test_a_row_that_follows_its_company_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_1_a_row_that_follows_its_company_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that begins where that of the first of the rows beside it does, on every processor."""
     plant(monkeypatch, "a window begins with its company")
     with pytest.raises(AssertionError):

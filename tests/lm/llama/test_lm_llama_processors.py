@@ -81,7 +81,7 @@ def scores(lm):
 @pytest.mark.parametrize(
     ("dtype", "quantize", "near"), [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
 )
-def test_another_processor_s_paths_give_the_same_numbers(
+def test_49_1_another_processor_s_paths_give_the_same_numbers(
     other, family: str, dtype: str, quantize: Quantize, near: float, tmp_path: Path
 ) -> None:
     folder = str(make_tiny(family, tmp_path, seed=3, vectors=0.1, **SHAPES.get(family, SHAPE)))

@@ -472,7 +472,7 @@ MAY_2026 = (
 )
 
 
-def test_10_llama_cpps_lines_of_june_2026_have_length_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_10_llama_cpps_lines_of_june_2026_have_length_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
     Path("june.log").write_text(JUNE_2026)
     found = imported(capsys, "june.log")
     stats = found["speculative"]
@@ -488,7 +488,7 @@ def test_10_llama_cpps_lines_of_june_2026_have_length_and_rates(capsys: pytest.C
     assert imported(capsys, "june.log")["speculative"]["acceptance_length"] == pytest.approx(2.87, abs=0.01)
 
 
-def test_10_older_and_newer_lines_are_read_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_10_older_and_newer_lines_are_read_together(capsys: pytest.CaptureFixture[str]) -> None:
     Path("may.log").write_text(MAY_2026)
     found = imported(capsys, "may.log")
     assert found["speculative"]["num_draft_tokens"] == 8
@@ -506,7 +506,7 @@ def test_10_older_and_newer_lines_are_read_together(capsys: pytest.CaptureFixtur
     assert "rates by position are those of 1 of 2 lines: the others have none" in found["notices"]
 
 
-def test_10_vllms_fields_may_stand_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_10_vllms_fields_may_stand_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
     Path("early.log").write_text(
         "INFO [metrics.py:86] SpecDecoding metrics: Draft acceptance rate: 50.0%, Mean acceptance length: 3.00, "
         "Accepted: 600 tokens, Drafted: 1200 tokens, Per-position acceptance rate: 0.800, 0.600, 0.400, 0.200\n"
@@ -545,14 +545,16 @@ def test_10_vllms_fields_may_stand_in_any_order(capsys: pytest.CaptureFixture[st
         ),
     ],
 )
-def test_10_figures_that_are_not_understood_are_reported(
+def test_49_10_figures_that_are_not_understood_are_reported(
     capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
     Path("odd.log").write_text(text)
     assert said in " ".join(imported(capsys, "odd.log")["notices"])
 
 
-def test_10_a_file_of_nothing_but_unknown_figures_is_refused_with_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_10_a_file_of_nothing_but_unknown_figures_is_refused_with_the_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("odd.log").write_text("hello\ndraft acceptance = 66.67% (12 of 18)\n")
     assert run(["import", "odd.log"]) == 2
     said = " ".join(capsys.readouterr().err.split())
@@ -568,7 +570,7 @@ def llama_chunk(drafted: int, accepted: int, name: str = "chatcmpl-1") -> str:
 
 
 @pytest.mark.parametrize("form", ["data: {}\n\n", "data:{}\r\n\r\n", "{}\n"])
-def test_10_the_chunks_of_a_stream_are_one_request(capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_49_10_the_chunks_of_a_stream_are_one_request(capsys: pytest.CaptureFixture[str], form: str) -> None:
     chunks = [llama_chunk(4, 2), llama_chunk(8, 5), llama_chunk(12, 8), llama_chunk(16, 11)]
     done = "data: [DONE]\n\n" if form.startswith("data") else ""
     head = ": ping\nevent: message\nid: 3\nretry: 10\n" if done else ""
@@ -586,7 +588,7 @@ def test_10_the_chunks_of_a_stream_are_one_request(capsys: pytest.CaptureFixture
     )
 
 
-def test_10_chunks_without_an_id_end_with_their_stop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_10_chunks_without_an_id_end_with_their_stop(capsys: pytest.CaptureFixture[str]) -> None:
     """llama-server's own `/completion` with `timings_per_token`."""
 
     def chunk(drafted: int, stop: bool, slot: int) -> str:
@@ -618,14 +620,14 @@ ANSWERS: list[Any] = [one["meta_info"] for one in SGLANG]
         ),
     ],
 )
-def test_10_a_repeated_request_is_counted_once(
+def test_49_10_a_repeated_request_is_counted_once(
     capsys: pytest.CaptureFixture[str], responses: list[Any], drafted: int
 ) -> None:
     Path("repeated.jsonl").write_text("\n".join(map(json.dumps, responses)))
     assert imported(capsys, "repeated.jsonl")["speculative"]["num_draft_tokens"] == drafted
 
 
-def test_10_a_log_with_responses_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_49_10_a_log_with_responses_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("both.txt").write_text(LLAMA_LOG + llama_chunk(4, 2) + "\n")
     assert run(["import", "both.txt"]) == 2
     assert "they may count the same tokens" in " ".join(capsys.readouterr().err.split())

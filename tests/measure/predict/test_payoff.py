@@ -22,7 +22,7 @@ def costs(draft: float, row: float = 0.1) -> Costs:
     )
 
 
-def test_d25_acceptance_of_1_32_after_forty_steps_does_not_pay_with_a_costly_draft() -> None:
+def test_49_25_acceptance_of_1_32_after_forty_steps_does_not_pay_with_a_costly_draft() -> None:
     found = Payoff.of(costs(draft=0.4), [0.27, 0.04, 0.01])
     assert (found.k, found.tokens_per_step, found.plain_steps) == (1, pytest.approx(1.27), pytest.approx(1.5))
     assert found.words().startswith("the draft does not pay yet: at its best k = 1 a step gives 1.27 tokens and costs")

@@ -158,7 +158,7 @@ GPT = {"from": "gpt", "value": "Hello"}
         None,
     ],
 )
-def test_point_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row: Any, chat: bool | None) -> None:
+def test_49_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row: Any, chat: bool | None) -> None:
     name = lines(tmp_path, {"conversations": SHAREGPT, "id": "a"}, row, {"messages": STORY}, row)
     found = both(name, chat)
     assert [one.prompt for one in found.rows] == ["Hi", "Tell me a story"]
@@ -178,7 +178,7 @@ def test_point_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row:
         both(lines(tmp_path, row, row), chat)
 
 
-def test_point_8_empty_conversations_in_parquet_are_left_out(tmp_path: Path) -> None:
+def test_49_8_empty_conversations_in_parquet_are_left_out(tmp_path: Path) -> None:
     rows = [{"messages": STORY}, {"messages": []}, {"messages": None}, {"messages": [said("assistant", "a")]}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
     found = both(str(tmp_path / "p.parquet"), chat=True)

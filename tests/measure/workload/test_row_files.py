@@ -304,7 +304,7 @@ BOMB = b"a\n" * (1 << 19)
         (lambda data: gzip.compress(data) * 4, "members.txt.gz"),
     ],
 )
-def test_c22_a_bomb_is_refused_before_it_is_unpacked(
+def test_49_22_a_bomb_is_refused_before_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack, name: str
 ) -> None:
     """Reading stops within a chunk of the limit: 32 times the file, and never less than a floor for small ones."""
@@ -331,12 +331,12 @@ def _counted(read, counts: list[int]):
     return counted
 
 
-def test_c22_repeated_prompts_pack_well_and_are_no_bomb(tmp_path: Path) -> None:
+def test_49_22_repeated_prompts_pack_well_and_are_no_bomb(tmp_path: Path) -> None:
     """A load test's one prompt many times: 1000 times its packed size, and small."""
     assert len(read_dataset(put(tmp_path, "same.txt.gz", gzip.compress(b"Once upon a time\n" * 20_000))).rows) == 20_000
 
 
-def test_c22_a_file_or_a_pipe_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_22_a_file_or_a_pipe_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     path = Path(put(tmp_path, "rows.jsonl", ""))
     os.truncate(path, 1 << 40)  # takes no room on disk
@@ -361,7 +361,7 @@ def test_c22_a_file_or_a_pipe_without_end_is_refused(tmp_path: Path, monkeypatch
         ("deep.txt", json.dumps([[]] * 140), "at most 130 are read"),
     ],
 )
-def test_c22_small_values_that_would_take_much_memory_are_refused(
+def test_49_22_small_values_that_would_take_much_memory_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
 ) -> None:
     monkeypatch.setattr(tables, "_MOST_ROWS", 32)
@@ -371,7 +371,7 @@ def test_c22_small_values_that_would_take_much_memory_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_c22_a_table_that_unpacks_to_very_much_is_refused(
+def test_49_22_a_table_that_unpacks_to_very_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A dictionary holds a long text once, and every row has it."""
@@ -474,7 +474,7 @@ def test_a_hub_with_several_configs_says_what_to_type(monkeypatch: pytest.Monkey
     assert caught.value.hint == "choose one of main, socratic: --dataset 'openai/gsm8k?config=main'"
 
 
-def test_c22_a_folder_is_read_where_nothing_can_be_written_at_home(tmp_path: Path) -> None:
+def test_49_22_a_folder_is_read_where_nothing_can_be_written_at_home(tmp_path: Path) -> None:
     """No folder can be made below a device, not even by root: the stand-in for a read-only home."""
     put(tmp_path, "train.jsonl", JSONL)
     program = (

@@ -45,7 +45,7 @@ def answered(client: ToyClient, kind: str, streams: bool, **given: Any) -> tuple
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_special_token_in_a_stop_string_ends_the_answer(client: ToyClient, kind: str, streams: bool) -> None:
+def test_49_7_a_special_token_in_a_stop_string_ends_the_answer(client: ToyClient, kind: str, streams: bool) -> None:
     assert answered(client, kind, streams, skip_special_tokens=False) == (WHOLE, "length", None, 12)
     assert answered(client, kind, streams) == (WHOLE.replace("</s>", ""), "length", None, 12)
     for skip in (True, False):

@@ -158,7 +158,7 @@ def test_the_first_of_several_requests_learns_that_its_client_is_gone(caplog: py
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET /version HTTP/1.1\r\nX-Slow: "])
-def test_beyond_the_limit_of_connections_requests_get_a_503_and_answers_go_on(monkeypatch, caplog, begin) -> None:
+def test_49_19_beyond_the_limit_of_connections_requests_get_a_503_and_answers_go_on(monkeypatch, caplog, begin) -> None:
     # A slow machine warns once, too.
     monkeypatch.setattr("specdec_cli.serve.http.server._TICKS_BETWEEN_WARNINGS", 10**6)
     caplog.set_level(logging.WARNING, "specdec_cli")
@@ -181,7 +181,7 @@ def test_beyond_the_limit_of_connections_requests_get_a_503_and_answers_go_on(mo
     assert len({(record.created, record.thread) for record in warnings}) == 1, "one, however many handlers keep it"
 
 
-def test_a_process_that_may_open_few_files_takes_fewer_connections(monkeypatch, caplog) -> None:
+def test_49_19_a_process_that_may_open_few_files_takes_fewer_connections(monkeypatch, caplog) -> None:
     caplog.set_level(logging.WARNING, "specdec_cli")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     server = LimitedServer(FastAPI(), 1, 1024)
@@ -191,7 +191,7 @@ def test_a_process_that_may_open_few_files_takes_fewer_connections(monkeypatch, 
     assert (server.config.backlog, server.config.limit_concurrency) == (most, most + 1)
 
 
-def test_bodies_that_stall_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_19_bodies_that_stall_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest unfinished bodies are given up for newer ones, and short requests are never refused for them."""
     monkeypatch.setattr(bodies, "BODIES_AT_ONCE", 2)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -29,7 +29,7 @@ def handler(server: Server) -> RequestHandler:
     return server._handler
 
 
-def test_15_hostile_grammars_hold_up_no_other_client() -> None:
+def test_49_15_hostile_grammars_hold_up_no_other_client() -> None:
     with live(toy_engine(), max_grammar_seconds=0.3) as server:
         expected = server.text(PLAIN)
         answers: list[tuple[int, dict[str, Any]]] = []
@@ -55,7 +55,7 @@ def test_15_hostile_grammars_hold_up_no_other_client() -> None:
         assert set(server.text(PLAIN | {"guided_regex": "[ab]+"})) <= {"a", "b"}
 
 
-def test_15_a_client_that_leaves_ends_its_compilation() -> None:
+def test_49_15_a_client_that_leaves_ends_its_compilation() -> None:
     with live(toy_engine(), max_grammar_seconds=600) as server:
         server.text(PLAIN | {"guided_regex": "[ab]+"})
         connection = server.connect()
@@ -66,7 +66,7 @@ def test_15_a_client_that_leaves_ends_its_compilation() -> None:
         assert server.models.all[0].num_preparing == 0
 
 
-def test_15_the_queue_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_15_the_queue_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_queue, "_MAX_OPEN", 0)
     with live(toy_engine()) as server:
         status, answer = server.post(C, PLAIN | {"guided_regex": "[ab]+"})
@@ -75,7 +75,7 @@ def test_15_the_queue_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pool", ["pool", "grammars"])
-def test_15_a_stuck_pool_shows_in_health_and_does_not_hold_up_the_end(
+def test_49_15_a_stuck_pool_shows_in_health_and_does_not_hold_up_the_end(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
@@ -101,7 +101,7 @@ def health(server: Any) -> tuple[int, str]:
     return status, body["status"]
 
 
-def test_15_a_pool_with_a_free_thread_is_not_stuck() -> None:
+def test_49_15_a_pool_with_a_free_thread_is_not_stuck() -> None:
     pool, release = WatchedPool(2, "test"), threading.Event()
     first = pool.submit(release.wait)
     until(lambda: pool.is_busy)

@@ -286,7 +286,7 @@ def test_a_wrong_setting_is_said_before_anything_is_sent(browser: Chromium) -> N
 
 
 @needs_chromium
-def test_d26_the_oldest_turns_are_dropped_by_themselves_and_a_line_says_so(tmp_path: Path) -> None:
+def test_49_26_the_oldest_turns_are_dropped_by_themselves_and_a_line_says_so(tmp_path: Path) -> None:
     server = PageServer(model={"max_model_len": 60})
     with Chromium(tmp_path / "profile") as browser, server as url:
         browser.open(url)
@@ -329,7 +329,7 @@ def test_a_conversation_that_fills_the_context_can_be_shortened_or_cleared(tmp_p
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "height"), [(800, 900), (1280, 800)])
-def test_d26_open_settings_leave_the_conversation_its_height(tmp_path: Path, width: int, height: int) -> None:
+def test_49_26_open_settings_leave_the_conversation_its_height(tmp_path: Path, width: int, height: int) -> None:
     with Chromium(tmp_path / "profile", width, height) as browser, PageServer() as url:
         browser.open(url)
         browser.wait(f"{text('served')} === 'toy'")
@@ -345,7 +345,7 @@ def test_d26_open_settings_leave_the_conversation_its_height(tmp_path: Path, wid
 
 
 @needs_chromium
-def test_d26_an_empty_field_says_how_many_tokens_a_mode_takes(browser: Chromium) -> None:
+def test_49_26_an_empty_field_says_how_many_tokens_a_mode_takes(browser: Chromium) -> None:
     server = PageServer()
     with server as url:
         browser.open(url)
@@ -605,7 +605,7 @@ def test_the_page_shows_no_trees_where_chains_are_drafted(browser: Chromium) -> 
         browser.open("about:blank")
 
 
-def test_d26_the_reference_shows_code_and_no_backticks() -> None:
+def test_49_26_the_reference_shows_code_and_no_backticks() -> None:
     schema = {"description": "A `model` & more.", "properties": {"n": {"type": "integer", "description": "As `n`"}}}
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
     route = {

@@ -71,5 +71,5 @@ def test_of_several_models_each_is_named() -> None:
     assert json.loads(shlex.split(curl_line(models, "http://h:1", None))[-1])["model"] == "one's"
 
 
-def test_d26_the_sample_request_asks_for_the_likeliest_tokens(ready) -> None:
+def test_49_26_the_sample_request_asks_for_the_likeliest_tokens(ready) -> None:
     assert json.loads(shlex.split(curl_line(ready, "http://h:1", None))[-1])["temperature"] == 0

@@ -174,7 +174,7 @@ TRAVERSALS = [
 ]  # fmt: skip
 
 
-def test_a_models_name_leads_to_no_other_route_of_the_engine() -> None:
+def test_49_17_a_models_name_leads_to_no_other_route_of_the_engine() -> None:
     with front() as live:
         for name in TRAVERSALS:
             status, text = live.ask("GET", f"/v1/models/{name}")
@@ -185,7 +185,7 @@ def test_a_models_name_leads_to_no_other_route_of_the_engine() -> None:
         assert (status, json.loads(text)["id"], json.loads(text)["speculative"]["draft"]) == (200, "model", "d")
 
 
-def test_what_a_client_adds_for_its_connection_stays_behind() -> None:
+def test_49_17_what_a_client_adds_for_its_connection_stays_behind() -> None:
     with front("echo") as live:
         connection = live.connect()
         headers = {"content-type": "application/json; charset=utf-8", "x-secret": "1", "x-kept": "2", "te": "trailers"}
@@ -200,7 +200,7 @@ def test_what_a_client_adds_for_its_connection_stays_behind() -> None:
     assert not {"x-secret", "te", "authorization"} & names.keys()
 
 
-def test_keys_share_no_cached_prompts_at_the_engine() -> None:
+def test_49_17_keys_share_no_cached_prompts_at_the_engine() -> None:
     with front("echo", keys=("alpha", "beta")) as live:
 
         def salt(key: str, **fields: Any) -> Any:
@@ -228,7 +228,7 @@ def test_keys_share_no_cached_prompts_at_the_engine() -> None:
     ],
     ids=["text", "form", "cut", "a key twice", "deep", "long"],
 )
-def test_a_body_that_our_own_server_refuses_is_refused_here(body: bytes, kind: str, status: int) -> None:
+def test_49_17_a_body_that_our_own_server_refuses_is_refused_here(body: bytes, kind: str, status: int) -> None:
     with front("echo") as live:
         connection = live.connect()
         connection.request("POST", "/v1/completions", body, {"content-type": kind})
@@ -236,7 +236,7 @@ def test_a_body_that_our_own_server_refuses_is_refused_here(body: bytes, kind: s
         connection.close()
 
 
-def test_bodies_that_stall_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_17_bodies_that_stall_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODY_SECONDS", 0.5)
     with front(places=2) as live:
         address = live.server.listener.getsockname()[:2]

@@ -50,7 +50,7 @@ def drawn(prepared: Prepared, begun: str = "") -> list[tuple[str | None, str]]:
 
 @pytest.mark.parametrize("strict", [None, False, True])
 @pytest.mark.parametrize("declared", DECLARED)
-def test_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
+def test_49_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
     declared: dict[str, Any], strict: bool | None
 ) -> None:
     function = {"name": "ping", "strict": strict, **declared}
@@ -66,7 +66,7 @@ def test_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_11_a_strict_function_without_parameters_has_no_arguments(name: str) -> None:
+def test_49_11_a_strict_function_without_parameters_has_no_arguments(name: str) -> None:
     said = turn(name, [("ping", {})])
     begun = said[: said.index("ping") + 4]
     for declared in DECLARED[:4]:
@@ -75,7 +75,7 @@ def test_11_a_strict_function_without_parameters_has_no_arguments(name: str) -> 
         assert drawn(given, begun) == [("ping", "{}")]
 
 
-def test_11_an_enforced_call_has_no_argument_that_its_function_does_not_declare() -> None:
+def test_49_11_an_enforced_call_has_no_argument_that_its_function_does_not_declare() -> None:
     listed = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "title": "t"}
     assert FunctionTool(name="f", parameters=listed).arguments_schema == {**listed, "additionalProperties": False}
     for as_given in (
