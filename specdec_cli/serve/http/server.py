@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.serve.http.app import create_app
+from specdec_cli.serve.http.connection import HttpConnection
 from specdec_cli.serve.http.request_handler import RequestHandler
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.settings import Settings
@@ -75,7 +76,7 @@ class LimitedServer(uvicorn.Server):
             logger.warning(message, self.max_connections, max_connections)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=HttpConnection,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             limit_concurrency=self.max_connections + 1,  # uvicorn refuses the connection that reaches its limit
             loop="auto",  # uvloop, where there is one

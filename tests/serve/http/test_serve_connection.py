@@ -93,6 +93,22 @@ def test_pipelined_requests_are_answered_in_order(server) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"200", b"404", b"200", b"400"]
 
 
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"Host: localhost\r\nContent-Length: -1\r\n", "bad Content-Length"),
+        (b"Host: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n", "conflicting Content-Length headers"),
+        (b"Content-Length: 2\r\n", "Missing mandatory Host: header"),
+        (b"Host: localhost\r\nTransfer-Encoding: chunked\r\n", "illegal chunk header"),
+    ],
+)
+def test_49_what_is_no_http_is_an_error_like_others(server, head: bytes, reason: str) -> None:
+    status, found = send(server, b"POST /tokenize HTTP/1.1\r\n" + head + b"\r\n-5\r\nhello\r\n0\r\n\r\n")
+    error = json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_http")
+    assert error["message"].startswith(f"the request is no valid HTTP: {reason}")
+
+
 def test_a_client_that_goes_away_within_its_body_is_no_failure(server, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(server.listener.getsockname()[:2], timeout=5) as raw:
         raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-key\r\n")
