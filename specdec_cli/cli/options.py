@@ -20,6 +20,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import published_kinds
 from specdec_cli.recipe.keys import default_of, describe, flat_kinds, kinds_of, literal_words, section_class
 from specdec_cli.recipe.schema import MODEL_KEYS
+from specdec_cli.train.methods import METHODS
 
 Result = TypeVar("Result")
 
@@ -287,7 +288,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "serve.tool_call_parser": {"metavar": "FORMAT"},
     "serve.reasoning_parser": {"metavar": "FORMAT"},
     "serve.metrics_prefix": {"metavar": "WORD"},
-    "train.method": {"metavar": "eagle3|dflash|pard|medusa|distill"},
+    "train.method": {"metavar": "|".join(METHODS)},
     "train.data": {"names": ("--data", "--dataset"), "metavar": "NAME|FILE"},
     "train.num_prompts": {"default": "all"},
     "train.learning_rate": {"default": "by the target's width"},

@@ -350,7 +350,7 @@ class Train(Section):
     """Training of a draft: its method, data, loss, schedule and evaluation."""
 
     method: str = Field("eagle3", min_length=1)
-    """Kind of draft to train: eagle3, dflash, pard, medusa or distill."""
+    """Kind of draft to train: the name of a training method, such as eagle3."""
     data: str | None = Field(None, min_length=1)
     """Prompts or chats to train on: a file, a preset, a hub id, builtin:mini or builtin:stories."""
     num_prompts: int | None = Field(None, ge=2, le=2**31 - 1)

@@ -10,19 +10,13 @@ from shlex import quote
 from typing import Any
 
 from specdec_cli import __version__
+from specdec_cli.lm.files.draft_formats import kinds_by_method
 from specdec_cli.quantities import counted
 from specdec_cli.recipe import Recipe
 from specdec_cli.recipe.present import yaml_value
 from specdec_cli.report.train import evaluations_table
 
 CARD, RECIPE = "README.md", "recipe.yaml"
-_WHAT = {
-    "eagle3": "EAGLE-3 head",
-    "dflash": "DFlash draft",
-    "pard": "PARD draft",
-    "medusa": "Medusa heads",
-    "distill": "Draft model",
-}
 _PARTS = ("target", "sampling")
 
 
@@ -53,7 +47,9 @@ class TrainedDraft:
     def card(self) -> str:
         """The model card in Markdown, with the metadata that model hubs read above it."""
         target, method = str(self.recipe.target.model), self.recipe.train.method
-        what, licence = _WHAT.get(method, method), _licence_of(target)
+        kind = kinds_by_method().get(method)
+        what = "Draft model" if kind is None else " ".join(kind.what.split()[-2:])
+        licence = _licence_of(target)
         named = Path(target).name
         tags = ["speculative-decoding", method]
         head = {"base_model": target, "license": licence or "unknown", "tags": tags}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from specdec_cli.errors import UsageError, did_you_mean
-from specdec_cli.train.method import TrainingMethod
+
+if TYPE_CHECKING:
+    from specdec_cli.train.method import TrainingMethod
 
 METHODS = {
     "dflash": "dflash:DFlashTraining",
