@@ -20,6 +20,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import published_kinds
 from specdec_cli.recipe.keys import default_of, describe, flat_kinds, kinds_of, literal_words, section_class
 from specdec_cli.recipe.schema import MODEL_KEYS
+from specdec_cli.recipe.values import QUANTIZATIONS
 from specdec_cli.train.methods import METHODS
 
 Result = TypeVar("Result")
@@ -216,7 +217,8 @@ _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _PUBLISHED = ", ".join(sorted(kind.title for kind in published_kinds() if kind.method))
 _DRAFT_HELP = (
     f"The draft: a hub id, folder or .gguf file (a model, or a published draft: {_PUBLISHED}), ngram, suffix, mtp, "
-    "self-int8, self-exit:N (N first layers), none, or two of them such as suffix+MODEL."
+    f"{', '.join(f'self-{quantize}' for quantize in QUANTIZATIONS)}, self-exit:N (N first layers), none, or two of "
+    "them such as suffix+MODEL."
 )
 _TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
 _JSON_HELP = "Print one JSON document on stdout and nothing else."

@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec_cli.files import given_path
 from specdec_cli.lm.files.draft_formats import kind_by_name, published_kinds, recognize
+from specdec_cli.recipe.values import QUANTIZATIONS
 
 DRAFT_MODEL = "draft_model"
 _WHAT = {
@@ -19,7 +20,7 @@ _WHAT = {
     "mtp": "the target's MTP layers",
     "universal": "a draft model with another tokenizer",
     "self-exit": "the target's first layers",
-    "self-int8": "an int8 copy of the target",
+    **{f"self-{quantize}": f"an {quantize} copy of the target" for quantize in QUANTIZATIONS},
 }
 
 

@@ -64,8 +64,8 @@ def export(job: ExportJob) -> Export:
 
 
 def _conversion(settings: ExportSettings, section: str, name: str) -> str:
-    int8 = settings.value(f"{section}.quantize") == "int8"
-    weights = "int8" if int8 else _WEIGHTS[str(settings.value(f"{section}.dtype"))]
+    quantize = str(settings.value(f"{section}.quantize"))  # in the words of optimum
+    weights = _WEIGHTS[str(settings.value(f"{section}.dtype"))] if quantize == "none" else quantize
     settings.without(f"{section}.revision", "optimum-cli converts the newest; give it a folder of that revision")
     words = ["optimum-cli", "export", "openvino", "--model", name, "--task", "text-generation-with-past"]
     return f'{shlex.join([*words, "--weight-format", weights])} "$HERE/{section}"'

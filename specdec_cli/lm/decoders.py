@@ -142,7 +142,7 @@ def self_draft_forward(
         UsageError: the first layers alone do not run.
     """
     if isinstance(target, LlamaDecoder):
-        return target.self_draft(draft.layers, draft.quantize == "int8")
+        return target.self_draft(draft.layers, kind)
     from specdec_cli.lm.families.patches import packed_forward
 
     packed = packed_forward(model, draft.spec)

@@ -22,7 +22,7 @@ from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_fi
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.from_files import fake_model, fake_model_of
 from specdec_cli.lm.heads.mtp_files import MtpModules, find_mtp
-from specdec_cli.lm.kernels.kinds import kind_for
+from specdec_cli.lm.kernels.kinds import QUANTIZED, kind_for
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import family_of, kept_as
 from specdec_cli.lm.llama.model_fields import shape_of
@@ -138,7 +138,7 @@ def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFa
             else:
                 shape = _probe(name, model) or _probe_unquantized(plan, draft.layers)
             left = weights_of_first_layers(shared, whole, draft.layers)
-        packed = left if draft.quantize == "none" else weights_of(model, "int8")
+        packed = left if draft.quantize == "none" else weights_of(model, QUANTIZED[draft.quantize])
         text = model.config.get_text_config()
         if tries_graphs(plan.decoder, place):
             obstacle = graphs_obstacle(name, config, place)

@@ -18,7 +18,7 @@ class SelfDraft:
 
     Args:
         layers: first layers that it keeps; None keeps all.
-        quantize: none, or int8 (linear layers), of a copy.
+        quantize: how the linear layers of a copy are quantized, as recipes say; none without a copy.
     """
 
     layers: int | None = None

@@ -31,7 +31,7 @@ from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.lm.kernels.kinds import Kind
+from specdec_cli.lm.kernels.kinds import QUANTIZED, Kind, is_quantized
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
 from specdec_cli.lm.self_draft import SelfDraft
@@ -171,14 +171,14 @@ class TransformersLM:
             UsageError: it would leave no layer out, the weights cannot be copied, or the first layers alone do not run.
         """
         draft.check(self.name, self.config.get_text_config().num_hidden_layers)
-        quantized = self.kind if self.kind in ("int8", "blocks") else stays_quantized(self.config)
+        quantized = self.kind if is_quantized(self.kind) else stays_quantized(self.config)
         draft.check_copy(self.name, self.decoder, quantized or "none")
         kept = weights_of_first_layers(self.weights, self.model, draft.layers)
         made = copy.copy(self)
         made.name, made.origin, made.taps = draft.spec, draft.origin(self.origin), ()
         made.model = first_layers(self.model, draft.layers)
         made.config = made.model.config
-        made.kind = self.kind if draft.quantize == "none" else "int8"
+        made.kind = QUANTIZED.get(draft.quantize, self.kind)
         made.weights = kept if made.kind == self.kind else weights_of(made.model, made.kind)
         made.weight_bytes = added_bytes(made.weights, self.weights)
         made._forward = self_draft_forward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -31,6 +31,8 @@ else:
 Decoder = Literal["auto", "transformers", "graphs"]
 LoadFormat = Literal["auto", "dummy"]
 Quantize = Literal["none", "int8"]
+QUANTIZATIONS = tuple(quantize for quantize in get_args(Quantize) if quantize != "none")
+"""How linear layers may be quantized; a draft `self-` with each of these words is such a copy of its target."""
 Compute = Literal["auto", "native", "dequantized"]
 
 ParallelSize = Annotated[int, Field(ge=1, le=1024)]

@@ -32,7 +32,8 @@ Kind = Literal["plain", "packed", "int8", "blocks", "few rows"]
 Kernel = Literal["float32", "bfloat16", "int8", "few rows"]
 """A fast kernel: oneDNN's by what it multiplies, ours on a GPU."""
 
-
+QUANTIZED: dict[str, Kind] = {"int8": "int8"}
+"""The kinds of linear layers that are quantized at load, by the words of recipes."""
 _PACKED: dict[torch.dtype, Kernel] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -81,13 +82,18 @@ def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -
     Args:
         dtype: of its weights.
         device: where it runs.
-        quantize: none or int8, as recipes say.
+        quantize: how they are quantized, as recipes say.
     """
-    if quantize == "int8":
-        return "int8"
+    if quantize != "none":
+        return QUANTIZED[quantize]
     if device.type == "cuda":
         return "few rows" if dtype.itemsize == 2 and has_triton() else "plain"
     return "packed" if can_pack(dtype) else "plain"
+
+
+def is_quantized(kind: Kind) -> bool:
+    """Whether layers of a kind hold quantized weights, of which no other copy is made."""
+    return kind == "blocks" or kind in QUANTIZED.values()
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -126,25 +126,25 @@ class LlamaDecoder:
             begin += len(rows)
         return True
 
-    def self_draft(self, num_layers: int | None, is_int8: bool) -> LlamaDecoder:
+    def self_draft(self, num_layers: int | None, kind: Kind) -> LlamaDecoder:
         """A decoder made of this one's weights, with a cache and calls of its own.
 
         Args:
             num_layers: first layers that it has; None is all.
-            is_int8: its linear layers are an int8 copy; else they are this one's.
+            kind: of its linear layers, which are a copy unless they are of this one's kind.
         """
         made = copy.copy(self)
         made._layers, made._taps = self._layers[:num_layers], []
         kv_bytes = self._sizes.kv_bytes(len(made._layers), self._dtype)
         made.shape = replace(self.shape, kv_bytes_per_token=kv_bytes)
-        made._kind, made._guess_logits = "int8" if is_int8 else self._kind, Floats()
+        made._kind, made._guess_logits = kind, Floats()
         made._caller = Caller(made._kind, self._dtype)
         made._library, made._step = made._caller.library, made._caller.step
         made._caller.model = made._model = ModelFields.from_buffer_copy(self._model)
-        if is_int8:
+        if kind != self._kind:
             arena = Arena()
-            made._layers = [layer.in_int8(arena) for layer in made._layers]
-            made._head = self._head.in_int8(arena)
+            made._layers = [layer.copied(kind, arena) for layer in made._layers]
+            made._head = self._head.copied(kind, arena)
         made._model.head = matrix_fields(made._head)
         made._model.layers, made._model.num_layers = layers_fields(made._layers), len(made._layers)
         made.allocate(0)

@@ -123,11 +123,11 @@ class Matrix:
             part.fill(self.weight[int(self.panels[begin, 0]) :])
             begin += -(-len(part) // lanes)
 
-    def in_int8(self, arena: Arena) -> Matrix:
-        """The same matrix in int8, made of the weight as it lies here."""
-        assert self.panels is None, "blocks are refused as a copy in int8"
-        shape = self.num_outputs, self.num_inputs
-        return self._quantized(from_panels(self.weight, self.half, shape), arena)
+    def copied(self, kind: Kind, arena: Arena) -> Matrix:
+        """The same matrix quantized as `kind` says, made of the weight as it lies here."""
+        assert self.panels is None, "quantized copies of blocks are refused"
+        assert kind == "int8", f"no matrix is copied as {kind}"
+        return self._quantized(from_panels(self.weight, self.half, (self.num_outputs, self.num_inputs)), arena)
 
     def _quantized(self, weight: Tensor, arena: Arena) -> Matrix:
         """This matrix with a weight [out, in] in int8."""
@@ -150,9 +150,9 @@ class GatedMLP:
     up: Matrix
     down: Matrix
 
-    def in_int8(self, arena: Arena) -> GatedMLP:
-        """The same MLP in int8."""
-        return GatedMLP(*(matrix.in_int8(arena) for matrix in (self.gate, self.up, self.down)))
+    def copied(self, kind: Kind, arena: Arena) -> GatedMLP:
+        """The same MLP, quantized."""
+        return GatedMLP(*(matrix.copied(kind, arena) for matrix in (self.gate, self.up, self.down)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +191,10 @@ class Layer:
     scale: float
     ahead: int = 0
 
-    def in_int8(self, arena: Arena) -> Layer:
-        """The same layer in int8, as `Taking` would take it: experts and their router stay plain."""
-        mlps = self.mlps if self.router is not None else [mlp.in_int8(arena) for mlp in self.mlps]
-        return replace(self, qkv=self.qkv.in_int8(arena), out=self.out.in_int8(arena), mlps=mlps)
+    def copied(self, kind: Kind, arena: Arena) -> Layer:
+        """The same layer, quantized as `Taking` would take it: experts and their router stay plain."""
+        mlps = self.mlps if self.router is not None else [mlp.copied(kind, arena) for mlp in self.mlps]
+        return replace(self, qkv=self.qkv.copied(kind, arena), out=self.out.copied(kind, arena), mlps=mlps)
 
 
 def half_of(num_outputs: int, unit: int = 1) -> int:
