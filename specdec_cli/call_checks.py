@@ -46,7 +46,7 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "prefix_caching": ("enable_prefix_caching",),
     "kv_cache_bytes": ("gpu_memory_utilization", "kv_cache_memory", "kv_cache_memory_bytes"),
-    "quantize": ("quantization", "load_in_8bit"),
+    "quantize": ("quantization", "load_in_8bit", "load_in_4bit"),
     "dtype": ("torch_dtype",),
     "device": ("device_map",),
     "max_model_len": ("max_seq_len", "max_context", "context_length", "n_ctx"),

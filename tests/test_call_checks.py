@@ -129,7 +129,7 @@ def test_49_24_k_out_of_range_is_refused_everywhere(engine: Engine, k: object) -
     [
         ({"decoder": "x"}, "decoder must be `auto`"),
         ({"load_format": "safe"}, "load_format must be `auto`"),
-        ({"draft_quantize": "int4"}, "quantize must be `none`"),
+        ({"draft_quantize": "int3"}, "quantize must be `none`"),
         ({"kv_cache_bytes": "2GiB"}, "kv_cache_bytes must be a whole number"),
         ({"others": "ngram"}, "others must be a list of strings"),
         ({"max_num_seqs": "3"}, "max_num_seqs must be a whole number"),

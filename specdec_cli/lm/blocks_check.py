@@ -1,8 +1,9 @@
-"""The check at load of weights that stay in a file's blocks: the decoder's logits beside those of their numbers.
+"""The check at load of weights in blocks: the decoder's logits beside those of their numbers.
 
 The first layers decode a few tokens here and in transformers' own forward pass in float32, on weights that the gguf
-package dequantized, or `files.dequantize` where they are in safetensors. There the inputs of each product are rounded
-to whole numbers as the decoder rounds them, so what is left between the two is the order of sums and the cache's dtype.
+package dequantized, or `files.dequantize` where they are in safetensors, or on what blocks of 4 bits mean. There the
+inputs of each product are rounded to whole numbers as the decoder rounds them, so what is left between the two is the
+order of sums and the cache's dtype.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.gguf_blocks import empty_model
+from specdec_cli.lm.llama.file_rows import BLOCKS_HINT
 from specdec_cli.lm.machine.threads import fixed_threads
 from specdec_cli.lm.oracle import relative_error, spread_tokens
 from specdec_cli.lm.self_draft import SelfDraft
@@ -34,7 +36,7 @@ class BlocksOracle:
     """The logits that the first layers of a model in blocks must give, computed before the decoder takes the weights.
 
     Args:
-        model: made by `model_in_blocks`.
+        model: with its matrices as `file_rows`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,7 +59,7 @@ class BlocksOracle:
             raise RunError(
                 f"`{lm.name}` gives other logits with its weights in blocks than dequantized: the relative error of "
                 f"its first {_NUM_LAYERS} layers is {error:.2g}, and rounding explains {_ALLOWED}",
-                "please report it; `--compute dequantized` decodes it in plain numbers",
+                BLOCKS_HINT,
             )
 
     def error(self, lm: TransformersLM) -> float:
@@ -107,9 +109,10 @@ class BlocksOracle:
 
 
 def _rounded(inputs: Tensor, size: int) -> Tensor:
-    """Inputs [..., in] as whole numbers mean them that have a scale for so many."""
-    parts = inputs.view(*inputs.shape[:-1], -1, size)
+    """Inputs [..., in] as whole numbers mean them that have a scale for so many, or for what is left of them."""
+    filled = nn.functional.pad(inputs, (0, -inputs.shape[-1] % size))
+    parts = filled.view(*inputs.shape[:-1], -1, size)
     scales = parts.abs().amax(-1, keepdim=True) / 127
     codes = (parts / scales.clamp(min=torch.finfo(torch.float32).tiny) + 128.5).floor() - 128
     rounded: Tensor = codes * scales
-    return rounded.view(inputs.shape)
+    return rounded.view(filled.shape)[..., : inputs.shape[-1]]

@@ -20,6 +20,7 @@ from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.own_products import keep_bits
 from specdec_cli.lm.kernels.packing import leave_files, pack_model
 from specdec_cli.lm.llama.families import obstacle
+from specdec_cli.lm.llama.file_rows import BLOCKS_HINT
 from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
 from specdec_cli.lm.self_draft import SelfDraft
@@ -98,10 +99,7 @@ def forward_for(
     if is_own:
         own = LlamaDecoder(model, kind, Layouts(block_size))
         if not own.has_rows_of_file():
-            raise RunError(
-                f"the weights of `{name}` are other numbers in our decoder than in its file",
-                "please report it; `--compute dequantized` decodes it in plain numbers",
-            )
+            raise RunError(f"the weights of `{name}` are other numbers in our decoder than in its file", BLOCKS_HINT)
         leave_files(model)
         return own
     from specdec_cli.lm.families.patches import packed_forward  # transformers' models behind it take seconds to import

@@ -22,7 +22,8 @@ from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_fi
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.from_files import fake_model, fake_model_of
 from specdec_cli.lm.heads.mtp_files import MtpModules, find_mtp
-from specdec_cli.lm.kernels.kinds import QUANTIZED, kind_for
+from specdec_cli.lm.int4_blocks import int4_bytes
+from specdec_cli.lm.kernels.kinds import QUANTIZED, takes_blocks
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import family_of, kept_as
 from specdec_cli.lm.llama.model_fields import shape_of
@@ -125,20 +126,21 @@ def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFa
         with _fake_tensors_for(plan):
             whole = fake_model(plan)
             obstacle = own_obstacle(whole, plan.decoder, place)
-            shared = weights_of(whole, kept_as(kind_for(plan.dtype, place, quantize), obstacle))
-            if plan.is_native:
+            shared = weights_of(whole, kept_as(plan.kind(plan.dtype), obstacle))
+            if plan.is_in_blocks:
                 sizes = _block_bytes(plan)
                 shared = [replace(weight, num_bytes=sizes.get(weight.name, weight.num_bytes)) for weight in shared]
             draft = self_draft or SelfDraft()
+            kind = QUANTIZED.get(draft.quantize, plan.kind(plan.dtype))
             if self_draft is not None:
-                _check_self_draft(self_draft, name, config, obstacle, "blocks" if plan.is_native else quantize)
+                _check_self_draft(self_draft, name, config, obstacle, "blocks" if plan.is_in_blocks else quantize)
             model = first_layers(whole, draft.layers)
             if obstacle is None:
                 shape: CacheShape | None = _own_cache(model)
             else:
                 shape = _probe(name, model) or _probe_unquantized(plan, draft.layers)
             left = weights_of_first_layers(shared, whole, draft.layers)
-        packed = left if draft.quantize == "none" else weights_of(model, QUANTIZED[draft.quantize])
+        packed = left if draft.quantize == "none" else weights_of(model, kind)
         text = model.config.get_text_config()
         if tries_graphs(plan.decoder, place):
             obstacle = graphs_obstacle(name, config, place)
@@ -165,7 +167,7 @@ def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFa
             is_complete=plan.is_complete,
             load_format="dummy" if plan.is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
-            decoder="own, native" if plan.is_native else decoder,
+            decoder="own, native" if takes_blocks(kind) else decoder,
             stored_as=stored_as(name, plan.folder, method_of(plan.stored_config)) if plan.is_complete else None,
             stored_bytes=stored_bytes(name, plan.folder) if plan.is_complete else None,
             num_mtp_modules=0 if modules is None else len(modules.tensors),
@@ -184,6 +186,8 @@ def _fake_tensors_for(plan: ModelPlan) -> AbstractContextManager[None]:
 
 def _block_bytes(plan: ModelPlan) -> dict[str, int]:
     """Bytes of the weights of a model in blocks that are not in its dtype, by transformers' names."""
+    if not plan.is_native:
+        return int4_bytes(plan.outline)
     if plan.header is None:
         return plan.integers.num_bytes
     from specdec_cli.lm.gguf_blocks import block_bytes

@@ -75,6 +75,7 @@ def model_from_files(
     *,
     is_fake: bool = False,
     has_our_attention: bool = True,
+    dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Any:
     """The transformers model in plain numbers, every weight of which came from its files.
@@ -83,13 +84,14 @@ def model_from_files(
         plan: of the model, whose weights are on this machine.
         is_fake: headers are read in the place of numbers; asked within `fake_tensors`.
         has_our_attention: attention is replaced by ours where it can be; else it is transformers' default.
+        dtype: of the numbers; None is the plan's.
         progress: told how many bytes of a GGUF file are dequantized, and of how many.
 
     Raises:
         WeightsError: the files do not hold the model that the configuration describes.
         RunError: an adapter does not fit it.
     """
-    name, folder, config, dtype, form = plan.name, plan.folder, plan.config, plan.dtype, plan.undone
+    name, folder, config, dtype, form = plan.name, plan.folder, plan.config, dtype or plan.dtype, plan.undone
     settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
     how: dict[str, Any] = {
         "dtype": dtype,

@@ -42,7 +42,8 @@ from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_
 from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.from_files import model_from_files, registered_attention
-from specdec_cli.lm.kernels.kinds import kind_for
+from specdec_cli.lm.int4_blocks import int4_bytes, int4_obstacle, quantize_model
+from specdec_cli.lm.kernels.kinds import Kind, kind_for
 from specdec_cli.lm.llama.native import missing
 from specdec_cli.lm.llama.plain_modules import is_plain, plain_on_meta, read_builtin_model
 from specdec_cli.lm.machine.device_memory import check_room
@@ -172,7 +173,7 @@ class ModelPlan:
     def dtype(self) -> torch.dtype:
         """The dtype that it runs in: the one asked for, else its configuration's, its first weights', or float32.
 
-        Where quantized weights of safetensors stay in blocks, it is bfloat16 instead of float16.
+        Where weights of safetensors are in blocks, it is bfloat16 instead of float16.
         """
         named = DTYPES.get(self.settings.dtype)
         if named is not None:
@@ -182,7 +183,7 @@ class ModelPlan:
         if given is None and self.is_complete:
             given = first_dtype([self.folder / file for file in weights_files(self.name, self.folder)])
         own = str(given or "float32").removeprefix("torch.")
-        if own == "float16" and self._float16_obstacle() is None:
+        if own == "float16" and (self.settings.quantize == "int4" or self._float16_obstacle() is None):
             own = "bfloat16"  # what our own decoder has for the rest of a model in blocks
         if own not in DTYPES:
             message = f"`{self.name}` is in `{own}`, which the engine does not support"
@@ -227,6 +228,19 @@ class ModelPlan:
         if obstacle is not None and compute == NATIVE:
             raise native_error(self.name, obstacle)
         return obstacle is None
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether its products take blocks: those that hold its quantized weights' numbers, or that are made in 4 bits.
+
+        Raises:
+            UsageError: native blocks were asked for, and are not possible.
+        """
+        return self.is_native or self.settings.quantize == "int4"
+
+    def kind(self, dtype: torch.dtype) -> Kind:
+        """The kind of its linear layers, if its weights are loaded in some dtype."""
+        return "blocks" if self.is_in_blocks else kind_for(dtype, self.device, self.settings.quantize)
 
     def _native_obstacle(self) -> str | None:
         if self.header is None and self.integers.reason is not None:
@@ -289,6 +303,7 @@ class ModelPlan:
         more: list[Callable[[], object]] = [
             self._check_decoder,
             self._check_quantization,
+            self._check_int4,
             self._check_gguf,
             self._check_adapter,
         ]
@@ -340,6 +355,14 @@ class ModelPlan:
         if not self.is_dummy and not self.is_plain_torch:
             its_folder = self.folder if self.is_complete else None
             check_quantization(self.name, self.stored_config, its_folder, self.settings.quantize)
+
+    def _check_int4(self) -> None:
+        if self.settings.quantize != "int4" or self.is_plain_torch:
+            return
+        obstacle = own_obstacle(self.outline, self.decoder, self.device) or int4_obstacle(self.config)
+        if obstacle is not None:
+            message = f"`{self.name}` cannot be quantized to int4, which takes our own decoder: {obstacle}"
+            raise UsageError(message, "set quantize to int8 or none")
 
     def _check_gguf(self) -> None:
         if self.header is not None:
@@ -401,7 +424,7 @@ class ModelPlan:
         with quiet(), clear_errors(self.name):
             self.check_room()
             model = self._model(progress).to(self.device).eval()
-            oracle = _oracle(model, self.is_native) if check else None
+            oracle = _oracle(model, self.is_in_blocks) if check else None
             quantized = None if self.is_plain_torch else stays_quantized(self.config)
             if quantized is not None and self.settings.dtype != "auto" and model.dtype != self.dtype:
                 message = f"`{self.name}` is quantized by `{quantized}` and runs in `{_word(model.dtype)}`"
@@ -413,7 +436,7 @@ class ModelPlan:
                 self.name,
                 eos_token_ids=self.eos_token_ids,
                 decoder=self.decoder,
-                kind="blocks" if self.is_native else kind_for(model.dtype, self.device, self.settings.quantize),
+                kind=self.kind(model.dtype),
                 **cache,
             )
             lm.generation, lm.origin = self.generation, self._origin(lm.dtype)
@@ -430,7 +453,28 @@ class ModelPlan:
         return lm
 
     def _model(self, progress: Progress | None) -> Any:
-        """The modules with their weights: the built-in pair's, a GGUF file's blocks, random or plain numbers."""
+        """The modules with their weights, which the decoder makes blocks of 4 bits of if it is asked to."""
+        if self.settings.quantize != "int4":
+            return self._model_as_stored(progress)
+        stored = None
+        if self._is_mapped and not self.is_plain_torch:
+            stored = first_dtype([self.folder / file for file in weights_files(self.name, self.folder)])
+        model = self._model_as_stored(progress, DTYPES.get(stored or ""))
+        return quantize_model(self.name, model, self.dtype)
+
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether its files hold plain numbers, which are not copied before a decoder takes them."""
+        is_undone = self.header is not None or self.undone is not None
+        return not (self.is_dummy or is_undone or (not self.is_plain_torch and is_dequantized(self.config)))
+
+    def _model_as_stored(self, progress: Progress | None, dtype: torch.dtype | None = None) -> Any:
+        """The modules with their weights: the built-in pair's, a GGUF file's blocks, random or plain numbers.
+
+        Args:
+            progress: as `load` takes it.
+            dtype: of plain numbers in files; None is the plan's.
+        """
         if self.is_plain_torch:
             self.config._attn_implementation = NAME
         if self.is_plain_torch and self.header is None:
@@ -446,7 +490,7 @@ class ModelPlan:
         if self.is_dummy:
             attention = registered_attention(self.config)
             return dummy.build(self.name, self.config, self.dtype, self.device, attention, self.trust_remote_code)
-        return model_from_files(self, progress=progress)
+        return model_from_files(self, dtype=dtype, progress=progress)
 
     @property
     def load_bytes(self) -> int:
@@ -457,17 +501,24 @@ class ModelPlan:
         """
         num_bytes = stored_bytes(self.name, self.folder)
         dtype, quantize = self.settings.dtype, self.settings.quantize
-        if self.header is not None or self.is_native:
+        if self.header is not None or self.is_in_blocks:
             vocab_size, width = map(int, self.outline.get_input_embeddings().weight.shape)
             beside = 4 * min(vocab_size, OUTPUTS) * width + 4 * vocab_size * CHECKED_ROWS
             if self.is_native:
                 return num_bytes + beside + (num_bytes // 4 if self.header is None else 0)  # blocks of 32, or 5 bits
-            return (dummy.num_parameters(self.outline) + vocab_size * width) * self.dtype.itemsize + beside
+            plain = (dummy.num_parameters(self.outline) + vocab_size * width) * self.dtype.itemsize
+            return (0 if self.is_in_blocks and self._is_mapped else plain) + beside + self._int4_bytes
         if not self.is_plain_torch and (self.undone is not None or is_dequantized(self.config)):
             num_bytes = dummy.num_parameters(self.outline) * (4 if dtype != "auto" else self.dtype.itemsize)
         if quantize != "none":
             return num_bytes // 4  # the files may be float32
         return num_bytes if dtype == "auto" else num_bytes * self.dtype.itemsize // 4
+
+    @property
+    def _int4_bytes(self) -> int:
+        """Memory for what becomes blocks of 4 bits, and of 8; 0 where nothing does."""
+        sizes = int4_bytes(self.outline) if self.settings.quantize == "int4" else {}
+        return sum(sizes.get(name, 0) for name, _ in self.outline.named_parameters())
 
     def check_room(self) -> None:
         """Refuse a model that cannot be loaded into the RAM, whatever of its files' dtype is kept.
@@ -545,8 +596,8 @@ def _both(config: Any) -> tuple[Any, Any]:
     return config, config.get_text_config()
 
 
-def _oracle(model: Any, is_native: bool) -> Oracle | BlocksOracle:
-    if not is_native:
+def _oracle(model: Any, is_in_blocks: bool) -> Oracle | BlocksOracle:
+    if not is_in_blocks:
         return Oracle(model)
     from specdec_cli.lm.blocks_check import BlocksOracle
 

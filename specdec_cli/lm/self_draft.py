@@ -57,7 +57,7 @@ class SelfDraft:
         Args:
             target: its name, for the message.
             decoder: whose forward runs it, as `LM.decoder` says.
-            quantize: how the target's weights are quantized already; `blocks` of a GGUF file; none where they are not.
+            quantize: how the target's weights are quantized already; `blocks` for blocks; none where they are not.
 
         Raises:
             UsageError: they are quantized already, or laid out for another decoder than our own.
@@ -66,8 +66,8 @@ class SelfDraft:
             return
         if quantize == "blocks":
             raise UsageError(
-                f"`{self.spec}` cannot copy the weights of `{target}`, which stay in the blocks of its GGUF file",
-                "decode it in plain numbers (--compute dequantized), or choose another draft",
+                f"`{self.spec}` cannot copy the weights of `{target}`, which are in blocks",
+                "load it in plain numbers (--compute dequantized, --quantize none), or choose another draft",
             )
         if quantize != "none":
             raise UsageError(

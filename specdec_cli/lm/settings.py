@@ -22,7 +22,7 @@ class ModelSettings:
         dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.
         load_format: auto, or dummy for random weights.
-        quantize: how linear layers are quantized when they are loaded: none or int8.
+        quantize: how linear layers are quantized when they are loaded: none, int8 or int4.
         compute: auto (a GGUF file's blocks as they are, where that is possible), native, or dequantized.
     """
 

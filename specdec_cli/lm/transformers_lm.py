@@ -31,7 +31,7 @@ from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.lm.kernels.kinds import QUANTIZED, Kind, is_quantized
+from specdec_cli.lm.kernels.kinds import QUANTIZED, Kind, is_quantized, takes_blocks
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
 from specdec_cli.lm.self_draft import SelfDraft
@@ -144,7 +144,7 @@ class TransformersLM:
     @property
     def decoder(self) -> str:
         """Whose forward runs: `own`, `own, native`, `transformers`, or `transformers, graphs`."""
-        return f"{self._forward.name}, native" if self.kind == "blocks" else self._forward.name
+        return f"{self._forward.name}, native" if takes_blocks(self.kind) else self._forward.name
 
     @property
     def num_parameters(self) -> int:

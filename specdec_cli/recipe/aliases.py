@@ -21,7 +21,7 @@ _OTHERS = {
     "target.model": "model target_model model_path model_name model_id model_name_or_path base_model path name hf_repo",
     "target.device": "n_gpu_layers gpu_layers",
     "target.dtype": "torch_dtype precision data_type",
-    "target.quantize": "quantization quant load_in_8bit",
+    "target.quantize": "quantization quant load_in_8bit load_in_4bit",
     "target.tensor_parallel_size": "tp tp_size tensor_parallel",
     "target.pipeline_parallel_size": "pp pp_size pipeline_parallel",
     "sampling.max_new_tokens": "max_tokens max_completion_tokens max_output_tokens n_predict num_predict max_length "

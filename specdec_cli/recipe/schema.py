@@ -52,7 +52,7 @@ class LoadedModel(Section):
     dtype: values.Dtype = "auto"
     """Data type of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: values.Quantize = "none"
-    """Quantize linear layers when loading: none, or int8 (one scale per output channel)."""
+    """Quantize linear layers when loading: none, int8, or int4 (blocks of 32; embeddings and head in 8 bits)."""
     compute: values.Compute = "auto"
     """How quantized weights are used: native (in blocks), dequantized, or auto (native if possible)."""
     device: values.Device = "auto"

@@ -30,7 +30,7 @@ else:
     ToolCallParser = Literal[tuple(_TOOL_CALLS.split())]
 Decoder = Literal["auto", "transformers", "graphs"]
 LoadFormat = Literal["auto", "dummy"]
-Quantize = Literal["none", "int8"]
+Quantize = Literal["none", "int8", "int4"]
 QUANTIZATIONS = tuple(quantize for quantize in get_args(Quantize) if quantize != "none")
 """How linear layers may be quantized; a draft `self-` with each of these words is such a copy of its target."""
 Compute = Literal["auto", "native", "dequantized"]

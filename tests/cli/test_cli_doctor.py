@@ -250,16 +250,18 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("spec", "words"), [
-    ("self-int8", "an int8 copy of the target's linear layers"), ("self-exit:1", "the target's first layer"),
+    ("self-int8", "an int8 copy of the target's linear layers"),
+    ("self-int4", "an int4 copy of the target's linear layers"),
+    ("self-exit:1", "the target's first layer"),
 ])  # fmt: skip
 def test_a_draft_made_of_the_target_is_described(capsys: pytest.CaptureFixture[str], spec: str, words: str) -> None:
-    if spec == "self-int8" and native.missing() is not None:
+    if "int" in spec and native.missing() is not None:
         pytest.skip("our own decoder does not run here")
     pair = ["-t", "builtin:target", "-d", spec]
     found = doctor(capsys, *pair)[0]["pair"]
     assert (found["draft"]["name"], found["self_draft"], found["problems"]) == (spec, words, [])
     target, draft = found["memory"]["target"], found["memory"]["draft"]
-    assert (0 < draft["weights"] < target["weights"]) if spec == "self-int8" else draft["weights"] == 0
+    assert (0 < draft["weights"] < target["weights"]) if "int" in spec else draft["weights"] == 0
     assert 0 < draft["kv_planned"] <= target["kv_planned"]
     assert found["outlook"]["cost_ratio"] < 1
     assert run(["doctor", *map(str, pair)]) == 0

@@ -27,7 +27,7 @@ def test_the_folder_is_the_registry() -> None:
     ("suffix", {"method": "suffix"}),
     ("suffix:min_prob=0.2,cache=0", {"method": "suffix", "min_prob": 0.2, "cache": 0}),
     ("prediction", {"method": "prediction"}),
-    ("self-int8", {"method": "self-int8"}),
+    ("self-int8", {"method": "self-int8"}), ("self-int4", {"method": "self-int4"}),
     ("self-exit:4", {"method": "self-exit", "layers": 4}),
     ("self-exit:layers=4", {"method": "self-exit", "layers": 4}),
     ("gpt2", {"model": "gpt2"}),

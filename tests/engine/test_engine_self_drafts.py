@@ -72,7 +72,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
     return lm
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "self-int4"])
 def test_greedy_text_is_transformers_own(deep, spec: str) -> None:
     expected = transformers_greedy(deep.name, PROMPTS)
     for k in (1, 4, 8):
@@ -87,7 +87,7 @@ def test_greedy_text_is_transformers_own(deep, spec: str) -> None:
         assert tokens(decode(deep, self_draft(deep, spec), 4, params=PARAMS, tree=tree)) == expected
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "self-int4"])
 @pytest.mark.parametrize("tree", [None, *TREES])
 def test_logits_are_the_same_bits(half, spec: str, tree: str | None) -> None:
     expected = [logits_of(half, drafter(None), [prompt], 0)[0] for prompt in PROMPTS]

@@ -22,7 +22,7 @@ from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.measure.audit.table import TableLM
 
-INT8 = SelfDraft(quantize="int8")
+INT8, INT4 = SelfDraft(quantize="int8"), SelfDraft(quantize="int4")
 TEXT = [(7 * i * i + 3 * i) % 89 + 2 for i in range(29)]
 
 
@@ -134,8 +134,8 @@ def test_facts_are_those_of_the_loaded_draft(family: str, dtype: str, tmp_path: 
     """Granite's embedding is tied, Mixtral has experts, and GPT-2 runs in transformers' forward pass."""
     folder = str(make_tiny(family, tmp_path / family, 1))
     target = load_lm(folder, dtype=dtype)
-    for draft in (SelfDraft(layers=1), INT8):
-        if draft is INT8 and target.decoder != "own":
+    for draft in (SelfDraft(layers=1), INT8, INT4):
+        if draft.quantize != "none" and target.decoder != "own":
             with pytest.raises(UsageError, match="runs in transformers' forward pass"):
                 describe(folder, dtype=dtype, self_draft=draft)
             continue
@@ -143,6 +143,7 @@ def test_facts_are_those_of_the_loaded_draft(family: str, dtype: str, tmp_path: 
         assert facts.name == lm.name == draft.spec
         assert facts.weights_bytes == lm.weight_bytes
         assert facts.kv_bytes_per_token == lm.kv_bytes_per_token
+        assert target.decoder != "own" or facts.decoder == lm.decoder == ("own, native" if draft is INT4 else "own")
         assert facts.read_bytes == int(lm.traffic.bytes_moved(1, 0))
     with pytest.raises(UsageError, match="has 2"):
         describe(folder, self_draft=SelfDraft(layers=2))

@@ -51,10 +51,10 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
         name: the model's name in messages.
         config: its transformers configuration.
         folder: of its safetensors files; None where they are not here.
-        quantize: none or int8, as recipes say.
+        quantize: how the engine is to quantize it, as recipes say.
 
     Raises:
-        UsageError: int8 for what is quantized already, or a form that this engine cannot run.
+        UsageError: to quantize what is quantized already, or a form that this engine cannot run.
         RunError: a form that transformers does not load here, or none that is named.
     """
     given = settings_of(config)

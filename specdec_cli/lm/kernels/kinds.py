@@ -28,11 +28,11 @@ from specdec_cli.lm.kernels.linear import (
     vnni_product,
 )
 
-Kind = Literal["plain", "packed", "int8", "blocks", "few rows"]
+Kind = Literal["plain", "packed", "int8", "int4", "blocks", "few rows"]
 Kernel = Literal["float32", "bfloat16", "int8", "few rows"]
 """A fast kernel: oneDNN's by what it multiplies, ours on a GPU."""
 
-QUANTIZED: dict[str, Kind] = {"int8": "int8"}
+QUANTIZED: dict[str, Kind] = {"int8": "int8", "int4": "int4"}
 """The kinds of linear layers that are quantized at load, by the words of recipes."""
 _PACKED: dict[torch.dtype, Kernel] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -48,7 +48,7 @@ def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
     assert kind != "packed" or can_pack(weight.dtype), f"{weight.dtype} is not packed here"
     with torch.no_grad():
         match kind:
-            case "plain" | "blocks":  # blocks are our own decoder's alone, which packs no layer
+            case "plain" | "int4" | "blocks":  # the last two are our own decoder's alone, which packs no layer
                 return PlainLinear(weight, bias)
             case "packed":
                 return OneDnnLinear(weight, bias)
@@ -94,6 +94,11 @@ def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -
 def is_quantized(kind: Kind) -> bool:
     """Whether layers of a kind hold quantized weights, of which no other copy is made."""
     return kind == "blocks" or kind in QUANTIZED.values()
+
+
+def takes_blocks(kind: Kind) -> bool:
+    """Whether products of a kind take weights in blocks."""
+    return kind in ("blocks", "int4")
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.pytorch_utils import Conv1D
 
+from specdec_cli.lm.kernels.block_sizes import INT4, INT8, row_bytes
 from specdec_cli.lm.kernels.kinds import Kind, can_pack, pack
 from specdec_cli.lm.kernels.linear import PackedLinear
 
@@ -53,7 +54,7 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     A tied embedding is one weight in the plain form. Packed it is two: the table that is looked up, and the output
     layer's matrix, whose layout gives no row back.
     """
-    is_packed_anew = kind in ("packed", "int8")
+    is_packed_anew = kind in ("packed", "int8", "int4")
     packs = partial(_packs, kind=kind, needs_bits=_needs_bits(model))
     read = _read_by_parents(model)
     linear = {
@@ -76,8 +77,13 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
         rows = getattr(model.get_submodule(name.rpartition(".")[0]), "file_rows", None)
         if rows is not None and name.endswith(".weight"):
             num_bytes = rows.num_bytes
-        if is_packed and kind == "int8":
-            num_bytes = numbers + 4 * (numbers // _num_inputs(model.get_submodule(name.removesuffix(".weight"))))
+        if is_packed and kind in ("int8", "int4"):
+            layer = model.get_submodule(name.removesuffix(".weight"))
+            num_outputs = numbers // _num_inputs(layer)
+            row = numbers // num_outputs + 4  # with a scale
+            if kind == "int4":
+                row = row_bytes(INT8 if layer is outputs else INT4, numbers // num_outputs)
+            num_bytes = num_outputs * row
         is_looked_up = not is_packed and id(parameter) in embeddings - read_through
         found.append(Weight(name, numbers, num_bytes, parameter.dim() > 1, is_looked_up))
     return found
@@ -156,6 +162,8 @@ def leave_files(model: Any) -> None:
     """
     read = _read_by_parents(model)
     linear = {id(module.weight) for module in model.modules() if module not in read and is_linear(module)}
+    for module in model.modules():
+        vars(module).pop("file_rows", None)
     for parameter in model.parameters():
         is_table = parameter is getattr(model.get_input_embeddings(), "weight", None)
         if (is_table or id(parameter) not in linear) and not parameter.is_meta:

@@ -7,6 +7,8 @@
 
 constexpr long BLOCK_INPUTS = 32, SUPER_BLOCKS = 8;
 
+inline long blocks_for(long in) { return (in + BLOCK_INPUTS - 1) / BLOCK_INPUTS; }  // the last one may have room left
+
 // A block of a row's inputs.
 struct InputBlock {
     int8_t codes[BLOCK_INPUTS];
@@ -405,7 +407,6 @@ inline float round_inputs(const float* row, long count, int8_t* codes) {
 
 // Inputs [size] as blocks, and as super-blocks; what fills the last block is 0.
 inline void quantize_inputs(const float* row, long size, int32_t* words) {
-    const long num_blocks = (size + BLOCK_INPUTS - 1) / BLOCK_INPUTS;
     auto* block = (InputBlock*)words;
     for (long begin = 0; begin < size; begin += BLOCK_INPUTS, block++) {
         float last[BLOCK_INPUTS] = {};
@@ -417,8 +418,8 @@ inline void quantize_inputs(const float* row, long size, int32_t* words) {
         block->sum = block->scale * float(sum);
         for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * sum;
     }
-    if (num_blocks % SUPER_BLOCKS) return;
     constexpr long SIZE = SUPER_BLOCKS * BLOCK_INPUTS;
+    if (size % SIZE) return;
     auto* super = (InputSuper*)block;
     for (long begin = 0; begin < size; begin += SIZE, super++) {
         super->scale = round_inputs(row + begin, SIZE, super->codes);
@@ -606,8 +607,8 @@ inline int64_t fill_panel(const uint8_t* rows, const int64_t* order, long count,
 
 // The numbers of a lane of a panel.
 template <class L>
-inline void plain_row(const uint8_t* panel, long lane, long num_blocks, float by, float* to) {
-    for (long number = 0; number < num_blocks; number++, to += BLOCK_INPUTS) {
+inline void plain_row(const uint8_t* panel, long lane, long in, float by, float* to) {
+    for (long number = 0; number < blocks_for(in); number++, to += BLOCK_INPUTS) {
         const long b = number % L::UNIT_BLOCKS;
         const uint8_t* const head = panel + number / L::UNIT_BLOCKS * L::UNIT_BYTES;
         const uint8_t* const codes = head + L::HEAD_BYTES + b * L::CODE_BYTES;
@@ -621,7 +622,7 @@ inline void plain_row(const uint8_t* panel, long lane, long num_blocks, float by
             const long pack = i / 4, shared = 8 / num;
             return from[pack / shared * 4 * WIDTH + 4 * lane + i % 4] >> pack % shared * num & ((1 << num) - 1);
         };
-        for (long i = 0; i < BLOCK_INPUTS; i++) {
+        for (long i = 0; i < std::min(BLOCK_INPUTS, in - number * BLOCK_INPUTS); i++) {
             int32_t code = bits_of(codes + L::HIGH_BYTES, i, L::LOW);
             if (L::BITS > L::LOW) code |= bits_of(codes, i, L::BITS - L::LOW) << L::LOW;
             if (L::VALUES) code = L::VALUES[code];

@@ -71,7 +71,7 @@ class Caller:
 
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         is_half = dtype == torch.bfloat16
-        weights = {"int8": "Int8", "blocks": "Blocks"}.get(kind, "BFloat16" if is_half else "Float32")
+        weights = {"int8": "Int8", "int4": "Blocks", "blocks": "Blocks"}.get(kind, "BFloat16" if is_half else "Float32")
         self.library = native.step(weights, is_half)
         self.model = ModelFields()
         self._waited = ctypes.c_double()

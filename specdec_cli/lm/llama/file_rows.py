@@ -14,6 +14,9 @@ from torch import Tensor
 from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.llama import native
 
+BLOCKS_HINT = "please report it; `--compute dequantized --quantize none` decodes it in plain numbers"
+"""The way out for a model that does not decode rightly in blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class MappedBytes:
@@ -109,6 +112,10 @@ class FileRows:
 
         rows = np.ascontiguousarray(self.data[self.order.numpy()])
         return torch.from_numpy(np.ascontiguousarray(quants.dequantize(rows, GGMLQuantizationType(self.type))))
+
+    def are(self, numbers: Tensor) -> bool:
+        """Whether numbers [out, in] float32 are, bit for bit, those of the outputs."""
+        return torch.equal(numbers, self.reference())
 
 
 def has_layout(type_: int) -> bool:

@@ -99,8 +99,11 @@ class LlamaDecoder:
         self.allocate(0)
 
     def has_rows_of_file(self) -> bool:
-        """Whether some rows of each matrix in blocks are, bit for bit, what the gguf package reads in the file."""
-        return all(map(self._has_rows_of_file, self._matrices()))
+        """Whether some rows of each matrix in blocks are those of its file, which is left then."""
+        are_rows = all(map(self._has_rows_of_file, self._matrices()))
+        for matrix in self._matrices():
+            matrix.rows.clear()
+        return are_rows
 
     def _matrices(self) -> Iterator[Matrix]:
         """Every matrix of the model; a tied embedding, which is also the output layer, comes once."""
@@ -119,9 +122,9 @@ class LlamaDecoder:
             outputs, numbers = some + begin, torch.empty(len(some), matrix.num_inputs)
             addresses = outputs.data_ptr(), len(outputs), numbers.data_ptr()
             self._library.plain_rows(ctypes.byref(self._model), ctypes.byref(fields), *addresses)
-            is_equal = torch.equal(numbers, rows[some].reference())
+            are_rows = rows[some].are(numbers)
             rows.release()
-            if not is_equal:
+            if not are_rows:
                 return False
             begin += len(rows)
         return True
@@ -144,7 +147,7 @@ class LlamaDecoder:
         if kind != self._kind:
             arena = Arena()
             made._layers = [layer.copied(kind, arena) for layer in made._layers]
-            made._head = self._head.copied(kind, arena)
+            made._head = self._head.copied(kind, arena, is_head=True)
         made._model.head = matrix_fields(made._head)
         made._model.layers, made._model.num_layers = layers_fields(made._layers), len(made._layers)
         made.allocate(0)

@@ -592,7 +592,7 @@ struct Product<Blocks> {
 
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
-        const long num_blocks = m.in / BLOCK_INPUTS;
+        const long num_blocks = blocks_for(m.in);
         Floats sums[BLOCK_ROWS];
         for (long o = part.begin; o < part.end; o += WIDTH) {
             const int64_t* const place = m.panels + 2 * (o / WIDTH);
@@ -909,7 +909,7 @@ void plain_row(const Model& m, const Matrix& of, long row, float scale, float* t
     if (of.panels) {
         const int64_t* const place = of.panels + 2 * (row / WIDTH);
         with_layout(place[1], [&](auto layout) {
-            plain_row<decltype(layout)>((const uint8_t*)of.weight + place[0], row % WIDTH, of.in / BLOCK_INPUTS, scale, to);
+            plain_row<decltype(layout)>((const uint8_t*)of.weight + place[0], row % WIDTH, of.in, scale, to);
         });
     } else {
         plain_row<NUMBER>(of, row, scale, to);

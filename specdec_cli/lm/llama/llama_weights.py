@@ -11,18 +11,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec_cli.lm.cache.memory import Arena, return_freed_memory
+from specdec_cli.lm.kernels.block_sizes import INT4, INT8
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.linear import quantized
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.families import Family
 from specdec_cli.lm.llama.file_rows import FileRows
+from specdec_cli.lm.llama.quantized_rows import QuantizedRows
 
 _PANELS = 64, 32, 16  # outputs in a panel: those of the compiled decoder, as many as its processor likes and fewer
 _PACK_BYTES = 4  # inputs that meet their weights at once
@@ -60,7 +62,7 @@ class Matrix:
         scales: float32, of int8 weights, else None.
         sums: int32, of each output's int8 weights, else None.
         by: what a product is multiplied with, bias included.
-        rows: the file's, of blocks; their outputs one after another.
+        rows: the file's, of blocks, until they are checked; their outputs one after another.
     """
 
     num_outputs: int
@@ -72,7 +74,7 @@ class Matrix:
     scales: Tensor | None = None
     sums: Tensor | None = None
     by: float = 1.0
-    rows: tuple[FileRows, ...] = ()
+    rows: list[FileRows] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -109,7 +111,7 @@ class Matrix:
         num_outputs = sum(len(part.order) for part in parts)
         bias = None if bias is None else _of_panels(bias.detach().float())
         half = half_of(num_outputs, unit)
-        return cls(num_outputs, num_inputs, half, whole, bias, torch.cat(places), by=by, rows=tuple(parts))
+        return cls(num_outputs, num_inputs, half, whole, bias, torch.cat(places), by=by, rows=list(parts))
 
     def fill(self) -> None:
         """Write the rows of a file, if that is what it consists of.
@@ -123,11 +125,18 @@ class Matrix:
             part.fill(self.weight[int(self.panels[begin, 0]) :])
             begin += -(-len(part) // lanes)
 
-    def copied(self, kind: Kind, arena: Arena) -> Matrix:
+    def copied(self, kind: Kind, arena: Arena, *, is_head: bool = False) -> Matrix:
         """The same matrix quantized as `kind` says, made of the weight as it lies here."""
         assert self.panels is None, "quantized copies of blocks are refused"
-        assert kind == "int8", f"no matrix is copied as {kind}"
-        return self._quantized(from_panels(self.weight, self.half, (self.num_outputs, self.num_inputs)), arena)
+        weight = from_panels(self.weight, self.half, (self.num_outputs, self.num_inputs))
+        if kind == "int8":
+            return self._quantized(weight, arena)
+        assert kind == "int4", f"no matrix is copied as {kind}"
+        rows = QuantizedRows.of("weight", "the target", weight, INT8 if is_head else INT4)
+        made = replace(Matrix.of_rows([rows], None, arena, by=self.by), half=self.half, bias=self.bias)
+        made.fill()
+        made.rows.clear()
+        return made
 
     def _quantized(self, weight: Tensor, arena: Arena) -> Matrix:
         """This matrix with a weight [out, in] in int8."""
@@ -307,6 +316,7 @@ class Taking:
         if rows:  # in whose place no output leaves its part
             begins = itertools.accumulate(map(len, rows), initial=0)
             own = [part[order[begin : begin + len(part)] - begin] for part, begin in zip(rows, begins, strict=False)]
+            own = QuantizedRows.in_whole_panels(own)
             return Matrix.of_rows(own, bias, self.arena, self.shape.head_size)
         weight = torch.cat([weight for weight in weights if isinstance(weight, Tensor)])[order]
         return Matrix.of(weight, bias, self.kind, self.arena, self.shape.head_size)
