@@ -4,9 +4,10 @@
     python benchmarks/llama_cpp.py model-Q4_K_M.gguf --llama-cpp E/bin/python --save llama_cpp_qwen
 
 Loading is counted from a process' start to its first token behind 16, in new processes in turn: seconds of a clock, and
-of the processor, which other processes disturb less. Then one process of each stays, and they take turns with the same
-token ids: a prompt of 500 tokens, and 128 tokens behind it. Medians, and their ratio; `--rounds 0` measures loading
-alone. With `--avx2` ours leaves out what a processor has beyond AVX2, as llama.cpp's wheel does.
+of the processor, which other processes disturb less, and the most memory, pages of the mapped file included. Then one
+process of each stays, and they take turns with the same token ids: a prompt of 500 tokens, and 128 tokens behind it.
+Medians, and their ratio; `--rounds 0` measures loading alone. With `--avx2` ours leaves out what a processor has beyond
+AVX2, as llama.cpp's wheel does.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Arm:
         self.first_token_seconds = perf_counter() - begin
         times = psutil.Process(self._process.pid).cpu_times()
         self.first_token_cpu_seconds = times.user + times.system
+        status = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        self.peak_megabytes = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / 1e6
 
     def decode(self, num_prompt: int, num_tokens: int, turn: int = 0) -> dict[str, Any]:
         """Seconds of a prompt and of the tokens behind it; each turn has a prompt of its own."""
@@ -108,6 +111,7 @@ def main() -> None:
             figures[name]["load, s"].append(arm.loaded_seconds)
             figures[name]["first token, s"].append(arm.first_token_seconds)
             figures[name]["first token, CPU s"].append(arm.first_token_cpu_seconds)
+            figures[name]["peak memory, MB"].append(arm.peak_megabytes)
     for turn in range(given.rounds):
         for name in sorted(arms, reverse=turn % 2 == 0):
             seconds = running[name].decode(PROMPT, TOKENS + 1, turn)
