@@ -184,7 +184,7 @@ def parse_spec(spec: str) -> dict[str, Any]:
         return _parse_pair(spec)
     if name in known:
         return {"method": name, **(_parse_options(name, rest) if colon else {})}
-    if is_folder or name in ("builtin", "shape"):
+    if is_folder or name in ("builtin", "shape") or rest.startswith("//"):  # an address is refused as a model's name
         return {"model": spec}
     if _is_unbuilt(spec):
         raise UsageError(

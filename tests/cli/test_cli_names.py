@@ -44,6 +44,14 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["-d", "prompt-lookup:max=3"], "there is no drafting method `prompt-lookup` in `prompt-lookup:max=3`"),
         (["-d", "ngram-2:max=3"], "did you mean `ngram`?"),
         (["-d", "./nope"], "model folder `./nope` does not exist"),
+        (["-t", "hf.co/org/repo-GGUF:Q4_K_M"], "hint: give `org/repo-GGUF:Q4_K_M`\n"),
+        (["-t", "https://huggingface.co/org/repo"], "hint: give `org/repo`\n"),
+        (["-d", "https://huggingface.co/o/r/blob/main/a/x.gguf?download=true"], "hint: give `o/r:a/x.gguf`\n"),
+        (["-t", "huggingface.co/o/r/resolve/v2/x.gguf"], "hint: give `o/r:x.gguf` and the revision `v2`\n"),
+        (
+            ["-t", "https://huggingface.co.example.org/o/r"],
+            "model folder `https://huggingface.co.example.org/o/r` does",
+        ),
         (["-r", "sweeep"], "there is no recipe `sweeep`"),
     ],
 )

@@ -19,6 +19,11 @@ SHAPE = "shape:"
 SHAPES = Path(__file__).parent / "shapes"
 GGUF = ".gguf"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
+_HUB_ADDRESS = re.compile(
+    r"(https?://)?(hf\.co|(www\.)?huggingface\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(:(?P<choice>[\w.+-]+)|/(blob|resolve|raw|tree)/(?P<revision>[^/?#]+)(/(?P<file>[^?#]+\.gguf))?[^?#]*)?/?([?#].*)?"
+)
+"""A model's or a file's page on the hub, as browsers, llama.cpp and Ollama name it."""
 _OTHER_NAMES = {
     **dict.fromkeys(("prompt-lookup", "prompt-lookup-decoding", "pld", "lookup", "lookup-decoding"), "ngram"),
     **dict.fromkeys(("ngrams", "n-grams", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-cache"), "ngram"),
@@ -106,6 +111,11 @@ def check_name(name: str, words: Sequence[str] = ()) -> None:
         return
     if folder_and_choice(name) is not None:
         return
+    if address := _HUB_ADDRESS.fullmatch(name):
+        chosen, revision = address["choice"] or address["file"], address["revision"] or "main"
+        hub_id = address["repo"] + (f":{chosen}" if chosen else "")
+        more = "" if revision == "main" else f" and the revision `{revision}`"
+        raise UsageError(f"`{name}` is an address, and a model is named by its hub id", f"give `{hub_id}`{more}")
     if path.suffix == GGUF and ":" not in name:
         raise UsageError(f"the GGUF file `{name}` does not exist{_neighbour(name, path)}", "check the path")
     if not is_hub_name(name):
