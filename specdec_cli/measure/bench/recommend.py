@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from specdec_cli.document import Interval
-from specdec_cli.measure.bench.step_split import StepSplit
 from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, times
-from specdec_cli.measure.predict.predict import PUBLISHED_K, Prediction
+from specdec_cli.measure.predict.predict import PUBLISHED_K
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.bench.study import SizeStudy
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +20,14 @@ class Case:
     """Evidence and circumstances that a recommendation rests on.
 
     Args:
+        study: of one batch size.
         by_shape: the evidence on every measured k and tree.
-        prediction: of every k and tree; None where no trace can tell.
         busy: that the machine was busy, in words, or None.
-        in_use: the recipe's own, which stays where the case is open.
-        batch_size: prompts that decode together.
-        costs: where the time of a measured shape's steps goes; None where that is not known.
     """
 
+    study: SizeStudy
     by_shape: Mapping[DraftShape, Evidence]
-    prediction: Prediction | None
     busy: str | None
-    in_use: DraftShape
-    batch_size: int
-    costs: Callable[[DraftShape], StepSplit | None]
 
     def recommend(self) -> Recommendation:
         """The k or tree to run with; what was measured decides, where nothing speaks against it."""
@@ -67,17 +64,19 @@ class Case:
 
     def _by_prediction(self) -> Recommendation:
         """Nothing was measured: the prediction alone settles nothing, for steps were not timed in decoding."""
-        assert self.prediction is not None, "without a prediction something was measured"
-        predicted = self.prediction.recommended
+        assert self.study.prediction is not None, "without a prediction something was measured"
+        predicted = self.study.prediction.recommended
         if predicted.needs:
-            return replace(predicted, k=self.in_use.k, tree=self.in_use.tree, verdict="inconclusive")
+            return replace(predicted, k=self.study.in_use.k, tree=self.study.in_use.tree, verdict="inconclusive")
         why, wanted = f"nothing was measured; predicted: {predicted.why}", ("a run to its end, which measures",)
-        return Recommendation(self.in_use.k, self.in_use.tree, predicted.speedup, why, "inconclusive", wanted)
+        return Recommendation(
+            self.study.in_use.k, self.study.in_use.tree, predicted.speedup, why, "inconclusive", wanted
+        )
 
     def _open(self, shape: DraftShape) -> Recommendation:
         evidence, why = self.by_shape[shape], self._why_open(shape)
-        wanted = needs(evidence, self.busy, self.batch_size)
-        return Recommendation(self.in_use.k, self.in_use.tree, evidence.range, why, "inconclusive", wanted)
+        wanted = needs(evidence, self.busy, self.study.batch_size)
+        return Recommendation(self.study.in_use.k, self.study.in_use.tree, evidence.range, why, "inconclusive", wanted)
 
     def _why_open(self, shape: DraftShape) -> str:
         evidence, measured = self.by_shape[shape], self._measured(shape)
@@ -118,7 +117,7 @@ class Case:
         )
 
     def _why_not(self, best: DraftShape) -> str:
-        measured, costs = self._measured(best), self.costs(best)
+        measured, costs = self._measured(best), self.study.step_split(best)
         sure = ", which is no gain" if measured.median > 1 else ""
         reason = ""
         if costs is not None:

@@ -109,9 +109,7 @@ class SizeStudy(ABC):
     def recommended(self) -> Recommendation:
         """The k or tree to run with, and how sure that is."""
         by_shape = {shape: self.evidence(measured) for shape, measured in self.measured().items()}
-        busy = self.conditions.busy
-        case = Case(by_shape, self.prediction, busy, self.in_use, self.batch_size, self.step_split)
-        recommendation = case.recommend()
+        recommendation = Case(self, by_shape, self.conditions.busy).recommend()
         is_last = recommendation.verdict == "speculate" and recommendation.tree is None
         if not is_last or recommendation.k != self.k_max:
             return recommendation

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,6 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One file and its counts.
-
-    Args:
-        path: as it was given.
-        kind: of the file, by its reader.
-        run: its counts.
-        page: the metrics in it.
-    """
-
-    path: Path
-    kind: str
-    run: ImportedRun
-    page: MetricsPage | None = None
-
-
 def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     """The counts of files that one tool wrote.
 
@@ -70,51 +53,50 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     if before is not None and len(files) != 1:
         raise UsageError("`--before` needs one FILE with the metrics after the run", "name one file")
     _refuse_twice([*files, *([before] if before is not None else [])])
-    sources = [_read(path, before) for path in files]
-    for each in sources:
-        _refuse_contradiction(each.run, f"`{each.path}`")
-    runs = [each.run for each in sources]
-    _refuse_repeated_requests(sources)
+    runs = [_read(path, before) for path in files]
+    for run in runs:
+        _refuse_contradiction(run, f"`{run.path}`")
+    _refuse_repeated_requests(runs)
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
-    _refuse_counting_twice(sources)
+    _refuse_counting_twice(runs)
     forms = list(dict.fromkeys(run.form for run in runs))
     run = summed(runs)
     _refuse_contradiction(run, "the sum of the files")
     if len(runs) > 1:
         run.form = f"{len(runs)} files: {'; '.join(forms)}"
-    if len(runs) > 1 and sources[0].page is not None:
+    if len(runs) > 1 and run.page is not None:
         run.notices.append(f"the counts of {len(runs)} dumps of metrics are added up, as of as many servers")
     run.notices += run.missing()
     return run
 
 
-def _refuse_counting_twice(sources: Sequence[_File]) -> None:
+def _refuse_counting_twice(runs: Sequence[ImportedRun]) -> None:
     """Refuse files that may count the same tokens: a run's log and its metrics, or two dumps of one server."""
-    first = sources[0]
-    for other in sources[1:]:
+    first = runs[0]
+    for other in runs[1:]:
         if other.kind != first.kind:
-            message = f"`{first.path}` is of the form `{first.run.form}`, and `{other.path}` of `{other.run.form}`"
+            message = f"`{first.path}` is of the form `{first.form}`, and `{other.path}` of `{other.form}`"
             raise UsageError(f"{message}: they may count the same tokens", "import files of one form at a time")
     dumps: dict[tuple[str, float], Path] = {}
-    for each in sources:
-        for series in () if each.page is None else each.page.began.items():
-            if series in dumps and dumps[series] != each.path:
-                message = f"`{dumps[series]}` and `{each.path}` are metrics of one server, which would be counted twice"
+    for run in runs:
+        for series in () if run.page is None else run.page.began.items():
+            if series in dumps and dumps[series] != run.path:
+                message = f"`{dumps[series]}` and `{run.path}` are metrics of one server, which would be counted twice"
                 raise UsageError(message, "name the later one, and the earlier one as --before")
-            dumps[series] = each.path
+            dumps[series] = run.path
 
 
-def _refuse_repeated_requests(sources: Sequence[_File]) -> None:
+def _refuse_repeated_requests(runs: Sequence[ImportedRun]) -> None:
     """Refuse files that hold the same request: it would be counted twice."""
     seen: dict[str, Path] = {}
-    for each in sources:
-        twice = next((request for request in sorted(each.run.requests) if request in seen), None)
+    for run in runs:
+        twice = next((request for request in sorted(run.requests) if request in seen), None)
         if twice is not None:
-            message = f"`{seen[twice]}` and `{each.path}` both hold the request `{twice}`, which would be counted twice"
+            message = f"`{seen[twice]}` and `{run.path}` both hold the request `{twice}`, which would be counted twice"
             raise UsageError(message, "import one of them, or one file with the lines of both")
-        seen |= dict.fromkeys(each.run.requests, each.path)
+        seen |= dict.fromkeys(run.requests, run.path)
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:
@@ -139,12 +121,12 @@ def _refuse_contradiction(run: ImportedRun, what: str) -> None:
         raise UsageError(f"{what} cannot be right: it has {message}", "check how the file was made")
 
 
-def _read(path: Path, before: Path | None) -> _File:
+def _read(path: Path, before: Path | None) -> ImportedRun:
     """One file's counts."""
     text = read_text(given_path(path), f"`{path}`")
     page = parse(text, str(path), "")
     if page is not None:
-        return _File(path, "metrics", _of_metrics(page, before), page)
+        return replace(_of_metrics(page, before), path=path, kind="metrics", page=page)
     if before is not None:
         raise UsageError(f"`--before` needs metrics, and `{path}` holds none", "name two dumps of /metrics")
     try:
@@ -164,7 +146,7 @@ def _read(path: Path, before: Path | None) -> _File:
         raise UsageError(f"`{path}` holds {forms}: they may count the same tokens", "import one of them")
     if unread:
         run.notices.append(_unread(unread))
-    return _File(path, kind, run)
+    return replace(run, path=path, kind=kind)
 
 
 def _recognized(text: str) -> tuple[list[tuple[str, ImportedRun]], dict[int, str]]:

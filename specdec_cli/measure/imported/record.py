@@ -13,6 +13,7 @@ from pydantic import Field
 
 from specdec_cli.document import Result, ResultDocument, SpeculativeResult
 from specdec_cli.measure.documents.parts import GateResult
+from specdec_cli.measure.endpoint.counters import MetricsPage
 from specdec_cli.measure.endpoint.server_counts import (
     ACCEPTED,
     DRAFTED,
@@ -82,6 +83,9 @@ class ImportedRun:
         partial: counts that some requests or results lack. Their sum is no total, so it is left out.
         contradicted: a sentence's end about figures of one line, interval or result that cannot all be right.
         requests: ids of the requests that are counted, where they have some.
+        path: of the file, once it is read.
+        kind: of the file, by its reader.
+        page: the metrics in it, if it is a dump of some.
     """
 
     tool: str
@@ -95,6 +99,9 @@ class ImportedRun:
     partial: set[str] = field(default_factory=set)
     contradicted: str | None = None
     requests: set[str] = field(default_factory=set)
+    path: Path = Path()
+    kind: str = ""
+    page: MetricsPage | None = None
 
     def add(self, counts: Mapping[str, float | None]) -> None:
         """Add the counts of a request, an interval or a result; None is a count that it lacks.

@@ -15,7 +15,6 @@ depth, R ranks below RANK_BEYOND.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,10 +43,13 @@ def replay_tree(trace: Trace, draft: str, parents: Sequence[int]) -> Replay:
     if not trace.is_greedy:
         raise UsageError("the trace was sampled, and a trace predicts trees at temperature 0 alone", "trace again")
     ranks = trace.ranks(draft)
-    tree = _StaticTree.of(parents)
-    starts = Starts.of(trace, draft, "greedy", tree.depth)
-    steps = starts.steps(tree.depth, _walk(tree, _choices(starts, ranks, tree.depth)))
-    return tally(starts, tree.depth, [(steps, starts.visits(steps))])
+    if not 1 <= len(parents) <= MOST_NODES:
+        raise UsageError(f"a tree of `{len(parents)}` nodes cannot be predicted", f"give 1 to {MOST_NODES} nodes")
+    drafted = Drafted(tuple(range(len(parents))), tuple(parents))
+    depth = drafted.max_depth
+    starts = Starts.of(trace, draft, "greedy", depth)
+    steps = starts.steps(depth, _walk(_next_states(drafted), _choices(starts, ranks, depth)))
+    return tally(starts, depth, [(steps, starts.visits(steps))])
 
 
 def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
@@ -69,31 +71,17 @@ def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
     return np.bincount(drafted_ranks, minlength=RANK_BEYOND + 1)[:RANK_BEYOND] / max(len(drafted_ranks), 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _StaticTree:
-    """A tree as tables. State 0 is the context's end, state i + 1 is node i, and the last one is outside the tree.
+def _next_states(drafted: Drafted) -> IntArray:
+    """The state [states, RANK_BEYOND + 1] that a token of each rank leads to.
 
-    Args:
-        parents: of the nodes.
-        depth: L.
-        next_state: [states, RANK_BEYOND + 1] the state that a token of each rank leads to.
+    State 0 is the context's end, state i + 1 is node i, and the last state is outside the tree.
     """
-
-    parents: tuple[int, ...]
-    depth: int
-    next_state: IntArray
-
-    @classmethod
-    def of(cls, parents: Sequence[int]) -> _StaticTree:
-        if not 1 <= len(parents) <= MOST_NODES:
-            raise UsageError(f"a tree of `{len(parents)}` nodes cannot be predicted", f"give 1 to {MOST_NODES} nodes")
-        drafted = Drafted(tuple(range(len(parents))), tuple(parents))
-        outside = len(parents) + 1
-        next_state = np.full((outside + 1, RANK_BEYOND + 1), outside, dtype=np.int64)
-        for node in range(CONTEXT_END, len(parents)):
-            children = drafted.children(node)
-            next_state[node + 1, : len(children)] = np.array(children, dtype=np.int64) + 1
-        return cls(tuple(parents), drafted.max_depth, next_state)
+    outside = len(drafted) + 1
+    next_states = np.full((outside + 1, RANK_BEYOND + 1), outside, dtype=np.int64)
+    for node in range(CONTEXT_END, len(drafted)):
+        children = drafted.children(node)
+        next_states[node + 1, : len(children)] = np.array(children, dtype=np.int64) + 1
+    return next_states
 
 
 def _choices(starts: Starts, ranks: UInt8Array, depth: int) -> IntArray:
@@ -112,9 +100,10 @@ def _choices(starts: Starts, ranks: UInt8Array, depth: int) -> IntArray:
     return np.stack(its, axis=-1).astype(np.int64)
 
 
-def _walk(tree: _StaticTree, choices: IntArray) -> FloatArray:
+def _walk(next_states: IntArray, choices: IntArray) -> FloatArray:
     """Whether [B, n, L+1] a walk from every start is still in the tree at each depth."""
-    states = np.zeros((*choices.shape[:2], tree.depth + 1), dtype=np.int64)
-    for depth in range(1, tree.depth + 1):
-        states[..., depth] = tree.next_state[states[..., depth - 1], choices[..., depth - 1]]
-    return (states <= len(tree.parents)).astype(np.float64)
+    num, n, depth = choices.shape
+    states = np.zeros((num, n, depth + 1), dtype=np.int64)
+    for level in range(depth):
+        states[..., level + 1] = next_states[states[..., level], choices[..., level]]
+    return (states < len(next_states) - 1).astype(np.float64)
