@@ -139,7 +139,8 @@ def _walked(
             there_is = ", ".join(known) or "nothing below it"
             return node, f"{where} has no `{key}`, but {there_is}{did_you_mean(key, known)}"
         node, above = _resolved(inner, schema), f"{above}.{key}" if above else key
-    is_number = {"number", "integer"} & set(_types(node))
+    types = node.get("type", ())
+    is_number = {"number", "integer"} & ({types} if isinstance(types, str) else {*types})
     return node, None if is_number or _is_interval(node) or _is_verdict(node) else f"`{path}` is not a number"
 
 
@@ -169,11 +170,6 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
             node = next(option for option in node["anyOf"] if option.get("type") != "null")
         else:
             return node
-
-
-def _types(node: Mapping[str, Any]) -> list[str]:
-    kind = node.get("type", [])
-    return [kind] if isinstance(kind, str) else list(kind)
 
 
 def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[GateResult]:

@@ -156,7 +156,9 @@ class EngineProcess:
 
     def _launch(self, port: int) -> None:
         if self.log is None:
-            self.log = _log_file(self.name)
+            prefix = f"specdec-{self.name.lower()}-"
+            with tempfile.NamedTemporaryFile(prefix=prefix, suffix=".log", delete=False) as made:
+                self.log = Path(made.name)
         try:
             self._group = ProcessGroup([*self.words, "--host", HOST, "--port", str(port)], self.log)
         except OSError as error:
@@ -220,11 +222,6 @@ class EngineProcess:
         if self.log is not None:
             self.log.unlink(missing_ok=True)
             self.log = None
-
-
-def _log_file(name: str) -> Path:
-    with tempfile.NamedTemporaryFile(prefix=f"specdec-{name.lower()}-", suffix=".log", delete=False) as made:
-        return Path(made.name)
 
 
 def _name(number: int) -> str:

@@ -102,7 +102,8 @@ class Machine:
 
 def look() -> Machine:
     """Describe this machine."""
-    flags = _cpu_flags()
+    has = set(_cpu_info("flags").split())
+    flags = tuple(flag for flag in _FLAGS if flag in has)
     limit = device_memory(torch.device("cpu")).limit
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions.update({package: _version(package) for package in PACKAGES})
@@ -116,7 +117,7 @@ def look() -> Machine:
         devices=(_cpu(flags), *_gpus()),
         memory_limit_bytes=None if limit is None else limit.limit_bytes,
         memory_limited_by=None if limit is None else limit.name,
-        extras={name: all(map(_is_installed, modules)) for name, modules in EXTRAS.items()},
+        extras={name: all(map(importlib.util.find_spec, modules)) for name, modules in EXTRAS.items()},
         hub=_hub(),
     )
 
@@ -128,10 +129,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 def _cpu_info(key: str) -> str:
     """A line of /proc/cpuinfo; empty where there is none."""
     path = Path("/proc/cpuinfo")
@@ -139,11 +136,6 @@ def _cpu_info(key: str) -> str:
         return ""
     match = re.search(rf"^{key}\s*:\s*(.*)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     return match[1] if match else ""
-
-
-def _cpu_flags() -> tuple[str, ...]:
-    has = set(_cpu_info("flags").split())
-    return tuple(flag for flag in _FLAGS if flag in has)
 
 
 def _cpu(flags: tuple[str, ...]) -> Device:

@@ -110,11 +110,12 @@ class DepthPass:
         most = max(1, min(_MAX_ROWS, _MAX_LOGITS // (self.trace.num_tokens * self.k_max)))
         firsts = accumulate((len(prompt.output) for prompt in self.trace.prompts), initial=0)
         group: list[_Walk] = []
+        most_blocks = 0 if self._holder is None else self._holder.num_blocks
         num_blocks = num_states = 0
         for place, (prompt, first) in enumerate(zip(self.trace.prompts, firsts, strict=False)):
             blocks = self._blocks(prompt)
             is_full = len(group) == most or num_states > _MAX_STATES
-            if group and (is_full or num_blocks + blocks > self._all_blocks):
+            if group and (is_full or num_blocks + blocks > most_blocks):
                 yield group
                 group, num_blocks, num_states = [], 0, 0
             group.append(self._walk(place, prompt, first))
@@ -132,10 +133,6 @@ class DepthPass:
     def _holder(self) -> LM | None:
         """The model whose cache bounds the draft's: its own, or the target, whose blocks a draft head has as well."""
         return self.target if self.drafter.lm is None else self.drafter.lm
-
-    @property
-    def _all_blocks(self) -> int:
-        return 0 if self._holder is None else self._holder.num_blocks
 
     def _blocks(self, prompt: TracedPrompt) -> int:
         lm = self._holder

@@ -141,7 +141,8 @@ def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, R
     """
     assert replays, "a prediction needs a replay"
     assert replays[-1].k <= costs.k_max, "costs reach the largest k"
-    alpha = _alpha(replays[0])
+    accepted, num = replays[0].first.sum(axis=0)
+    alpha = float(accepted / num) if num else None
     context = float(np.average(replays[0].mean_context, weights=np.maximum(replays[0].num_steps, 1e-12)))
     plain = float(costs.plain(context))
     ratio = costs.draft_seconds_per_token(context) / plain
@@ -270,11 +271,6 @@ def _reason(best: Predicted) -> str:
     if length < _SHORT:
         return f"a step accepts only {length - 1:.2f} drafted tokens"
     return f"verifying {best.shape.num_nodes + 1} rows takes {shares['verify']:.0%} of a step"
-
-
-def _alpha(replay: Replay) -> float | None:
-    accepted, num = replay.first.sum(axis=0)
-    return float(accepted / num) if num else None
 
 
 def _break_even(costs: Costs, context: float, ks: Sequence[int]) -> float | None:

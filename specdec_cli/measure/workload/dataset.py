@@ -140,7 +140,8 @@ def is_at_hand(name: str) -> bool:
     """Whether a data set is built in or a file here, which is read at once and without `datasets`."""
     if name.startswith("builtin:"):
         return True
-    place = _place(_without_preset(name))
+    preset, colon, path = name.partition(":")
+    place = _place(path if colon and preset in PRESETS else name)
     return place.is_there and not place.is_folder
 
 
@@ -192,11 +193,6 @@ def _reading(preset: Source | None, choices: Mapping[str, str], chat: bool | Non
         preset.task if preset else None,
         choices.get("empty") == "refuse",
     )
-
-
-def _without_preset(name: str) -> str:
-    preset, colon, path = name.partition(":")
-    return path if colon and preset in PRESETS else name
 
 
 def _place(name: str) -> _Place:

@@ -30,6 +30,7 @@ _OTHER_SUFFIXES = (
     *(".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv"),
     *(".tar", ".tgz", ".zip", ".tfrecord", ".feather", ".h5", ".hdf5", ".lz4", ".br"),
 )
+_FORMATS = "a file of lines (.txt), JSONL, JSON, CSV, TSV, Parquet or Arrow, packed with gzip or Zstandard or not"
 _PAGE_STARTS = (b"<!doctype", b"<html")
 _DELIMITERS = ",;\t|"
 _NUMBER_COLUMNS = ("id", "question_id", "prompt_id", "task_id", "max_new_tokens", "seed")
@@ -86,7 +87,7 @@ def rows_of_bytes(data: bytes, name: str, what: str, path: Path | None = None) -
     if data.startswith(b"ARROW1") or suffix == ".arrow":
         return _numbered(_arrow(data, what), name)
     if suffix in _OTHER_SUFFIXES:
-        raise UsageError(f"{what} is a `{suffix}` file, from which no prompts are read", f"give {_formats()}")
+        raise UsageError(f"{what} is a `{suffix}` file, from which no prompts are read", f"give {_FORMATS}")
     text = decoded(data, what, path)
     if "\n" not in text:
         text = text.replace("\r", "\n")  # as old Macs ended lines, and Excel's "CSV (Macintosh)" does
@@ -112,10 +113,6 @@ def _check_values(data: bytes, what: str) -> None:
 def _check_rows(num: int, what: str) -> None:
     if num > _MOST_ROWS:
         raise UsageError(f"{what} has more than {_MOST_ROWS} rows", "keep fewer of them")
-
-
-def _formats() -> str:
-    return "a file of lines (.txt), JSONL, JSON, CSV, TSV, Parquet or Arrow, packed with gzip or Zstandard or not"
 
 
 def _numbered(rows: Iterator[Mapping[str, Any]], name: str) -> list[RawRow]:
@@ -169,7 +166,11 @@ def _of_object(row: Mapping[str, Any], name: str, what: str) -> list[RawRow]:
     """Rows of one object: itself, or the one list of objects in it."""
     if "turns" in row or any(_is_prompt(row.get(key)) for key in PROMPT_COLUMNS):
         return [RawRow(f"row 1 of `{name}`", row)]
-    lists = [key for key, value in row.items() if _is_rows(value)]
+    lists = [
+        key
+        for key, value in row.items()
+        if isinstance(value, list) and isinstance(_first(value), dict) and not is_chat(value)
+    ]
     if len(lists) == 1:
         return _of_list(row[lists[0]], name)
     if lists:
@@ -191,10 +192,6 @@ def _of_list(rows: list[Any], name: str) -> list[RawRow]:
 
 def _is_prompt(value: object) -> bool:
     return isinstance(value, str) or is_chat(value) or is_broken_chat(value)
-
-
-def _is_rows(value: object) -> bool:
-    return isinstance(value, list) and isinstance(_first(value), dict) and not is_chat(value)
 
 
 def _first(values: list[Any]) -> Any:

@@ -132,7 +132,7 @@ def select(rows: Sequence[PromptRow], tasks: Sequence[str] | None, num_prompts: 
         by_task = {task: by_task[task] for task in dict.fromkeys(tasks)}
     shares = _shares([len(rows) for rows in by_task.values()], num_prompts)
     parts = zip(by_task.values(), shares, strict=True)
-    chosen = [row for rows, share in parts for row in _spread(rows, share)]
+    chosen = [row for rows, share in parts for row in (rows[place * len(rows) // share] for place in range(share))]
     return sorted(chosen, key=lambda row: row.index)
 
 
@@ -146,10 +146,6 @@ def _shares(sizes: Sequence[int], num: int) -> list[int]:
                 shares[place] += 1
                 left -= 1
     return shares
-
-
-def _spread(rows: Sequence[PromptRow], num: int) -> list[PromptRow]:
-    return [rows[place * len(rows) // num] for place in range(num)]
 
 
 def tokenize(
