@@ -101,16 +101,7 @@ class ServerArm(EndpointArm):
         return None if run is None else replace(run, counters=self._added(sum(run.lengths)), lost_share=lost)
 
     def decode(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
-        """Decode one prompt; gives its answer and the increase of the server's counters.
-
-        Args:
-            row: the prompt.
-            watch: called with the answer so far after each event of the stream.
-
-        Raises:
-            EngineError: the engine has ended.
-            RunError: the request failed.
-        """
+        """Decode one prompt, as `ask`; gives its answer and the increase of the server's counters."""
         with self._giving_reason():
             answer = self.ask(row, watch)
         return answer, self._added(answer.num_tokens)
@@ -125,16 +116,7 @@ class ServerArm(EndpointArm):
         return counters.added
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask for an answer that is not streamed, at temperature 0.
-
-        Args:
-            path: `/completions` or `/chat/completions`.
-            body: the request, without model and sampling.
-
-        Raises:
-            EngineError: the engine has ended.
-            RunError: the request failed.
-        """
+        """Send a request without model and sampling for an answer that is not streamed, at temperature 0."""
         asked = {"model": self.model, "temperature": 0.0, **NEUTRAL, **body}
         with self._giving_reason():
             return self._wait(self._open_endpoint().whole(path, asked))

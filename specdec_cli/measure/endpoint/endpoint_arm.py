@@ -101,15 +101,7 @@ class EndpointArm:
         self._wait(sender.send(self._open_endpoint(), rows))
 
     def ask(self, row: PromptRow, watch: Callable[[Answer], None] | None = None) -> Answer:
-        """Send one request.
-
-        Args:
-            row: the prompt.
-            watch: called with the answer so far after each event of the stream.
-
-        Raises:
-            EndpointError: it failed.
-        """
+        """Send one request for a prompt, as `Endpoint.ask`."""
         return self._wait(self._open_endpoint().ask(self.plan.path, self.body(row), watch))
 
     def page(self) -> MetricsPage | None:

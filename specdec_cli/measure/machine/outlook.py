@@ -69,14 +69,7 @@ class Outlook:
 
 
 def outlook(target: ModelFacts, draft: ModelFacts, recipe: Recipe, *, one_pass: bool = False) -> Outlook | None:
-    """The outlook of a described pair; None where nothing is drafted.
-
-    Args:
-        target: described.
-        draft: described.
-        recipe: resolved.
-        one_pass: whether the draft gives all k tokens in one pass.
-    """
+    """The outlook of a described pair; None where nothing is drafted. With `one_pass` the draft gives k in one pass."""
     k = recipe.speculation.num_speculative_tokens
     if k == 0:
         return None

@@ -112,14 +112,7 @@ def _best(work: Any, device: torch.device) -> float:
 
 
 def roofline(traffic: Traffic, machine: Roofline, plain: MeasuredStep | None, verify: MeasuredStep | None) -> Roofline:
-    """Set plain steps and verification against the machine.
-
-    Args:
-        traffic: the target's sizes.
-        machine: without steps.
-        plain: a step without a draft, or None where none was measured.
-        verify: the same for a step that verifies.
-    """
+    """Set plain steps and verification of a target against the machine; None stands for a step that was not measured."""
     return replace(machine, plain=_roof(traffic, machine, plain), verify=_roof(traffic, machine, verify))
 
 

@@ -224,9 +224,6 @@ def _hint_for(value: object) -> str:
 def given_answer(row: PromptRow) -> str:
     """The answer to a row's prompt, from a column such as `answer`.
 
-    Args:
-        row: with the values that it was read from.
-
     Raises:
         UsageError: it has none.
     """
@@ -240,9 +237,6 @@ def given_chat(row: PromptRow) -> list[dict[str, str]]:
     """The messages of a row's conversation up to its last answer.
 
     That is the assistant's last message, or the column `answer` and its like behind a conversation that the user ends.
-
-    Args:
-        row: with its conversation, and the values that it was read from.
 
     Raises:
         UsageError: no message is the assistant's and no column has an answer, or a message is no text.
