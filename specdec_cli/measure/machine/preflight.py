@@ -109,6 +109,10 @@ class Preflight:
     outlook: Outlook | None = None
     problems: list[Finding] = field(default_factory=list)
 
+    def warn(self, message: str, hint: str | None = None) -> None:
+        """Add a warning."""
+        self.problems.append(Finding("warning", message, hint))
+
     @property
     def errors(self) -> list[Finding]:
         """The problems that keep the pair from running."""
@@ -148,8 +152,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     if pair.target is not None and not target.is_dummy:
         pair.generation = target.generation
         for key, value in target.generation.unused.items():
-            message = f"`{target.generation.source}` asks for `{key}: {value}`, which is not applied"
-            pair.problems.append(Finding("warning", message))
+            pair.warn(f"`{target.generation.source}` asks for `{key}: {value}`, which is not applied")
     _compare_tokenizers(pair, recipe.target, plans)
     _check_shared(pair, recipe)
     _check_target(pair, recipe, target)
@@ -192,11 +195,10 @@ def _describe(
     with _noted(pair, is_draft):
         facts = model_facts(plan, self_draft)
     if facts is not None and facts.kv_bytes_per_token is None and self_draft is None:
-        message = (
+        pair.warn(
             f"architecture `{facts.architecture}` of `{facts.name}` goes by the numbers that it computes, and could "
             "not be tried without its weights: its KV cache is not known before it is loaded"
         )
-        pair.problems.append(Finding("warning", message))
     if facts is not None and self_draft is None:
         with _noted(pair):
             plan.check_room()
@@ -272,11 +274,7 @@ def _compare_tokenizers(pair: Preflight, target: Target, plans: Mapping[str, Mod
     if len(loaded) == 2 and not any(tokenizer.is_stand_in for tokenizer in loaded.values()):
         _compare(pair, loaded["target"], loaded["draft"])
     if "target" in loaded and not pair.tokenizers["target"].has_chat_template:
-        pair.problems.append(
-            Finding(
-                "warning", "the target has no chat template", "prompts are continued as they are; --chat is refused"
-            )
-        )
+        pair.warn("the target has no chat template", "prompts are continued as they are; --chat is refused")
 
 
 def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
@@ -295,11 +293,10 @@ def _check_padding(pair: Preflight, role: str, facts: ModelFacts, tokenizer: Tok
         )
         pair.problems.append(Finding("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
     elif facts.embedding_size < tokenizer.num_tokens:
-        message = (
+        pair.warn(
             f"the tokenizer of `{facts.name}` has `{tokenizer.num_tokens}` tokens, the model `{facts.embedding_size}`: "
             "those beyond are refused in prompts"
         )
-        pair.problems.append(Finding("warning", message))
 
 
 def _compare(pair: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
@@ -309,16 +306,16 @@ def _compare(pair: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
         pair.shared_vocabulary, pair.draft_method = shared_vocabulary(target, draft, *sizes), UNIVERSAL
         message = f"the tokenizers of target and draft differ ({overlap.reason}): the draft is run as `{UNIVERSAL}`"
         hint = "a draft of the same family accepts more"
-        pair.problems.append(Finding("warning", message, hint))
+        pair.warn(message, hint)
     for role, first, second in overlap.special_differences:
-        message = f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
-        pair.problems.append(Finding("warning", message))
+        pair.warn(
+            f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
+        )
     if pair.target and pair.draft and set(pair.target.eos_token_ids) != set(pair.draft.eos_token_ids):
         target_ids, draft_ids = list(pair.target.eos_token_ids), list(pair.draft.eos_token_ids)
-        message = (
+        pair.warn(
             f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's are used"
         )
-        pair.problems.append(Finding("warning", message))
 
 
 def _check_shared(pair: Preflight, recipe: Recipe) -> None:
@@ -344,11 +341,10 @@ def _check_target(pair: Preflight, recipe: Recipe, target: ModelPlan) -> None:
     ratio = 1.0 if pair.shared_vocabulary is None else max(pair.shared_vocabulary.draft_tokens_per_token, 1.0)
     pair.draft_max_context = min(int(pair.draft.max_context / ratio), pair.max_context)
     if pair.draft_max_context < pair.max_context:
-        message = (
+        pair.warn(
             f"the draft reads `{pair.draft_max_context}` tokens, the target `{pair.max_context}`: "
             "beyond that the engine continues without a draft"
         )
-        pair.problems.append(Finding("warning", message))
 
 
 def _estimate_memory(pair: Preflight, recipe: Recipe, machine: Machine) -> None:
@@ -366,7 +362,7 @@ def _estimate_memory(pair: Preflight, recipe: Recipe, machine: Machine) -> None:
         models[role], places[role] = facts, device
         if device.dtypes[facts.dtype] == "emulated":
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
-            pair.problems.append(Finding("warning", message, "try --dtype float32"))
+            pair.warn(message, "try --dtype float32")
     ratio = 1.0 if pair.shared_vocabulary is None else pair.shared_vocabulary.draft_tokens_per_token
     pair.memory = pair_memory(models, places, recipe, pair.max_context or 0, pair.taps, ratio)
     with _noted(pair):
@@ -385,4 +381,4 @@ def _warn_of_little_room(pair: Preflight, name: str) -> None:
             f"the KV cache for every sequence at full context would take {wanted / 1e9:.2f} GB of `{name}`, and "
             f"{planned / 1e9:.2f} GB are planned: fewer long sequences will run together"
         )
-        pair.problems.append(Finding("warning", message, "lower max_num_seqs or max_model_len to reserve less"))
+        pair.warn(message, "lower max_num_seqs or max_model_len to reserve less")

@@ -112,7 +112,7 @@ def _best(work: Any, device: torch.device) -> float:
 
 
 def roofline(traffic: Traffic, machine: Roofline, plain: MeasuredStep | None, verify: MeasuredStep | None) -> Roofline:
-    """Set plain steps and verification of a target against the machine; None stands for a step that was not measured."""
+    """Set a target's plain steps and verification against the machine; None is a step that was not measured."""
     return replace(machine, plain=_roof(traffic, machine, plain), verify=_roof(traffic, machine, verify))
 
 
