@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from specdec_cli.measure.endpoint.endpoint_bench import num_tokens
 from specdec_cli.report.columns import PageTable
 from specdec_cli.report.endpoint import (
     LEGEND,
@@ -39,7 +40,7 @@ def live_table(bench: EndpointBench) -> RenderableType:
         [answer.tpot_s for answer in answers],
         [answer.end_s for answer in answers],
     )
-    tokens = bench.num_tokens()
+    tokens = num_tokens(bench.answered())
     shown = [
         f"{bench.num_answered} of {bench.total}",
         str(bench.num_failed),

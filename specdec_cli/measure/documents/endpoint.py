@@ -9,7 +9,14 @@ from pydantic import Field
 
 from specdec_cli.document import Count, Result, ResultDocument, Seconds, SpeculativeResult, absent
 from specdec_cli.measure.documents.parts import GateResult
-from specdec_cli.measure.endpoint.endpoint_bench import AnsweredAcceptance, Percentiles
+from specdec_cli.measure.endpoint.endpoint_bench import (
+    Answered,
+    AnsweredAcceptance,
+    Percentiles,
+    acceptance,
+    num_tokens,
+    percentiles,
+)
 from specdec_cli.measure.machine.load import LoadResult
 from specdec_cli.text.printable import printable
 
@@ -158,7 +165,8 @@ def endpoint_schema(has_arrivals: bool) -> dict[str, Any]:
 
 def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, interrupted: bool) -> dict[str, Any]:
     """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
-    plan, arm, sender, tokens = bench.plan, bench.arm, bench.sender, bench.num_tokens()
+    plan, arm, sender, whole = bench.plan, bench.arm, bench.sender, _part(bench, len(bench.rows), bench.answered())
+    turns = bench.turns if len(bench.turns) > 1 else {}
     return EndpointDocument(
         workload=PromptsResult(dataset=dataset, num_prompts=len(bench.rows), tasks=bench.tasks),
         plan=RequestPlan(
@@ -191,17 +199,17 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, inter
             most_at_a_time=sender.most_open,
             most_waiting=sender.most_waiting,
         ),
-        output=_output(bench),
-        timing=_timing(bench),
+        output=_output(bench, whole.output_tokens),
+        timing=whole.timing,
         throughput=ThroughputResult(
             seconds=bench.seconds,
-            output_tokens_per_second=_rate(tokens, bench.seconds),
+            output_tokens_per_second=_rate(whole.output_tokens, bench.seconds),
             requests_per_second=_rate(bench.num_answered, bench.seconds),
             client_cpu_share=_rate(sender.cpu_seconds, bench.seconds),
         ),
-        by_task={task: _part(bench, num, task=task) for task, num in bench.tasks.items()},
-        by_turn={str(turn): _part(bench, num, turn=turn) for turn, num in bench.turns.items() if len(bench.turns) > 1},
-        acceptance=bench.acceptance(),
+        by_task={task: _part(bench, num, bench.answered(task)) for task, num in bench.tasks.items()},
+        by_turn={str(turn): _part(bench, num, bench.answered(turn=turn)) for turn, num in turns.items()},
+        acceptance=whole.acceptance,
         counters=bench.counters.as_dict(),
         errors=_errors(bench),
         notices=_notices(bench),
@@ -212,23 +220,18 @@ def _rate(amount: float | None, seconds: float) -> float | None:
     return amount / seconds if amount is not None and seconds > 0 else None
 
 
-def _timing(bench: EndpointBench, task: str | None = None, turn: int | None = None) -> RequestTiming:
-    return RequestTiming(**{figure: bench.distribution(figure, task, turn) for figure in bench.figures})
-
-
-def _part(bench: EndpointBench, num_prompts: int, task: str | None = None, turn: int | None = None) -> PartResult:
+def _part(bench: EndpointBench, num_prompts: int, answered: Answered) -> PartResult:
     return PartResult(
         num_prompts=num_prompts,
-        output_tokens=bench.num_tokens(task, turn),
-        timing=_timing(bench, task, turn),
-        acceptance=bench.acceptance(task, turn),
+        output_tokens=num_tokens(answered),
+        timing=RequestTiming(**{figure: percentiles(answered, figure) for figure in bench.figures}),
+        acceptance=acceptance(answered),
     )
 
 
-def _output(bench: EndpointBench) -> OutputCounts:
+def _output(bench: EndpointBench, tokens: int | None) -> OutputCounts:
     answers = [answer for _, answer in bench.answered()]
     prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
-    tokens = bench.num_tokens()
     return OutputCounts(
         tokens=tokens,
         counted_by=None if tokens is None else "the server's usage",

@@ -32,6 +32,8 @@ Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s", "queue_s", "arrival_t
 FIGURES: tuple[Figure, ...] = ("ttft_s", "tpot_s", "itl_s", "latency_s")
 ARRIVAL_FIGURES: tuple[Figure, ...] = ("queue_s", "arrival_ttft_s", "arrival_latency_s")
 """Of an open loop alone: from a request's arrival, whenever it was sent."""
+Answered = Sequence[tuple[Visit, Answer]]
+"""Requests with their whole answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class EndpointBench:
             started.callback(self.arm.stop)
             self.arm.start()
             before, after = self._measure()
-        tokens = None if self.num_failed else self.num_tokens()
+        tokens = None if self.num_failed else num_tokens(self.answered())
         self.counters = difference(before, after, tokens)
 
     def _measure(self) -> tuple[MetricsPage | None, MetricsPage | None]:
@@ -170,7 +172,7 @@ class EndpointBench:
         """Requests that failed."""
         return len(self.visits) - self.num_answered
 
-    def answered(self, task: str | None = None, turn: int | None = None) -> list[tuple[Visit, Answer]]:
+    def answered(self, task: str | None = None, turn: int | None = None) -> Answered:
         """Requests with whole answers, of one task or turn or of all."""
         return [
             (visit, visit.answer)
@@ -180,42 +182,44 @@ class EndpointBench:
             and (turn is None or visit.turn == turn)
         ]
 
-    def num_tokens(self, task: str | None = None, turn: int | None = None) -> int | None:
-        """Output tokens as the server's usage counts them; None where one answer came without a count."""
-        counts = [answer.num_tokens for _, answer in self.answered(task, turn)]
-        return None if None in counts else sum(count for count in counts if count is not None)
-
     @property
     def tasks(self) -> dict[str, int]:
         """Number of prompts by task; empty where no row names one."""
         return tasks_of(self.rows)
 
-    def acceptance(self, task: str | None = None, turn: int | None = None) -> AnsweredAcceptance | None:
-        """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
-        answered = self.answered(task, turn)
-        counted = [(visit.row.index, answer.speculation) for visit, answer in answered if answer.speculation]
-        if not counted:
-            return None
-        by_row = {index: np.zeros(3) for index, _ in counted}
-        for index, counts in counted:
-            by_row[index] += (counts[ACCEPTED], counts[DRAFTED], counts.get(DRAFTS, 0))
-        accepted, drafted, steps = np.stack(list(by_row.values())).T
-        has_steps = all(counts.get(DRAFTS) for _, counts in counted)
-        length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
-        return AnsweredAcceptance(len(counted), ratio_of_totals(accepted, drafted), length)
 
-    def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Percentiles:
-        """A figure over all answers."""
-        by_row: dict[int, list[float]] = {}
-        for visit, answer in self.answered(task, turn):
-            by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
-        groups = [np.array(values) for values in by_row.values() if values]
-        if not groups:
-            return Percentiles(None, None, None, None, 0, 0)
-        interval = bootstrap_pooled_median(groups)
-        values = np.concatenate(groups)
-        p95, p99 = (float(end) for end in np.quantile(values, (0.95, 0.99)))
-        return Percentiles(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
+def num_tokens(answered: Answered) -> int | None:
+    """Output tokens as the server's usage counts them; None where one answer came without a count."""
+    counts = [answer.num_tokens for _, answer in answered]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def acceptance(answered: Answered) -> AnsweredAcceptance | None:
+    """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
+    counted = [(visit.row.index, answer.speculation) for visit, answer in answered if answer.speculation]
+    if not counted:
+        return None
+    by_row = {index: np.zeros(3) for index, _ in counted}
+    for index, counts in counted:
+        by_row[index] += (counts[ACCEPTED], counts[DRAFTED], counts.get(DRAFTS, 0))
+    accepted, drafted, steps = np.stack(list(by_row.values())).T
+    has_steps = all(counts.get(DRAFTS) for _, counts in counted)
+    length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
+    return AnsweredAcceptance(len(counted), ratio_of_totals(accepted, drafted), length)
+
+
+def percentiles(answered: Answered, figure: Figure) -> Percentiles:
+    """A figure over some answers."""
+    by_row: dict[int, list[float]] = {}
+    for visit, answer in answered:
+        by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
+    groups = [np.array(values) for values in by_row.values() if values]
+    if not groups:
+        return Percentiles(None, None, None, None, 0, 0)
+    interval = bootstrap_pooled_median(groups)
+    values = np.concatenate(groups)
+    p95, p99 = (float(end) for end in np.quantile(values, (0.95, 0.99)))
+    return Percentiles(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
 
 
 def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:

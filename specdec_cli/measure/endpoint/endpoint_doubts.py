@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from specdec_cli.measure.endpoint.endpoint_plan import Visit
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
+    from specdec_cli.measure.endpoint.endpoint_bench import Answered, EndpointBench
 
 _BUSY_SHARE = 0.5
 _AT_ONCE_SHARE, _AT_ONCE_TOKENS = 0.01, 8
@@ -31,13 +31,13 @@ def doubts(bench: EndpointBench) -> list[str]:
     return [*notices, *_arrivals(bench, answered)] if bench.plan.has_arrivals else notices
 
 
-def _of(answered: Sequence[tuple[Visit, Answer]], is_odd: Callable[[Visit, Answer], bool], said: str) -> list[str]:
+def _of(answered: Answered, is_odd: Callable[[Visit, Answer], bool], said: str) -> list[str]:
     """A sentence about the answers that are odd, beginning with their number; none without any."""
     num = sum(is_odd(visit, answer) for visit, answer in answered)
     return [f"{num} of {len(answered)} answers {said}"] if num else []
 
 
-def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+def _models(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notice that another model answered: many servers have one model, whichever is requested."""
     others = {answer.model for _, answer in answered if answer.model not in (None, bench.arm.model)}
     named = ", ".join(f"`{printable(name or '')[:80]}`" for name in sorted(filter(None, others))[:3])
@@ -45,7 +45,7 @@ def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
     return [f"the answers come from the model {named}, but `{asked}` was requested"] if others else []
 
 
-def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+def _counts(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notices about the server's counts of tokens."""
     notices = []
     if not any(answer.completion_tokens is not None for _, answer in answered):
@@ -78,7 +78,7 @@ def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
     return notices
 
 
-def _lengths(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+def _lengths(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notices that answers are longer or shorter than requested."""
     name = bench.plan.max_tokens_field
     notices = _of(
@@ -105,7 +105,7 @@ def _is_short(visit: Visit, answer: Answer) -> bool:
     return answer.num_tokens is not None and answer.num_tokens < visit.max_tokens
 
 
-def _streams(answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+def _streams(answered: Answered) -> list[str]:
     """Notices about answers that are empty, incomplete or not streamed."""
     notices = _of(answered, lambda _, answer: not answer.arrivals, "are empty: they have no time to first text")
     notices += _of(
@@ -129,7 +129,7 @@ def _came_at_once(answer: Answer) -> bool:
     return answer.arrivals[-1] - answer.arrivals[0] < _AT_ONCE_SHARE * answer.arrivals[-1]
 
 
-def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+def _client(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notices about this client's effect on the figures."""
     notices, sender, plan = [], bench.sender, bench.plan
     share = sender.cpu_seconds / sender.seconds if sender.seconds else 0.0
@@ -147,7 +147,7 @@ def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
     return notices
 
 
-def _arrivals(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+def _arrivals(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notices that the server does not keep up with the arrivals."""
     plan, notices = bench.plan, []
     if bench.sender.most_waiting:

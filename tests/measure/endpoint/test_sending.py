@@ -13,7 +13,7 @@ from specdec_cli.engine.prompts import rows_of
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
-from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
+from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench, percentiles
 from specdec_cli.measure.endpoint.endpoint_doubts import doubts
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words, parse_rate
 from specdec_cli.measure.endpoint.sending import arrival_times
@@ -59,18 +59,18 @@ def test_15_requests_are_sent_when_they_arrive_whatever_is_open() -> None:
     assert bench.sender.most_open > 3, "nobody waits for an answer"
     assert bench.sender.most_waiting == 0
     assert bench.seconds >= due[-1] + 0.3, "the wall clock, from the start to the last answer"
-    assert not_none(bench.distribution("queue_s").median) < 0.1
+    assert not_none(percentiles(bench.answered(), "queue_s").median) < 0.1
 
 
 def test_15_a_queue_is_part_of_the_time_from_arrival() -> None:
     with serving(Fake(pause_s=0.1, metrics=None)) as fake:
         bench = measured(fake, 20, concurrency=1, request_rate=200.0)
-    sent, arrived = (bench.distribution(name).median for name in ("latency_s", "arrival_latency_s"))
-    queue = bench.distribution("queue_s").median
+    sent, arrived = (percentiles(bench.answered(), name).median for name in ("latency_s", "arrival_latency_s"))
+    queue = percentiles(bench.answered(), "queue_s").median
     assert not_none(sent) < 0.4
     assert not_none(queue) > 0.5
     assert arrived == pytest.approx(not_none(queue) + not_none(sent), rel=0.2)
-    assert not_none(bench.distribution("arrival_ttft_s").median) > not_none(queue)
+    assert not_none(percentiles(bench.answered(), "arrival_ttft_s").median) > not_none(queue)
     assert bench.sender.most_open == 1
     assert bench.sender.most_waiting > 10
     found = " ".join(doubts(bench))
