@@ -205,8 +205,7 @@ class Bench:
             task: only this one's groups; None comes back where groups hold several.
             against: another arm than our own without a draft.
         """
-        pair = passes.against(self.draft, against or self.plain, kind, task)
-        return None if pair is None else pair.ratio
+        return passes.speedup(self.draft, against or self.plain, kind, task)
 
     @property
     def tokens_per_step(self) -> float | None:

@@ -19,7 +19,7 @@ from specdec_cli.document import DifferencesResult, Interval
 from specdec_cli.engine.depth.draft_limit import cut_drafts, depths_within
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench.bench import Bench, Progress
-from specdec_cli.measure.bench.passes import Kind, Track, against, compared_outputs, differences, speeds
+from specdec_cli.measure.bench.passes import Kind, Track, against, compared_outputs, differences, speeds, speedup
 from specdec_cli.measure.bench.sweep import profile_workload
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
@@ -257,13 +257,11 @@ class DraftComparison:
 
     def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
         """Speed-up of a draft at its best k over no draft."""
-        pair = against(contender.tracks[self.best_k(contender)], self.plain, kind, task)
-        return None if pair is None else pair.ratio
+        return speedup(self.track(contender), self.plain, kind, task)
 
     def speedup_at(self, contender: Contender, k: int) -> Interval | None:
         """Speed-up of a draft at any measured k over no draft."""
-        pair = against(contender.tracks[k], self.plain)
-        return None if pair is None else pair.ratio
+        return speedup(contender.tracks[k], self.plain)
 
     def best_k(self, contender: Contender) -> int:
         """The measured k of the largest speed-up, the smaller of equals."""

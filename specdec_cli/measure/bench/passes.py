@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from specdec_cli.document import DifferencesResult, PositionResult
+from specdec_cli.document import DifferencesResult, Interval, PositionResult
 from specdec_cli.engine.arms import ArmRun
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.meter import Meter
@@ -210,3 +210,9 @@ def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = 
     """Speed-up of one arm over another, as `speeds` pairs them."""
     both = speeds(fast, slow, kind, task)
     return None if both is None else paired(*both)
+
+
+def speedup(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Interval | None:
+    """Speed-up of one arm over another with its interval, as `speeds` pairs them."""
+    pair = against(fast, slow, kind, task)
+    return None if pair is None else pair.ratio
