@@ -59,9 +59,17 @@ def test_49_23_a_name_that_leads_nowhere(capsys: pytest.CaptureFixture[str], wor
     assert said in refused(capsys, *PROMPTED, *words)
 
 
-@pytest.mark.parametrize("name", ["builtin:min", "humanevl", "mtbench"])
-def test_a_data_set_that_there_is_not(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    meant = {"builtin:min": "builtin:mini", "humanevl": "humaneval", "mtbench": "mt-bench"}[name]
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("builtin:min", "builtin:mini"),
+        ("mini", "builtin:mini"),
+        ("storys", "builtin:stories"),
+        ("humanevl", "humaneval"),
+        ("mtbench", "mt-bench"),
+    ],
+)
+def test_49_23_a_data_set_that_there_is_not(capsys: pytest.CaptureFixture[str], name: str, meant: str) -> None:
     assert f"data set `{name}`; did you mean `{meant}`?" in refused(capsys, "bench", "--dataset", name)
 
 

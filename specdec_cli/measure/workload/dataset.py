@@ -78,7 +78,8 @@ def check_dataset_name(name: str) -> None:
 
 def _no_data_set(name: str) -> UsageError:
     known = [*BUILT_IN, *PRESETS]
-    message = f"there is no data set `{name}`{did_you_mean(name, known)}"
+    meant = did_you_mean(name, known) or did_you_mean(f"builtin:{name}", BUILT_IN)
+    message = f"there is no data set `{name}`{meant}"
     return UsageError(message, f"give {', '.join(known)}, a file, a folder, or a hub id owner/name")
 
 
