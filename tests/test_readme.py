@@ -313,6 +313,19 @@ def test_the_pages_have_every_table_once() -> None:
         assert tables.table(name), f"`{name}` has a result"
 
 
+def test_49_14_the_first_words_give_the_gain_with_a_quiet_and_a_busy_cache() -> None:
+    quiet, busy = (
+        f"{row['speedup_decode']['median']:.2f}"
+        for name in ("builtin_pair_zen4", "builtin_pair")
+        for row in json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]["rows"]
+        if row["k"] == 4
+    )
+    begun = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert f"[{quiet} or {busy} times](#result)" in README.partition("\n## ")[0]
+    assert f"{busy} times as fast while" in begun.replace("\n", " ")
+    assert f"{quiet} times as fast while it is quiet" in begun.replace("\n", " ")
+
+
 MACHINE = {
     "cpu": "A CPU",
     "cores": 2,

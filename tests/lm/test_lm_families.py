@@ -9,6 +9,7 @@ import transformers
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 from transformers.models.gptj import modeling_gptj
 
+from specdec_cli.lm.cache.cache import cache_parameter
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.forward.implementations import NAME
@@ -139,3 +140,22 @@ def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(CachedSequence, "common_prefix", right)
     lm.release(0)
     assert not torch.allclose(faulty, lm.score([Row(0, contexts[1], 1)]), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_49_2_a_forward_may_call_its_cache_as_any_tested_version_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, family = str(make_tiny("llama", tmp_path)), transformers.LlamaForCausalLM
+    wanted = load_lm(folder, decoder="transformers").score([Row(0, PROMPTS[0], 1)])
+    forward, here = family.forward, cache_parameter(family.forward)
+    by_name = {
+        "past_key_values": lambda self, position_ids=None, past_key_values=None, **rest: forward(
+            self, position_ids=position_ids, **{str(here): past_key_values}, **rest
+        ),
+        "cache": lambda self, position_ids=None, cache=None, **rest: forward(
+            self, position_ids=position_ids, **{str(here): cache}, **rest
+        ),
+    }
+    monkeypatch.setattr(family, "forward", by_name[name])
+    torch.testing.assert_close(load_lm(folder, decoder="transformers").score([Row(0, PROMPTS[0], 1)]), wanted)
