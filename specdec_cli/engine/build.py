@@ -58,7 +58,7 @@ def load_engines(
     """
     settings = settings or LoadSettings()
     options = options or EngineOptions()
-    own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(drafts)
+    own = [replace(settings, draft=model) for model in draft_models] if draft_models else [settings] * len(drafts)
     say = settings.progress or (lambda _: None)
     its_plan = _target_plan(target, settings)
     plans = [read_draft(_draft_fields(draft), its_plan, its) for draft, its in zip(drafts, own, strict=True)]
@@ -201,8 +201,8 @@ def engines_from_recipes(
     return load_engines(
         engine_class,
         recipe.target.model,
-        [one.draft_fields() for one in recipes],
-        draft_models=[model_settings(one.draft) for one in recipes],
+        [each.draft_fields() for each in recipes],
+        draft_models=[model_settings(each.draft) for each in recipes],
         options=engine_options(recipe),
         settings=LoadSettings(
             target=model_settings(recipe.target),

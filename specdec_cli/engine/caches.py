@@ -12,7 +12,6 @@ from specdec_cli.lm.cache.budget import DraftCache, device_room
 from specdec_cli.lm.cache.cache_plan import (
     CacheNeed,
     KVCacheBytes,
-    Room,
     check_draft_room,
     logits_bytes,
     plan_caches,
@@ -47,8 +46,8 @@ def share_out(
             torch.cuda.empty_cache()
         rows = [k + 1 if lm is target else max(k, 1) for lm in group]
         logits = sum(logits_bytes(num_seqs, num, lm.vocab_size) for num, lm in zip(rows, group, strict=True))
-        found = device_room(device, sum(lm.weight_bytes for lm in group))
-        room = Room(found.left_bytes - logits, found.whole_bytes, found.weight_bytes)
+        room = device_room(device, sum(lm.weight_bytes for lm in group))
+        room = replace(room, left_bytes=room.left_bytes - logits)
         needs = [
             target.cache_need(num_seqs, k) if lm is target else lm.draft_cache_need(num_seqs, k, target.max_context)
             for lm in group
@@ -74,8 +73,7 @@ def hold_beside(draft: DraftCache, max_context: int, options: EngineOptions) -> 
         RunError: there is no room.
     """
     need = _shared(draft.draft_cache_need(options.max_num_seqs, options.most_nodes, max_context), options)
-    found = device_room(draft.device, draft.weight_bytes)
-    room = Room(found.left_bytes, found.whole_bytes, found.weight_bytes)
+    room = device_room(draft.device, draft.weight_bytes)
     (plan,) = plan_caches([need], room, options.max_num_seqs)
     draft.hold(plan.num_blocks, options.max_num_seqs, options.most_nodes, plan.num_prefix_states)
 

@@ -22,17 +22,17 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
     """
     models: dict[str, Target | Draft] = {"target": recipe.target, "draft": recipe.draft}
     random = [role for role, model in models.items() if model.model is not None and model.load_format == "dummy"]
-    found = []
+    sentences = []
     if random:
-        found.append(f"random weights (load_format dummy) of {' and '.join(random)}: the output is meaningless")
+        sentences.append(f"random weights (load_format dummy) of {' and '.join(random)}: the output is meaningless")
     if engine.tokenizer is not None and engine.tokenizer.is_stand_in:
-        found.append("no tokenizer: a dummy reads text as its bytes and writes every further token as `<its id>`")
+        sentences.append("no tokenizer: a dummy reads text as its bytes and writes every further token as `<its id>`")
     if recipe.speculation.is_synthetic:
-        found.append(
+        sentences.append(
             "synthetic acceptance: drafted tokens are accepted at random, so the figures say nothing about this draft"
         )
-    found += matching(engine.drafter)
-    return [*found, *slow_forwards(engine), *not_sharing(engine)]
+    sentences += matching(engine.drafter)
+    return [*sentences, *slow_forwards(engine), *not_sharing(engine)]
 
 
 def slow_forwards(engine: Engine) -> list[str]:
@@ -42,22 +42,22 @@ def slow_forwards(engine: Engine) -> list[str]:
 
 def _lacking_compiler(engine: Engine) -> list[str]:
     obstacles = {role: lm.decoder_obstacle for role, lm in _models(engine).items()}
-    found = []
+    sentences = []
     for obstacle in dict.fromkeys(obstacles.values()):
         remedy = native.remedy(obstacle)
         if remedy is not None:
             roles = " and ".join(role for role, its in obstacles.items() if its == obstacle)
-            found.append(
+            sentences.append(
                 f"{obstacle}: transformers' forward runs for {roles}, several times slower than specdec's own decoder; "
                 f"{remedy}"
             )
-    return found
+    return sentences
 
 
 def _lacking_graphs(engine: Engine) -> list[str]:
     obstacles = [*(lm.graphs_obstacle for lm in _models(engine).values()), engine.drafter.graphs_obstacle]
-    found = dict.fromkeys(obstacle for obstacle in obstacles if obstacle is not None)
-    return [f"{one}; it runs without CUDA graphs, which is slower" for one in found]
+    known = dict.fromkeys(obstacle for obstacle in obstacles if obstacle is not None)
+    return [f"{obstacle}; it runs without CUDA graphs, which is slower" for obstacle in known]
 
 
 def not_sharing(engine: Engine) -> list[str]:

@@ -60,12 +60,12 @@ class Comparison:
 
     def differences(self) -> list[tuple[int, int]]:
         """Where tokens differ: (row, position in the output) of each row's first difference."""
-        found = []
-        for one, other in self._pairs():
-            position = first_difference(one.token_ids, other.token_ids)
+        differences = []
+        for a, b in self._pairs():
+            position = first_difference(a.token_ids, b.token_ids)
             if position is not None:
-                found.append((one.index, position))
-        return found
+                differences.append((a.index, position))
+        return differences
 
     @property
     def num_checked_tokens(self) -> int:

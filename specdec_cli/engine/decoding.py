@@ -83,7 +83,8 @@ class Decoding:
 
     def outputs(self) -> list[Output]:
         """Every result so far, in the order of the rows."""
-        return sorted((o for one in self.passes for o in one.finished()), key=lambda output: output.index)
+        finished = [output for each in self.passes for output in each.finished()]
+        return sorted(finished, key=lambda output: output.index)
 
     def counts(self) -> SpeculativeCounts:
         """The counts of all its decode steps."""
@@ -91,7 +92,7 @@ class Decoding:
 
     def timing(self) -> Timing:
         """All passes as one: seconds added up, the first token's of the first pass."""
-        timings = [one.timing() for one in self.passes]
+        timings = [each.timing() for each in self.passes]
         timings = [timing for timing in timings if timing.total_s is not None]
         if len(timings) < 2:
             return timings[0] if timings else Timing()

@@ -45,7 +45,7 @@ class Drafters:
         self.notices: list[Noticed] = []
         self._num_tokens = num_tokens
         self._in_a_row = dict.fromkeys(self.by_name, 0)
-        self._said: set[tuple[str, type[Exception]]] = set()
+        self._reported: set[tuple[str, type[Exception]]] = set()
         self._left_out: set[int] = set()
 
     def name(self, draft: str | None, prediction: Sequence[int] | None) -> str:
@@ -156,8 +156,8 @@ class Drafters:
         self.num_failures[name] += 1
         self._in_a_row[name] += in_a_row
         message = f"{type(error).__name__}: {error}".split("\n")[0]
-        if (name, type(error)) not in self._said:
-            self._said.add((name, type(error)))
+        if (name, type(error)) not in self._reported:
+            self._reported.add((name, type(error)))
             self.notices.append(Noticed(None, f"the draft `{name}` failed ({message}): continuing without its guesses"))
         if self._in_a_row[name] >= _MOST_FAILURES:
             self.switched_off.add(name)

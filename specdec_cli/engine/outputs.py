@@ -199,7 +199,7 @@ class Generated:
 
 def first_difference(got: Sequence[int], want: Sequence[int]) -> int | None:
     """Position of the first token at which two outputs differ, the shorter one's end included; None for equal ones."""
-    for position, (one, other) in enumerate(zip(got, want, strict=False)):
-        if one != other:
+    for position, (token, wanted) in enumerate(zip(got, want, strict=False)):
+        if token != wanted:
             return position
     return None if len(got) == len(want) else min(len(got), len(want))

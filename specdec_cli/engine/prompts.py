@@ -54,12 +54,12 @@ class PromptRow:
 
     def chat(self) -> list[dict[str, str]]:
         """The messages that a chat template or a server is given."""
-        return [one.as_dict() for one in self.messages or (ChatMessage("user", self.prompt),)]
+        return [message.as_dict() for message in self.messages or (ChatMessage("user", self.prompt),)]
 
     def with_system(self, system: ChatMessage) -> PromptRow:
         """The same row with this system message instead of its own."""
         rest = self.messages or (ChatMessage("user", self.prompt),)
-        return replace(self, messages=(system, *(one for one in rest if one.role != "system")))
+        return replace(self, messages=(system, *(message for message in rest if message.role != "system")))
 
 
 @dataclass(frozen=True, slots=True)

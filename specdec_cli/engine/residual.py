@@ -117,8 +117,9 @@ class _Residuals:
         drawn = {parent.row for parent in refused if self._q_rows(parent.row) is not None}
         if drawn:
             nothing = torch.zeros(p.shape[1], device=p.device)
-            q = [nothing if one is None or one.row not in drawn else self._q_of(one).to(p.device) for one in parents]
-            scale = [1.0 if one is None or one.row not in drawn else one.mass / one.total for one in parents]
+            with_q = [None if parent is None or parent.row not in drawn else parent for parent in parents]
+            q = [nothing if parent is None else self._q_of(parent).to(p.device) for parent in with_q]
+            scale = [1.0 if parent is None else parent.mass / parent.total for parent in with_q]
             weights = _excess(p, torch.stack(q), scale)
         else:
             weights = p.clone()
@@ -151,8 +152,8 @@ class _Residuals:
         sums = left.sum(dim=-1, dtype=torch.float64)
         going = [i for i, parent in enumerate(parents) if not parent.is_last]
         if not going:
-            found: list[float] = sums.tolist()
-            return found
+            masses_left: list[float] = sums.tolist()
+            return masses_left
         following = [parents[i].children[parents[i].num_refused + 1] for i in going]
         tokens = [self._tokens(parents[i].row)[child] for i, child in zip(going, following, strict=True)]
         of_next = left[going, tokens].double()
@@ -173,7 +174,8 @@ class _Residuals:
     def _current(self, places: list[int], parents: Sequence[_Parent | None]) -> Tensor:
         """Rows [n, V] of p at places, to be read only, as the refused children leave them."""
         p = self.group.probs(places)
-        changed = {i: one.weights for i, one in enumerate(parents) if one is not None and one.weights is not None}
+        weights = [None if parent is None else parent.weights for parent in parents]
+        changed = {i: residual for i, residual in enumerate(weights) if residual is not None}
         if changed:
             p = p.clone()
             p[list(changed)] = torch.stack(list(changed.values()))
@@ -197,11 +199,12 @@ class _Residuals:
         for parent in parents:
             nodes.setdefault(parent.row, []).append(parent.child)
         parts = []
-        for row, its in nodes.items():
+        for row, children in nodes.items():
             q = self._q_rows(row)
             assert q is not None, "these rows were drawn by chance"
-            is_slice = its == list(range(its[0], its[-1] + 1))  # no copy
-            parts.append(q[its[0] : its[-1] + 1] if is_slice else q[its])
+            first, last = children[0], children[-1]
+            is_slice = children == list(range(first, last + 1))  # no copy
+            parts.append(q[first : last + 1] if is_slice else q[children])
         return together(parts)
 
 
@@ -213,15 +216,15 @@ def rejection(group: RowGroup) -> list[Verdict]:
     going = [parent for parent in ends if parent is not None]
     while going:
         refused = []
-        for one in going:
-            parent: _Parent | None = one
+        for begin in going:
+            parent: _Parent | None = begin
             while parent is not None:
                 p, q = residuals.ratio(parent)
                 if not uniforms[parent.row][parent.child] * q < p:
                     break
                 paths[parent.row].append(parent.child)
                 parent = residuals.parent(parent.row, parent.child)
-            ends[one.row] = parent
+            ends[begin.row] = parent
             if parent is not None and not parent.is_last:
                 refused.append(parent)
         if refused:
@@ -253,8 +256,8 @@ def _chances(residuals: _Residuals) -> tuple[list[list[float]], dict[tuple[int, 
     going = [root for root in roots if root is not None]
     while going:
         active = []
-        for one in going:
-            parent: _Parent | None = one
+        for begin in going:
+            parent: _Parent | None = begin
             while parent is not None:  # down along first children: their a depends on no refusal
                 if not (parent.node == CONTEXT_END and parent.is_last):
                     active.append(parent)
@@ -285,21 +288,21 @@ def _children(drafted: Drafted) -> list[list[int]]:
     """The nodes after each place: after the context's end first, then after every node."""
     if drafted.is_chain:
         return [*([node] for node in range(len(drafted))), []]
-    found: list[list[int]] = [[] for _ in range(len(drafted) + 1)]
+    children: list[list[int]] = [[] for _ in range(len(drafted) + 1)]
     for node, parent in enumerate(drafted.parents):
-        found[parent + 1].append(node)
-    return found
+        children[parent + 1].append(node)
+    return children
 
 
 def _post_order(children: Sequence[Sequence[int]]) -> list[int]:
     """All nodes, each after those below it and siblings in their order; the context's end comes last."""
-    # Before its children and with siblings reversed, read from behind.
-    found, open_nodes = [], [CONTEXT_END]
+    # The reverse of a walk that visits parents before children and siblings from the last to the first.
+    visited, open_nodes = [], [CONTEXT_END]
     while open_nodes:
         node = open_nodes.pop()
-        found.append(node)
+        visited.append(node)
         open_nodes += children[node + 1]
-    return found[::-1]
+    return visited[::-1]
 
 
 def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:

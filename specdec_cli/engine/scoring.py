@@ -35,19 +35,19 @@ def score_prompt(engine: Engine, tokens: Sequence[int], num: int) -> list[TokenL
     wrong = next((token for token in tokens if not 0 <= token < engine.num_tokens), None)
     if wrong is not None:
         raise UsageError(f"the prompt names token `{wrong}`, and the vocabulary has `{engine.num_tokens}` tokens")
-    found: list[TokenLogprob] = []
+    logprobs: list[TokenLogprob] = []
     try:
         for begin in range(0, len(tokens), engine.options.prefill_chunk):
             end = min(begin + engine.options.prefill_chunk, len(tokens))
             logits = engine.target.score([Row(_HANDLE, list(tokens[:end]), end - begin)])
-            found += _read(logits[:, : engine.num_tokens], tokens[begin + 1 : end + 1], num)
+            logprobs += _read(logits[:, : engine.num_tokens], tokens[begin + 1 : end + 1], num)
     finally:
         engine.target.release(_HANDLE)
-    return found
+    return logprobs
 
 
 def _read(logits: torch.Tensor, following: Sequence[int], num: int) -> list[TokenLogprob]:
-    """Of logits [n, V] float32 and the tokens that follow them, the last of which may be missing."""
+    """Log-probabilities of the tokens that follow logits [n, V] float32; the last of these may be missing."""
     logprobs = logits.log_softmax(dim=-1)
     best = logprobs.topk(min(num, logprobs.shape[-1]), dim=-1)
     ids, values = best.indices.tolist(), best.values.tolist()

@@ -93,7 +93,7 @@ class RowGroup:
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
-        """The same without their order."""
+        """Each row's drafted tokens, without their parents."""
         return [row.guesses.drafted.tokens for row in self.rows]
 
     def places(self) -> list[int]:
@@ -146,9 +146,9 @@ class RowGroup:
             tokens = torch.tensor([token for guesses in drawn for token in guesses.drafted.tokens], device=q.device)
             shape = len(tokens), self.p.scores.shape[1]
             assert q.shape == shape, "q has a row for each drafted token, as wide as p"
-            found = q.gather(1, tokens[:, None])[:, 0].tolist()
-            assert min(found) > 0, "a drafted token has a probability under the q that it was sampled from"
-            values = iter(found)
+            q_x = q.gather(1, tokens[:, None])[:, 0].tolist()
+            assert min(q_x) > 0, "a drafted token has a probability under the q that it was sampled from"
+            values = iter(q_x)
         return [
             [1.0] * len(drafted) if row.guesses.q is None else list(islice(values, len(drafted)))
             for row, drafted in zip(self.rows, self.drafted, strict=True)
@@ -157,8 +157,8 @@ class RowGroup:
     def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
         """Each row's first n uniform numbers, keyed by the position at which the step began; the j-th is offset j."""
         keys = [row.params.seed for row in self.rows], [row.params.index for row in self.rows]
-        found: list[list[float]] = noise.uniforms_many(*keys, [row.position for row in self.rows], purpose, n).tolist()
-        return found
+        drawn: list[list[float]] = noise.uniforms_many(*keys, [row.position for row in self.rows], purpose, n).tolist()
+        return drawn
 
     def acceptance_uniforms(self) -> list[list[float]]:
         """Uniform numbers of each row's drafted tokens; a node's offset is its number."""
@@ -236,7 +236,7 @@ def _walk(drafted: Drafted, chosen: Sequence[int], start: int) -> Verdict:
 
 
 def _walk_all(group: RowGroup, chosen: list[int]) -> list[Verdict]:
-    """The same of all rows, chosen at all their places."""
+    """Walk every row, by the tokens chosen at all places of the group."""
     starts = accumulate((len(drafted) + 1 for drafted in group.drafted), initial=0)
     return [_walk(drafted, chosen, start) for drafted, start in zip(group.drafted, starts, strict=False)]
 
@@ -269,7 +269,7 @@ def typical(group: RowGroup) -> list[Verdict]:
     p = group.probs(group.places())
     entropy = group.by_row(torch.special.entr(p).sum(dim=-1, dtype=torch.float64).tolist())
     num_accepted = [
-        _num_leading(one > min(TYPICAL_EPSILON, TYPICAL_DELTA * exp(-h)) for one, h in zip(p_x, entropies, strict=True))
+        _num_leading(x > min(TYPICAL_EPSILON, TYPICAL_DELTA * exp(-h)) for x, h in zip(p_x, entropies, strict=True))
         for p_x, entropies in zip(group.p_of_drafted(), entropy, strict=True)
     ]
     return _with_own(group, num_accepted, _p_behind(group, num_accepted))
@@ -280,12 +280,13 @@ def synthetic(group: RowGroup) -> list[Verdict]:
     # Where nothing is banned, nothing is looked up: on a GPU that would be two more waits.
     scores = group.of_drafted(group.p.scores) if group.p.may_ban else [[0.0] * len(row) for row in group.tokens]
     drawn = zip(group.rows, group.acceptance_uniforms(), scores, strict=True)
-    paths = [_path_by_chance(row.guesses.drafted, row.rates, uniforms, its) for row, uniforms, its in drawn]
+    paths = [_path_by_chance(row.guesses.drafted, row.rates, us, row_scores) for row, us, row_scores in drawn]
     places = [start + (path[-1] + 1 if path else 0) for start, path in zip(group.starts, paths, strict=True)]
     own = [group.p.likeliest[place] for place in places]
     if not group.p.one_hot[places].all():
-        weighed = group.own_tokens([len(path) for path in paths], group.probs(places))
-        own = [one if group.p.one_hot[place] else other for place, one, other in zip(places, own, weighed, strict=True)]
+        sampled = group.own_tokens([len(path) for path in paths], group.probs(places))
+        pairs = zip(places, own, sampled, strict=True)
+        own = [likeliest if group.p.one_hot[place] else token for place, likeliest, token in pairs]
     return [Verdict(path, token) for path, token in zip(paths, own, strict=True)]
 
 

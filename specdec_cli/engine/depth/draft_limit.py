@@ -24,7 +24,7 @@ def cut_drafts(drafter: Drafter, k: int, tree: TreeShape | None = None) -> list[
     wanted, words = k, f"and k is {k}"
     if tree is not None and tree.depth <= k and not tree.is_dynamic:
         wanted, words = tree.depth, f"and the tree `{tree}` is {tree.depth} deep"
-    limits = {drafters.method_of(one): one.most_depth for one in drafters.parts(drafter)}
+    limits = {drafters.method_of(part): part.most_depth for part in drafters.parts(drafter)}
     return [
         f"{_says(name, most)}, {words}: its drafts are cut to {most}"
         for name, most in limits.items()

@@ -46,7 +46,7 @@ class Snapshot:
 
     def since(self, earlier: Snapshot) -> Snapshot:
         """The same moment, with the counts since an earlier one."""
-        counts = [one.name for one in fields(self) if one.name not in _STATE]
+        counts = [count.name for count in fields(self) if count.name not in _STATE]
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counts})
 
     @property
