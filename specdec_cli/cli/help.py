@@ -24,8 +24,6 @@ _COLUMN = 34
 _NARROW, _WIDEST = 64, 110
 _SPACE = "\N{NO-BREAK SPACE}"
 _VALUE_NAMES = {int: "N", float: "X", Path: "FILE"}
-_VALUE_NAMES_OF_CLICK = {"integer": "N", "float": "X", "path": "FILE"}
-"""The same for the names that a typer over click, before 0.24, has for types."""
 
 
 class _WithHelpAll:
@@ -169,13 +167,10 @@ def value_name(parameter: Any) -> str:
         return ""
     if parameter.metavar:
         return str(parameter.metavar)
-    descriptor, kind = getattr(parameter, "type_descriptor", None), getattr(parameter, "type", None)
-    choices = getattr(descriptor, "choices", None) or getattr(kind, "choices", None)
+    choices = getattr(parameter.type_descriptor, "choices", None)
     if choices:
         return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
-    if descriptor is not None:
-        return _VALUE_NAMES.get(descriptor.annotation, "TEXT")
-    return _VALUE_NAMES_OF_CLICK.get(str(getattr(kind, "name", "")).split(" ")[0], "TEXT")
+    return _VALUE_NAMES.get(parameter.type_descriptor.annotation, "TEXT")
 
 
 def default_words(parameter: Any) -> str:

@@ -24,7 +24,7 @@ from specdec_cli.cli.terminal import colourful, version_of
 from specdec_cli.cli.termination import terminable
 from specdec_cli.errors import ExitCode, did_you_mean, in_words
 
-_UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
+_UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer keeps its UsageError to itself
 _COLOURS = {"error": "\x1b[31m", "hint": "\x1b[36m"}
 
 _HELP = """Speculative decoding of language models: whether it pays off, with which draft and which k.
