@@ -4,9 +4,9 @@
 
 Arms: native, dequantized in the file's dtype (bfloat16), and dequantized and quantized to int8, all in our own decoder.
 Each round asks every arm for 1, 2, 4, 6 and 8 rows behind the same context, forwards and backwards in turn. Loading is
-timed and its memory counted in a process of its own for each arm. With --text, native is compared with the dequantized
-float32 model over a text: KL divergence and equal first choices, as in llama.cpp's perplexity tool; with --rounds 0, it
-is compared and nothing is timed.
+timed and its memory counted in a process of its own for each arm. With --text, native and the dequantized numbers
+quantized to int8 and int4 are compared with the dequantized float32 model over a text: KL divergence and equal first
+choices, as in llama.cpp's perplexity tool; with --rounds 0, they are compared and nothing is timed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "bfloat16": {"compute": "dequantized"},
     "int8": {"compute": "dequantized", "quantize": "int8"},
 }
+COMPARED: dict[str, dict[str, Any]] = {
+    "float32": {"compute": "dequantized", "dtype": "float32"},
+    "native": {"compute": "native"},
+    "int8": {"compute": "dequantized", "dtype": "float32", "quantize": "int8"},
+    "int4": {"compute": "dequantized", "dtype": "float32", "quantize": "int4"},
+}
+"""The first is what the others are compared with."""
 ROWS = (1, 2, 4, 6, 8)
 _LOAD = """
 import json, resource, sys, time
@@ -78,23 +85,32 @@ def steps(path: str, rounds: int, context: int) -> dict[str, Any]:
 
 
 def agreement(path: str, text: str, num_tokens: int) -> dict[str, Any]:
-    """How native differs from the dequantized float32 model over a text."""
+    """How native, int8 and int4 differ from the dequantized float32 model over a text, and bytes of their weights."""
     tokens = load_tokenizer(path)(text)["input_ids"][:num_tokens]
-    logits = []
-    arms: list[dict[str, Any]] = [{"compute": "native"}, {"compute": "dequantized", "dtype": "float32"}]
-    for options in arms:
+    plain: torch.Tensor | None = None
+    found: dict[str, Any] = {"tokens": len(tokens)}
+    for name, options in COMPARED.items():
         lm = load_lm(path, max_model_len=len(tokens) + 16, max_num_seqs=1, **options)
-        logits.append(torch.cat([part.clone() for part in _pieces(lm, tokens)]))
-        del lm
-    native, plain = (torch.log_softmax(one.double(), -1) for one in logits)
-    kl = (plain.exp() * (plain - native)).sum(-1)
-    same = (native.argmax(-1) == plain.argmax(-1)).double()
-    return {
-        "tokens": len(tokens),
-        "mean KL divergence": round(float(kl.mean()), 5),
-        "99th percentile": round(float(kl.quantile(0.99)), 5),
-        "equal first choices": round(float(same.mean()), 4),
-    }
+        logits = torch.cat([part.clone() for part in _pieces(lm, tokens)])
+        if plain is None:
+            plain = logits
+            continue
+        parts = zip(torch.split(plain, 64), torch.split(logits, 64), strict=True)
+        kl = torch.cat([_divergence(*some) for some in parts])
+        same = (logits.argmax(-1) == plain.argmax(-1)).double()
+        found[name] = {
+            "mean KL divergence": round(float(kl.mean()), 5),
+            "99th percentile": round(float(kl.quantile(0.99)), 5),
+            "equal first choices": round(float(same.mean()), 4),
+            "weight bytes": lm.weight_bytes,
+        }
+    return found
+
+
+def _divergence(plain: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The KL divergence of logits [n, V] from the plain ones: [n]."""
+    right, its = (torch.log_softmax(one.double(), -1) for one in (plain, other))
+    return (right.exp() * (right - its)).sum(-1)
 
 
 def _pieces(lm: Any, tokens: list[int]) -> Any:
