@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -142,3 +143,39 @@ def test_the_actions_steps_use_the_inputs_it_declares() -> None:
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     used = set(re.findall(r"inputs\.([\w-]+)", text))
     assert used == set(read("action.yml")["inputs"])
+
+
+def recipe_of(target: str) -> str:
+    """The commands of a target of the Makefile, in an environment that has nothing yet."""
+    words = ["make", "--dry-run", "--no-print-directory", target, "VENV=no-environment"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_49_1_ci_runs_what_rounds_by_the_processor_as_without_avx512() -> None:
+    jobs = read(".github/workflows/check.yml")["jobs"]
+    assert "make test-avx2" in [step.get("run") for step in jobs["avx2"]["steps"]]
+    words = recipe_of("test-avx2").replace("\\\n", " ").split()
+    assert {"ATEN_CPU_CAPABILITY=avx2", "ONEDNN_MAX_CPU_ISA=AVX2"} <= set(words)
+    assert {"tests/test_exact*.py", "tests/lm", "tests/drafters", "tests/engine"} <= set(words)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_49_2_ci_runs_with_the_newest_versions_and_prints_them() -> None:
+    jobs = read(".github/workflows/check.yml")["jobs"]
+    assert "make test-newest" in [step.get("run") for step in jobs["newest"]["steps"]]
+    lines = recipe_of("test-newest").splitlines()
+    upgrade, shown, tests = (
+        next(i for i, line in enumerate(lines) if word in line) for word in ("--upgrade", "pip list", "pytest")
+    )
+    assert upgrade < shown < tests
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_49_27_the_demo_says_what_it_installs_and_runs() -> None:
+    lines = recipe_of("demo").splitlines()
+    for num, line in enumerate(lines):
+        if re.search(r" -m venv|/pip install|/specdec generate", line):
+            assert lines[num - 1].startswith("echo "), f"{line} comes without a word"
+            assert "--quiet" not in line
+    assert sum("echo " in line for line in lines) == 5

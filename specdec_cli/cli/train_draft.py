@@ -116,7 +116,7 @@ def train_draft(
     """
     with _said_once(shared):
         check_template(shared, chat or export is not None)
-        if resume and output is not None:
+        if resume and output is not None and export is None:
             folder = TrainingFolder(output)
             shared.drawn_seed = folder.seed or shared.drawn_seed
             if shared.recipe is None and folder.recipe.is_file():

@@ -125,15 +125,13 @@ class TrainingFolder:
 
     @property
     def seed(self) -> int | None:
-        """Seed of the answers that the run there began with; None without a run.
+        """Seed of the answers that the run there began with; None if its plan has none.
 
         Raises:
+            UsageError: there is no run.
             RunError: the plan of the run cannot be read.
         """
-        try:
-            sampling = self._read_plan().get("sampling")
-        except UsageError:
-            return None
+        sampling = self._read_plan().get("sampling")
         seed = sampling.get("seed") if isinstance(sampling, dict) else None
         return seed if isinstance(seed, int) else None
 

@@ -100,6 +100,7 @@ def test_a_run_goes_on_with_more_steps_only_if_nothing_else_changed(
         (["--data", "builtin:stories"], "there is no folder to write the draft into"),
         (["--data", "builtin:stories", "--answers-per-prompt", "2", "--output", "x"], "the same at temperature 0"),
         (["--data", "builtin:stories", "--output", "x", "--resume"], "there is no training run in `x` to continue"),
+        (["--output", "x", "--resume"], "there is no training run in `x` to continue"),
         (["--data", "builtin:stories", "--output", "x", "--num-held-out", "36"], "leaves none to train on"),
         (["--data", "builtin:stories", "--output", "x", "--method", "eagle9"], "unknown training method `eagle9`"),
         (["--data", "missing.jsonl", "--output", "x"], "missing.jsonl"),
