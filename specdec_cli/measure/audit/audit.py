@@ -124,7 +124,7 @@ class Audit:
         pair: None audits the table model alone.
         requests: prompts and how they are continued; greedy takes their temperature as 0, gumbel a 0 as 1.
         plan: what is audited.
-        watch: told how far it is.
+        watch: called with the progress.
 
     Attributes:
         compared: by mode, greedy and gumbel: tokens against plain decoding.

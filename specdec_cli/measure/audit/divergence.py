@@ -44,10 +44,10 @@ class DivergenceJudge:
     """Scores the context of a divergence again, alone, and classifies it as a near-tie or a bug.
 
     Args:
-        engine: whose target decides; idle.
+        engine: idle; its target decides.
         dtype: what that target computes in.
         load_float32: loads the target in float32; None where it runs in float32 already.
-        say: told, once, when the float32 copy does not load.
+        say: called once if the float32 copy does not load.
     """
 
     engine: Engine

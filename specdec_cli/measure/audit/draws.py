@@ -78,7 +78,7 @@ class Draws:
 
         Args:
             num: most draws.
-            watch: told the number of draws after each step.
+            watch: called with the number of draws after each step.
             is_late: asked before a draw begins.
         """
         drawn: dict[int, list[int]] = {}

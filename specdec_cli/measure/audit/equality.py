@@ -78,7 +78,7 @@ class EqualityCheck:
 
         Args:
             requests: what is decoded.
-            watch: told (done, total) runs; a run is one configuration over one group.
+            watch: called with the runs done and in all; a run is one configuration over one group.
             is_late: asked before each run but the first.
         """
         configurations = self.configurations()

@@ -159,7 +159,7 @@ class DraftComparison:
             is_predictable: whether a trace knows this verification at all.
             path: of the target's trace, read where it exists, else written; drafts are traced again, because they may
                 have changed. None for neither.
-            tell: told what is being done, and how far it is.
+            tell: called with the current phase and its progress.
 
         Raises:
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.

@@ -168,7 +168,7 @@ class EngineProcess:
 
     def _is_up(self, port: int, is_last: bool) -> bool:
         """Wait until it is ready; False where it ended for want of the port and another one may be tried."""
-        begin, told = monotonic(), ""
+        begin, shown = monotonic(), ""
         while not self._is_ready(port):
             if self._exit_code() is not None:
                 if not is_last and any(word in self.log_text.lower() for word in _TAKEN):
@@ -180,8 +180,8 @@ class EngineProcess:
                 what = f"was not ready after {self._timeout_s:g} s"
                 raise self._failed(what, reason(self.log_text), "raise --engine-timeout")
             newest = next(iter(last_lines(self.log_text[-4000:], 1)), "")
-            if newest != told:
-                told = newest
+            if newest != shown:
+                shown = newest
                 self._tell(f"starting {self.name}: {newest[:80]}")
             sleep(_POLL_SECONDS)
         return True

@@ -20,8 +20,8 @@ class Answer:
         sent: the clock's reading then.
         arrivals: when each chunk with output in it came: text, reasoning or tool calls.
         end_s: when the stream ended.
-        finish_s: when the server said why it finished; None where it did not say.
-        finish_reason: in its words.
+        finish_s: when the finish reason came; None without one.
+        finish_reason: in the server's words.
         completion_tokens: as the server's `usage` counts them; None where it sends none. Chunks are not tokens.
         prompt_tokens: likewise.
         cached_tokens: of the prompt, those that the server had in its cache, as it says.

@@ -51,13 +51,13 @@ class MetricsPage:
 
     Args:
         path: where they stand.
-        engine: whose they are.
+        engine: that serves them.
         counters: name without the engine's prefix and without `_total`, a position in braces, to the sum over labels.
         gauges: name, with labels if there are several, to value.
         prefix: the engine's.
         series: name and all labels of each sample of the counters, to its value.
         began: the same, to the time at which the server began to count, where it says so; also when it was started.
-        models: whose counters they are.
+        models: that are counted.
         mixed: a sentence's end about why it is no page of one server at one moment; None where it may be.
     """
 
@@ -108,7 +108,7 @@ async def read_settled(fetch: Fetch, model: str) -> MetricsPage | None:
 
     Args:
         fetch: the text at a path, or None where there is none.
-        model: whose samples count where a page has those of several models.
+        model: the one to read where a page has samples of several.
     """
     page = await read_page(fetch, model)
     for _ in range(_SETTLE_TRIES):

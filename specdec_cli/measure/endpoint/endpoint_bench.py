@@ -1,7 +1,7 @@
-"""The benchmark of a server: the workload's prompts, so many at a time or at a rate, and what came back when.
+"""The benchmark of a server: sends the workload's prompts, so many at a time or at a rate, and times the answers.
 
-One request, whose prompt is no row's, is sent before anything counts. The server's own counters are read after it and
-after the last answer, so that their difference is this run's.
+A warm-up request with a prompt of its own is sent before anything counts. The server's own counters are read after it
+and after the last answer, so that their difference is this run's.
 """
 
 from __future__ import annotations

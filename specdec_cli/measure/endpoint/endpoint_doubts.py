@@ -31,10 +31,10 @@ def doubts(bench: EndpointBench) -> list[str]:
     return [*notices, *_arrivals(bench, answered)] if bench.plan.has_arrivals else notices
 
 
-def _of(answered: Answered, is_odd: Callable[[Visit, Answer], bool], said: str) -> list[str]:
+def _of(answered: Answered, is_odd: Callable[[Visit, Answer], bool], predicate: str) -> list[str]:
     """A sentence about the answers that are odd, beginning with their number; none without any."""
     num = sum(is_odd(visit, answer) for visit, answer in answered)
-    return [f"{num} of {len(answered)} answers {said}"] if num else []
+    return [f"{num} of {len(answered)} answers {predicate}"] if num else []
 
 
 def _models(bench: EndpointBench, answered: Answered) -> list[str]:

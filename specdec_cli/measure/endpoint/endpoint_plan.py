@@ -23,7 +23,7 @@ class EndpointPlan:
         address: where it is.
         key: its API key, or None.
         model: the name to ask for; None takes the first that the server lists.
-        model_from: who said so, in words.
+        model_from: source of the model's name, in words.
         chat: prompts are messages.
         concurrency: most requests at a time; None sets no limit to those that arrive at a rate.
         request_rate: conversations that arrive per second; inf sends the next as soon as one has ended.

@@ -35,7 +35,7 @@ _OPTIONS = (*_SENT_WHERE_SET, "temperature", "seed", "stop", "logit_bias")
 def sampling_fields(sampling: Sampling, max_tokens_field: MaxTokensField = "max_tokens") -> dict[str, Any]:
     """Sampling fields of a request: OpenAI's, and vLLM's extras where they are set.
 
-    Length and temperature are always said, for servers have defaults of their own; a seed where chance is involved.
+    Length and temperature are always sent, because servers have defaults of their own; a seed where chance is involved.
     """
     given: dict[str, Any] = {max_tokens_field: sampling.max_new_tokens, "temperature": sampling.temperature}
     if sampling.temperature > 0 or sampling.seed:

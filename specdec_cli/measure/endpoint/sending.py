@@ -1,9 +1,9 @@
-"""Sends a plan's requests when they are due, at most so many at a time, and keeps the clock of the whole.
+"""Sends the requests of a plan when they are due, at most so many at a time, and keeps the clock of the run.
 
-Without a rate the next prompt is sent as soon as a place is free: a closed loop, whose time is that in which at least
-one request was open, for what is done while none is costs nothing. At a rate prompts arrive at times of their own,
-whether the server keeps up or not: an open loop, whose time is the wall clock from its start to the last answer.
-Waiting for a place is then part of what a user waits, so every request is timed from its arrival, too.
+Without a rate the next prompt is sent as soon as a place is free. The clock of this closed loop runs while at least one
+request is open, so that work between requests costs nothing. At a rate prompts arrive at times of their own, whether
+the server keeps up or not. The clock of this open loop runs from its start to the last answer. Waiting for a place is
+part of a user's wait, so every request is timed from its arrival, too.
 """
 
 from __future__ import annotations

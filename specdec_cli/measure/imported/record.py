@@ -71,7 +71,7 @@ class ImportedRun:
     """One file's counts.
 
     Args:
-        tool: whose they are.
+        tool: that counted.
         form: what the file is, for people.
         counts: by vLLM's names of counters; those that the tool does not give are missing.
         rates: share of the drafting steps that accepted position 1, 2, ... and all before it, where the tool gives

@@ -89,7 +89,7 @@ class DepthPass:
         """Walk over all outputs.
 
         Args:
-            watch: told how many of all prompts are done.
+            watch: called with the prompts done and in all.
         """
         origin, limit, num = self.drafter.origin, self.drafter.most_depth, self.trace.num_output_tokens
         self._found = DepthTrace.empty(num, self.k_max, self.drafter.max_context, origin, limit)

@@ -1,4 +1,4 @@
-"""Whether a draft pays whose acceptance by depth is known: its speed-up at its best k, from the costs of steps."""
+"""Whether a draft pays, from its acceptance by depth and the costs of steps: its speed-up at its best k."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def profile(
         params: sampling parameters of the workload, on which the costs of draft and verification depend.
         time_limit_seconds: no further repeat begins after this, once there are enough.
         batch_size: sequences of each forward.
-        watch: told how much of the profile is done, as a share.
+        watch: called with the share of the profile that is done.
         repeats: how many are enough, and the most.
         first: number of the first repeat, which says whether it goes forth or back.
         is_warm: whether the pair has just decoded and needs no round to warm up.

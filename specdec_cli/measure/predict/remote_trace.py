@@ -122,7 +122,7 @@ class RemoteTracer:
             trace: the target's.
             draft: the draft's server, open.
             model: the name that it is asked for.
-            watch: told how many of all prompts are done.
+            watch: called with the prompts done and in all.
 
         Raises:
             EndpointError: a request failed.
@@ -280,9 +280,9 @@ def _check_tokenizer(root: str, written: Sequence[Sequence[str]], read: Sequence
         for our_texts, their_texts in zip(written, read, strict=True)
         for ours, theirs in zip(our_texts, their_texts, strict=False)  # one of them may give no texts
     ]
-    told = [pair for pair in pairs if all(text and not _NO_TEXT.match(text) for text in pair)]
-    differing = [(ours, theirs) for ours, theirs in told if ours != theirs]
-    if len(told) >= _FEWEST_TOKENS and 2 * len(differing) >= len(told):
+    readable = [pair for pair in pairs if all(text and not _NO_TEXT.match(text) for text in pair)]
+    differing = [(ours, theirs) for ours, theirs in readable if ours != theirs]
+    if len(readable) >= _FEWEST_TOKENS and 2 * len(differing) >= len(readable):
         ours, theirs = differing[0]
         message = (
             f"`{root}` has another tokenizer than the target's server: it reads `{theirs}` where that wrote `{ours}`"

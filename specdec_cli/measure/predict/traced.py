@@ -96,7 +96,7 @@ def obtain_trace(
         name: the draft's, in the trace.
         k_max: largest k.
         path: read where it exists, else written; None for neither.
-        tell: told how far it is.
+        tell: called with the progress.
         needs_ranks: whether a draft model is traced again where the file lacks the ranks that predict trees.
 
     Raises:

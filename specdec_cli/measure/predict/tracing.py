@@ -77,7 +77,7 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
     Args:
         engine: idle; its draft is not asked.
         requests: the workload.
-        watch: told how many of all requests have ended.
+        watch: called with the requests that have ended and all of them.
 
     Raises:
         UsageError: a request that the engine refuses.
@@ -135,7 +135,7 @@ def trace_draft(
         drafter: loaded; a draft that scores paths gives its distributions at every start, another language model is
             teacher-forced, and any other draft is asked at every start for 1…k_max tokens.
         k_max: most tokens at a start; a teacher-forced model's trace serves every k.
-        watch: told how many of all prompts are done.
+        watch: called with the prompts done and in all.
         target: reads the text again for a draft that reads its hidden states.
 
     Raises:
