@@ -39,7 +39,7 @@ from specdec_cli.train.launcher import check_launcher, hush_torch, launched_inde
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.prompts import PromptRow
-    from specdec_cli.measure.predict.payoff import Payoff
+    from specdec_cli.measure.predict.cost import Payoff
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
     from specdec_cli.train.events import TrainingEvent
@@ -352,7 +352,7 @@ class _TrainCommand:
 
     def _payoff(self, session: TrainingSession, best: dict[str, Any]) -> Payoff:
         """Predicted gain of the trained draft, from its acceptance and the costs of its steps on this machine."""
-        from specdec_cli.measure.predict.payoff import Payoff
+        from specdec_cli.measure.predict.cost import Payoff
         from specdec_cli.measure.predict.profiling import profile
         from specdec_cli.train.acceptance import engine_with
 

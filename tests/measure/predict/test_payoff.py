@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_cli.measure.predict.cost import Costs, ProfileLoad
-from specdec_cli.measure.predict.payoff import Payoff
+from specdec_cli.measure.predict.cost import Costs, Payoff, ProfileLoad
 
 
 def costs(draft: float, row: float = 0.1) -> Costs:
