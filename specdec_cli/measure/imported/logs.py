@@ -167,30 +167,27 @@ class _RatesApart:
         return "" if match is None else match[0]
 
 
-@dataclass
 class _AcceptanceLine:
-    """A line's figures.
+    """A line's figures as numbers.
 
     Args:
+        fields: of the line.
+        is_full: whether steps may draft all positions, so that their number is exact.
+
+    Attributes:
         accepted: drafted tokens that were accepted.
         drafted: drafted tokens.
         length: 1 + accepted tokens for each step that drafted, with two decimals; None where the line has none.
         rates: share of steps that accepted position 1, 2, ... and all before it.
-        is_full: whether steps may draft all positions, so that their number is exact.
-
-    Attributes:
         full_steps: steps, if each drafted every position.
         steps: as the length says; None where it says nothing.
     """
 
-    accepted: float
-    drafted: float
-    length: float | None
-    rates: list[float]
-    is_full: bool
-
-    def __post_init__(self) -> None:
-        self.full_steps = self.drafted / len(self.rates) if self.is_full and self.rates else None
+    def __init__(self, fields: Mapping[str, str], is_full: bool) -> None:
+        self.accepted, self.drafted = amount(fields["accepted"]), amount(fields["drafted"])
+        self.length = amount(fields["length"]) if "length" in fields else None
+        self.rates = [amount(rate) for rate in fields.get("rates", "").split(",") if rate.strip()]
+        self.full_steps = self.drafted / len(self.rates) if is_full and self.rates else None
         beyond = self.length - 1 if self.length is not None else 0.0
         self.steps = self.accepted / beyond if beyond > 0 else None
         if self.full_steps and abs(self.accepted / self.full_steps - beyond) <= _ROUNDED:
@@ -236,7 +233,7 @@ _READERS = {"vllm": _of_vllm, "llama.cpp": _of_llama, "sglang": _of_sglang}
 
 def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bool) -> list[_AcceptanceLine]:
     """Count lines; one that accepted nothing, whose length tells no steps, drafted as much a step as the others."""
-    parts = [_acceptance(fields, is_full) for fields in lines]
+    parts = [_AcceptanceLine(fields, is_full) for fields in lines]
     known = [part for part in parts if part.steps]
     drafted_a_step = sum(part.drafted for part in known) / sum(part.steps or 0 for part in known) if known else 0.0
     for part in parts:
@@ -251,13 +248,6 @@ def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bo
     if 0 < num_rated < len(parts):
         run.notices.append(f"rates by position are those of {num_rated} of {len(parts)} lines: the others have none")
     return parts
-
-
-def _acceptance(fields: Mapping[str, str], is_full: bool) -> _AcceptanceLine:
-    """A line's figures as numbers."""
-    length = amount(fields["length"]) if "length" in fields else None
-    rates = [amount(rate) for rate in fields.get("rates", "").split(",") if rate.strip()]
-    return _AcceptanceLine(amount(fields["accepted"]), amount(fields["drafted"]), length, rates, is_full)
 
 
 def _num_lines(lines: Sequence[object]) -> str:
