@@ -106,7 +106,7 @@ class EndpointRun(MeasuredRun["EndpointBench"]):
 
     def pairs(self) -> Pairs:
         """The prompts, however often each is sent."""
-        return Pairs.of(self.arms.rows, batch_size=1, repeats=1)
+        return Pairs(self.arms.rows, batch_size=1, repeats=1)
 
     def shown(self, recipe: Recipe) -> dict[str, Any]:
         """The parts of a recipe that apply to a server."""

@@ -112,7 +112,7 @@ class MeasuredRun(ABC, Generic[Measurement]):
         from specdec_cli.measure.gates import Pairs
 
         options, turns = self.arms.options, [row for row in self.arms.rows for _ in turn_ends(row)]
-        return Pairs.of(turns, options.first_batch_size, options.repeats)
+        return Pairs(turns, options.first_batch_size, options.repeats)
 
     def plan_yaml(self) -> str:
         """The recipe as a dry run shows it, with the origin of each value."""

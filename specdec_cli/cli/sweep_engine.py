@@ -116,7 +116,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         from specdec_cli.measure.gates import Pairs
 
         rows, size = self.arms.rows, self.options.first_batch_size
-        return Pairs.of(rows[: len(rows) - len(rows) % size], size, repeats=1)
+        return Pairs(rows[: len(rows) - len(rows) % size], size, repeats=1)
 
     def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
         """The ks, and the number of starts."""

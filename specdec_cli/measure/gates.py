@@ -25,19 +25,14 @@ class Pairs:
     """How many pairs a run makes for its intervals to rest on.
 
     Args:
-        prompts_by_task: what is decoded.
+        rows: what is decoded.
         batch_size: prompts that decode together.
         repeats: how often each of them does.
     """
 
-    prompts_by_task: Mapping[str, int]
+    rows: Sequence[PromptRow]
     batch_size: int
     repeats: int
-
-    @classmethod
-    def of(cls, rows: Sequence[PromptRow], batch_size: int, repeats: int) -> Pairs:
-        """Count the pairs of some prompts."""
-        return cls(Counter(map(task_of, rows)), batch_size, repeats)
 
     def under(self, path: str) -> int:
         """Number of pairs behind a figure: replayed ones rest on prompts, measured ones on groups of prompts.
@@ -45,8 +40,8 @@ class Pairs:
         Of a single group its repeats are the pairs.
         """
         task = next((below for name in _BY_TASK if (below := path.partition(name)[2])), None)
-        counts = self.prompts_by_task
-        num = sum(counts.values()) if task is None else counts[first_key(task, list(counts))[0]]
+        counts = Counter(map(task_of, self.rows))
+        num = len(self.rows) if task is None else counts[first_key(task, list(counts))[0]]
         if _is_replayed(path):
             return num
         num_groups = -(-num // self.batch_size)

@@ -206,7 +206,7 @@ def prompts(num, *tasks):
 def test_gates_on_figures_that_will_have_no_interval_are_refused(
     gate: str, num: int, batch_size: int, repeats: int, said: str | None
 ) -> None:
-    names, pairs = {"by_task": ["code", "a.b"]}, Pairs.of(prompts(num, "code", "a.b"), batch_size, repeats)
+    names, pairs = {"by_task": ["code", "a.b"]}, Pairs(prompts(num, "code", "a.b"), batch_size, repeats)
     if said is None:
         check_measurable(Gates(fail_if=(gate,)), BenchDocument.json_schema(), names, pairs)
         return
@@ -220,7 +220,7 @@ def test_gates_on_figures_that_will_have_no_interval_are_refused(
 
 
 def test_predictions_rest_on_prompts_however_many_run_together() -> None:
-    pairs = Pairs.of(prompts(12, "x"), 12, 1)
+    pairs = Pairs(prompts(12, "x"), 12, 1)
     check_measurable(Gates(fail_if=("rows.0.predicted < 1",)), SweepDocument.json_schema(), {}, pairs)
     assert pairs.under("by_task.x.3.acceptance_length") == pairs.under("rows.0.predicted") == 12
     with pytest.raises(UsageError, match="there would be 1") as caught:
@@ -229,9 +229,9 @@ def test_predictions_rest_on_prompts_however_many_run_together() -> None:
 
 
 def test_a_baseline_takes_intervals_too() -> None:
-    check_measurable(Gates(baseline="b.json"), BenchDocument.json_schema(), {}, Pairs.of(prompts(2, "x"), 1, 1))
+    check_measurable(Gates(baseline="b.json"), BenchDocument.json_schema(), {}, Pairs(prompts(2, "x"), 1, 1))
     with pytest.raises(UsageError, match=r"`--baseline b\.json` is compared by intervals, which take 2 pairs"):
-        check_measurable(Gates(baseline="b.json"), BenchDocument.json_schema(), {}, Pairs.of(prompts(1, "x"), 1, 1))
+        check_measurable(Gates(baseline="b.json"), BenchDocument.json_schema(), {}, Pairs(prompts(1, "x"), 1, 1))
 
 
 def speedups(rng, true_speedup, num=24):
