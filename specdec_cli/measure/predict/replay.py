@@ -129,7 +129,7 @@ def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list
     Raises:
         UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
     """
-    starts = Starts.of(trace, draft, rule, k_max)
+    starts = Starts(trace, draft, rule, k_max)
     replays = []
     for k in range(1, k_max + 1):
         steps = starts.steps(k)
@@ -182,7 +182,7 @@ def replay_table(trace: Trace, draft: str, rule: str, k_by_batch: Mapping[int, i
     if min(k_by_batch, default=0) != 1 or min(k_by_batch.values()) < 0:
         raise UsageError(f"the table of k `{dict(k_by_batch)}` has no entry for 1 sequence, or a negative k")
     k_max = max(max(k_by_batch.values()), 1)
-    starts = Starts.of(trace, draft, rule, k_max)
+    starts = Starts(trace, draft, rule, k_max)
     depths = {k: starts.steps(k) for k in sorted({*k_by_batch.values()})}
     visits = {k: np.zeros(steps.drafted.shape) for k, steps in depths.items()}
     batches: dict[int, float] = {}

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.draft_trace import DepthTrace, DraftTrace, GuessTrace, ModelTrace
+from specdec_cli.measure.predict.draft_trace import DepthTrace, GuessTrace, ModelTrace
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.verification import AUTO, RULES
@@ -87,57 +87,56 @@ class Steps:
     survival: FloatArray
 
 
-@dataclass(slots=True, eq=False)
 class Starts:
-    """A trace laid out by prompt and start; `survival` [B, n, k_max+1] of a model draft is cut for each k.
+    """A trace laid out by prompt and start, for one draft and rule.
 
-    Texts have `lengths` [B] tokens, of which an engine emits the first `num_emitted` [B].
+    Args:
+        trace: a target's text with this draft.
+        draft: its name in the trace.
+        rule: one of REPLAYABLE, or auto: greedy at temperature 0, block above it.
+        k_max: largest k.
+
+    Attributes:
+        draft: the draft's trace.
+        lengths: [B] tokens of the texts.
+        num_emitted: [B] of them, those that an engine emits.
+        contexts: [B, n] tokens before each start.
+        room: [B, n] most drafted tokens there.
+        survival: [B, n, k_max+1] of a model draft, cut for each k; None of guesses.
+        first: [B, 2] sum of the acceptance of one drafted token over all positions alike, and how many there are.
+
+    Raises:
+        UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
     """
 
-    trace: Trace
-    rule: str
-    draft: DraftTrace
-    k_max: int
-    lengths: IntArray
-    num_emitted: IntArray
-    contexts: IntArray
-    room: IntArray
-    survival: FloatArray | None
-    first: FloatArray
-
-    @classmethod
-    def of(cls, trace: Trace, draft: str, rule: str, k_max: int) -> Starts:
-        """Lay a trace out for one draft and rule.
-
-        Raises:
-            UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
-        """
+    def __init__(self, trace: Trace, draft: str, rule: str, k_max: int) -> None:
         check_knowable(rule)
         if rule == "greedy" and not trace.is_greedy:
             raise UsageError(
                 "the trace was sampled, and rule `greedy` is for temperature 0", "use auto, or trace again"
             )
-        rule = rule if rule != "auto" else "greedy" if trace.is_greedy else "block"
-        traced = trace.draft(draft)
-        asked = traced.most_depth
+        self.trace, self.draft, self.k_max = trace, trace.draft(draft), k_max
+        self.rule = rule if rule != "auto" else "greedy" if trace.is_greedy else "block"
+        asked = self.draft.most_depth
         if asked is not None and asked < k_max:
             raise UsageError(
                 f"the draft `{draft}` was traced for at most `{asked}` tokens, not `{k_max}`", "trace again"
             )
-        lengths = np.array([len(prompt.output) for prompt in trace.prompts], dtype=np.int64)
-        num_emitted = np.array([prompt.num_emitted for prompt in trace.prompts], dtype=np.int64)
+        self.lengths = np.array([len(prompt.output) for prompt in trace.prompts], dtype=np.int64)
+        self.num_emitted = np.array([prompt.num_emitted for prompt in trace.prompts], dtype=np.int64)
         size = np.array([len(prompt.token_ids) for prompt in trace.prompts], dtype=np.int64)
-        contexts = size[:, None] + np.arange(max(lengths.max(initial=0), 2))
-        room = np.array([prompt.max_tokens for prompt in trace.prompts], dtype=np.int64)[:, None] - contexts - 1
-        if traced.max_context is not None:
-            room = np.minimum(room, traced.max_context - contexts + 1)
-        room, first = np.maximum(room, 0), np.zeros((len(size), 2))
-        made = cls(trace, rule, traced, k_max, lengths, num_emitted, contexts, room, None, first)
-        made._fill()
-        return made
+        self.contexts = size[:, None] + np.arange(max(self.lengths.max(initial=0), 2))
+        longest = np.array([prompt.max_tokens for prompt in trace.prompts], dtype=np.int64)
+        room = longest[:, None] - self.contexts - 1
+        if self.draft.max_context is not None:
+            room = np.minimum(room, self.draft.max_context - self.contexts + 1)
+        self.room = np.maximum(room, 0)
+        self.survival: FloatArray | None = None
+        self.first = np.zeros((len(size), 2))
+        self._fill()
 
     def _fill(self) -> None:
-        """Survival of a model's guesses, and the mean acceptance of one token over all positions alike."""
+        """Survival of a model's guesses, and the acceptance of one token over all positions alike."""
         starts = np.arange(self.contexts.shape[1])
         is_start = (starts >= 1) & (starts < self.lengths[:, None])
         if isinstance(self.draft, GuessTrace):

@@ -47,7 +47,7 @@ def replay_tree(trace: Trace, draft: str, parents: Sequence[int]) -> Replay:
         raise UsageError(f"a tree of `{len(parents)}` nodes cannot be predicted", f"give 1 to {MOST_NODES} nodes")
     drafted = Drafted(tuple(range(len(parents))), tuple(parents))
     depth = drafted.max_depth
-    starts = Starts.of(trace, draft, "greedy", depth)
+    starts = Starts(trace, draft, "greedy", depth)
     steps = starts.steps(depth, _walk(_next_states(drafted), _choices(starts, ranks, depth)))
     return tally(starts, depth, [(steps, starts.visits(steps))])
 
@@ -62,7 +62,7 @@ def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
         UsageError: a draft without ranks in the trace.
     """
     ranks = trace.ranks(draft)
-    starts = Starts.of(trace, draft, "auto", 1)
+    starts = Starts(trace, draft, "auto", 1)
     depth = 1 if ranks.ndim == 1 else starts.draft.most_depth or 1
     places = np.arange(starts.contexts.shape[1])[:, None] + np.arange(depth)
     is_drafted = (starts.room[..., None] > np.arange(depth)) & (places >= 1) & (places[:, :1] >= 1)

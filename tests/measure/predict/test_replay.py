@@ -229,7 +229,7 @@ def test_planted_fault_averaging_overlaps_over_all_positions_is_caught(sampled, 
 
 def test_planted_fault_starting_everywhere_alike_is_caught(spoken) -> None:
     trace, counts = spoken["rejection"]
-    starts = Starts.of(trace, "draft", "rejection", 8)
+    starts = Starts(trace, "draft", "rejection", 8)
     steps = starts.steps(8)
     uniform = (np.arange(steps.drafted.shape[1]) >= 1) & (steps.drafted == 8)
     uniform &= np.arange(steps.drafted.shape[1]) + 8 <= starts.lengths[:, None]
@@ -242,7 +242,7 @@ def test_block_accepts_more_than_rejection_and_survival_follows_its_formula(samp
     rejection, block = (replay(trace, "draft", rule, 6) for rule in ("rejection", "block"))
     assert block[0].acceptance_length().median == pytest.approx(rejection[0].acceptance_length().median)
     assert block[5].acceptance_length().median > rejection[5].acceptance_length().median
-    starts = Starts.of(trace, "draft", "block", 6)
+    starts = Starts(trace, "draft", "block", 6)
     draft = trace.drafts["draft"]
     ratio = np.exp(draft.log_q[3:8].astype(float) - trace.log_p[3:8])
     kept = 1.0
