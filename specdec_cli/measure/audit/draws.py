@@ -171,8 +171,7 @@ def ask_pair(engine: Engine, base_prompt: Sequence[int], params: SamplingParams)
     choices = np.argsort(-scores, kind="stable")[:num].tolist()
     bias = dict(free.logit_bias) | {token: free.logit_bias.get(token, 0.0) + _LIFT for token in choices}
     narrow = replace(free, top_k=num, logit_bias=bias)
-    pairs = [token for pair in combinations(choices, 2) for token in pair]
-    prompt = [base_prompt[0], *pairs, choices[0]]
+    prompt = [base_prompt[0], *_every_pair(choices)]
     joint = enumerate_joint(
         lambda context: _next_token(engine.target, engine.num_tokens, list(context), len(prompt), narrow)[1],
         prompt,
@@ -189,3 +188,8 @@ def _next_token(
     lm.release(_HANDLE)
     p = distribution(logits, [ChainRow(params, context, num_prompt, NOTHING, frozenset())], num_tokens)
     return p.scores[0].double().cpu().numpy(), p.dense()[0].double().cpu().numpy()
+
+
+def _every_pair(choices: Sequence[int]) -> list[int]:
+    """A sequence in which every ordered pair of different choices occurs, once."""
+    return [token for pair in combinations(choices, 2) for token in pair] + [choices[0]]
