@@ -72,7 +72,9 @@ class Waiting:
         """`tracing the target: 3 of 8 (5 s elapsed, about 8 s left)`."""
         phase, done, total = self._phase or "working", self._done, self._total
         count = f": {done:.0%}" if total == 1 else f": {done:.0f} of {total:.0f}" if total else ""
-        count = f": {done / 1e6:.0f} of {total / 1e6:.0f} MB" if self._is_in_bytes else count
+        if self._is_in_bytes:
+            prepared = "" if done < total else ", preparing the model"
+            count = f": {done / 1e6:.0f} of {total / 1e6:.0f} MB{prepared}"
         return f"{phase}{count} ({self._pace.words()}{self._phase_pace.left(done, total)})"
 
 

@@ -74,6 +74,8 @@ def test_49_4_bytes_are_a_bar_on_a_terminal_and_words_elsewhere() -> None:
     bar = waiting.__rich__()
     assert bar.plain == "━" * 20 + f" {waiting.words()}"
     assert [(span.start, span.end) for span in bar.spans if span.style == "cyan"] == [(0, 5)]
+    waiting.count_bytes(492e6, 492e6)
+    assert waiting.words() == "loading target model.gguf: 492 of 492 MB, preparing the model (0 s elapsed)"
     waiting("loading draft small")
     assert waiting.__rich__().plain == "loading draft small (0 s elapsed)"
 
