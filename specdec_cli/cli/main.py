@@ -120,6 +120,8 @@ def _guarded(arguments: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and _flush(sys.stdout, ExitCode.DONE) != ExitCode.DONE:
+            return ExitCode.COULD_NOT_RUN  # which has said that the output cannot be written
         return _complain(*_words(error))
 
 

@@ -184,6 +184,20 @@ def test_a_full_disk_is_said() -> None:
     assert done.stderr.count("error:") == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_49_a_full_disk_in_the_middle_of_the_output_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        sys.stdout.write("some text")
+        sys.stdout.flush()
+
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run_as(command, monkeypatch=monkeypatch) == 1
+    assert capsys.readouterr().err == "error: the output cannot be written: No space left on device\n"
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
 def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str) -> None:
     done = subprocess.run(
