@@ -120,9 +120,14 @@ def _guarded(arguments: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if isinstance(error, OSError) and _flush(sys.stdout, ExitCode.DONE) != ExitCode.DONE:
-            return ExitCode.COULD_NOT_RUN  # which has said that the output cannot be written
-        return _complain(*_words(error))
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    """Write an error's sentence, and return the exit code."""
+    if isinstance(error, OSError) and _flush(sys.stdout, ExitCode.DONE) != ExitCode.DONE:
+        return ExitCode.COULD_NOT_RUN  # it has said that the output cannot be written
+    return _complain(*_words(error))
 
 
 def _words(error: Exception) -> tuple[str, str | None, ExitCode]:

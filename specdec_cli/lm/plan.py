@@ -558,15 +558,18 @@ class ModelPlan:
                 if gguf_links(folder):
                     return read_gguf_tokenizer(folder)
                 if name in BUILTIN:  # its class is known, which transformers would search for among all of its models
-                    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-                tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    folder, trust_remote_code=trusted, local_files_only=True
-                )
+                    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+                else:
+                    tokenizer = transformers.AutoTokenizer.from_pretrained(
+                        folder, trust_remote_code=trusted, local_files_only=True
+                    )
             except Exception as error:
                 if (folder / "config.json").is_file():  # which transformers reads first; it may be the broken one
                     self.checkpoint.config(trusted)
                 raise remote_code_error(name, error) or tokenizer_error(name, folder, error) from error
-            check_tokenizer(name, folder, tokenizer)
+            if name not in BUILTIN:
+                check_tokenizer(name, folder, tokenizer)
+        tokenizer.name_or_path = name  # messages name the model as the user does, and not the hub's cache
         return tokenizer
 
 

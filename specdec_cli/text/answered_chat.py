@@ -35,6 +35,7 @@ def answered_chats(
 ) -> list[AnsweredChat]:
     """The texts of a conversation in which every message of the assistant is an answer of exactly one text.
 
+    A message of the assistant that begins the conversation, as in many ShareGPT rows, answers nothing.
     It is one text, unless the template changes earlier messages as the conversation grows, for example drops their
     thoughts. Then each answer that was changed stands in a text of its own, as the model saw it when it answered.
 
@@ -46,7 +47,7 @@ def answered_chats(
     Raises:
         UsageError: there is no template, it refuses the messages, or it does not begin an answer as it asks for one.
     """
-    places = [place for place, one in enumerate(messages) if one["role"] == "assistant"]
+    places = [place for place, one in enumerate(messages) if one["role"] == "assistant" and place]
     assert places, "there is an answer"
     if _TAG.search(tokenizer.chat_template) and getattr(tokenizer.hf, "is_fast", False):
         return [_tagged(tokenizer, messages[: places[-1] + 1])]
@@ -66,7 +67,12 @@ def _tagged(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> Answ
     found = tokenizer.hf.apply_chat_template(
         list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **tokenizer.chat_variables
     )
-    return AnsweredChat(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])
+    tokens, is_answer = list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]]
+    if messages[0]["role"] == "assistant":
+        first = tokenizer.render_chat(messages[:1], add_generation_prompt=False)
+        num = _num_common(tokens, tokenizer.encode(first, add_special_tokens=False))
+        is_answer[:num] = [False] * num
+    return AnsweredChat(tokens, is_answer)
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], place: int) -> tuple[str, str]:

@@ -41,11 +41,13 @@ class TrainingData:
         train: those that are answered and trained on.
         held_out: those that acceptance is measured on.
         num_too_long: prompts that were left out because the context has no room for an answer.
+        num_held_twice: prompts that were left out of training because a held-out one is the same.
     """
 
     train: Sequence[TrainingPrompt]
     held_out: Sequence[TrainingPrompt]
     num_too_long: int
+    num_held_twice: int = 0
 
     @classmethod
     def of(
@@ -76,19 +78,26 @@ class TrainingData:
         chosen = {fitting[(2 * i + 1) * len(fitting) // (2 * num_held_out)] for i in range(num_held_out)}
         held_out = [TrainingPrompt(prompts[index], index) for index in sorted(chosen)]
         learnt = fitting if given is None else [i for i, its in enumerate(given) if usable(its, max_context)]
+        held = {tuple(prompts[index]) for index in chosen}
+        twice = {index for index in learnt if tuple(prompts[index]) in held} - chosen
+        if twice and not set(learnt) - chosen - twice:
+            raise UsageError("every prompt to train on is also held out", "give more prompts, or lower --num-held-out")
         train = [
             TrainingPrompt(prompts[index], index + answer * len(prompts), None if given is None else given[index])
             for answer in range(num_answers)
             for index in learnt
-            if index not in chosen
+            if index not in chosen | twice
         ]
-        return cls(train, held_out, len(set(range(len(prompts))).difference(fitting, learnt)))
+        return cls(train, held_out, len(set(range(len(prompts))).difference(fitting, learnt)), len(twice))
 
     @property
     def notices(self) -> list[str]:
         """Sentences about prompts that were left out."""
-        num = counted(self.num_too_long, "prompt")
-        return [f"{num} left out: no room for an answer in the context"] if self.num_too_long else []
+        reasons = {
+            "no room for an answer in the context": self.num_too_long,
+            "the same prompt is held out": self.num_held_twice,
+        }
+        return [f"{counted(num, 'prompt')} left out: {reason}" for reason, num in reasons.items() if num]
 
     @property
     def identity(self) -> str:

@@ -242,3 +242,9 @@ def test_49_12_every_command_with_prompts_takes_a_chat_template(
     assert main.run([*words, "--chat"]) == 0, capsys.readouterr().err
     assert main.run(words) == 2
     assert "`--chat-template` has no effect without a conversation" in capsys.readouterr().err
+
+
+def test_49_a_lone_message_of_the_assistant_is_no_answer() -> None:
+    lone = [{"from": "gpt", "value": "hello"}]
+    with pytest.raises(UsageError, match="row 1 has no answer to keep"):
+        given_chat(PromptRow(0, "", values={"conversations": lone}))

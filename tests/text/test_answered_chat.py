@@ -58,6 +58,14 @@ def test_answers_are_those_of_the_templates_tags(template: str, end: int) -> Non
     assert texts(tokenizer, CHAT[:end]) == [[f"the tent{END}", f"on an ant{END}"][: end // 2]]
 
 
+@pytest.mark.parametrize("template", [TAGGED, PLAIN])
+def test_49_what_the_assistant_begins_with_is_no_answer(template: str) -> None:
+    tokenizer = tokenizer_of(template)
+    begun = [{"role": "assistant", "content": "the sea"}, *CHAT]
+    assert texts(tokenizer, begun) == texts(tokenizer, CHAT)
+    assert "the sea" in tokenizer.decode(answered_chats(tokenizer, begun, tokenizer.eos_token_ids)[0].tokens)
+
+
 def test_an_answer_ends_with_its_end_token_and_else_with_its_message() -> None:
     assert texts(tokenizer_of(PLAIN), CHAT) == [[f"the tent{END}", f"on an ant{END}"]]
     assert texts(tokenizer_of(PLAIN.replace("</s>", ".")), CHAT) == [["the tent.\n", "on an ant.\n"]]

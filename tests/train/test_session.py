@@ -36,6 +36,15 @@ def test_prompts_without_room_for_an_answer_are_left_out() -> None:
         TrainingData.of(prompts, max_context=10, num_held_out=3, num_answers=1)
 
 
+def test_49_a_held_out_prompt_is_not_trained_on_in_another_row() -> None:
+    data = TrainingData.of([[1, 2], [3, 4], [1, 2], [5, 6]], max_context=10, num_held_out=1, num_answers=1)
+    assert [list(one.tokens) for one in data.held_out] == [[1, 2]]
+    assert [(list(one.tokens), one.index) for one in data.train] == [([3, 4], 1), ([5, 6], 3)]
+    assert data.notices == ["1 prompt left out: the same prompt is held out"]
+    with pytest.raises(UsageError, match="every prompt to train on is also held out"):
+        TrainingData.of([[1, 2]] * 3, max_context=10, num_held_out=1, num_answers=1)
+
+
 def test_answers_end_at_the_context(tmp_path: Path) -> None:
     found = session(tiny_target(tmp_path / "target", max_position_embeddings=16), tmp_path / "head")
     samples = found.answer(ignore, never)

@@ -236,7 +236,8 @@ def given_answer(row: PromptRow) -> str:
 def given_chat(row: PromptRow) -> list[dict[str, str]]:
     """The messages of a row's conversation up to its last answer.
 
-    That is the assistant's last message, or the column `answer` and its like behind a conversation that the user ends.
+    That is the assistant's last message, unless nothing comes before it, or the column `answer` and its like behind a
+    conversation that the user ends.
 
     Raises:
         UsageError: no message is the assistant's and no column has an answer, or a message is no text.
@@ -244,7 +245,7 @@ def given_chat(row: PromptRow) -> list[dict[str, str]]:
     messages, answer = _answered_messages(row), _answer_column(row)
     if answer is not None and len(messages) <= len(row.messages):
         messages = [*row.chat(), ChatMessage("assistant", answer).as_dict()]
-    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages[1:]):
         raise _no_answer(row)
     return messages
 
