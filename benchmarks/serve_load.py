@@ -1,6 +1,6 @@
 """The server under load, on the built-in pair: a long run of 16 streams, and tokens per second at 1 to 16 streams.
 
-    python benchmarks/serve_load.py [--minutes 5] [--starts 6] [--rounds 6] [--only endurance|throughput|generate]
+    python benchmarks/serve_load.py [--minutes 5] [--starts 6] [--rounds 6] [--only PART]
 
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
 minute, and every block is free at the end. Throughput: the arms are servers that all run, idle but for one; for a
@@ -9,8 +9,11 @@ a ratio is of one round, and the median is kept. A second server without a draft
 machine's noise.
 Generate: one stream of each server with a draft, `specdec generate` with the same options and `specdec generate -k 4`
 in turn, first token to last, as both say it. The clients run beside the server on the same cores. A process is faster
-or slower than the next by some per cent for as long as it runs, so these two start their servers several times, and
-intervals are over starts; for throughput in an order drawn by chance, for one that starts later may be the faster one.
+or slower than the next by some per cent for as long as it runs, so throughput and generate start their servers several
+times, and intervals are over starts; for throughput in an order drawn by chance, for one that starts later may be the
+faster one.
+Fairness: seconds of a client's short requests, one after the other, on an idle server and then beside four requests of
+64 choices each.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from specdec_cli.measure.stats import bootstrap_pooled_median
 STREAMS = (1, 4, 8, 16)
 SECONDS_TO_SETTLE, SECONDS = 0.2, 1.0  # of a throughput
 NUM_LONG = 400  # of one stream and one `generate`: what a new process is slow with at first weighs less
+NUM_SHORT, NUM_CHOICES = 4, 64  # of fairness: tokens, and choices of a request
 SERVER = ("--max-num-seqs", "16")
 FIXED = "fixed k=4"
 ARMS = {
@@ -258,6 +262,41 @@ def compared(ours: Rates, theirs: Rates) -> tuple[float, list[float], list[float
     return round(found.median, 3), ends, [round(float(np.median(each)), 3) for each in ratios]
 
 
+async def wait_for(served: Served, **fields: Any) -> float:
+    """Seconds until a completion is there."""
+    data, begin = json.dumps({"prompt": PROMPTS[0], "ignore_eos": True} | fields).encode(), time.perf_counter()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+    return time.perf_counter() - begin
+
+
+async def be_fair(served: Served) -> dict[str, Any]:
+    """A client's short requests on an idle server, and beside four requests of many choices."""
+    short: dict[str, Any] = {"max_tokens": NUM_SHORT}
+    await wait_for(served, **short)
+    idle = [await wait_for(served, **short) for _ in range(20)]
+    large = {"n": NUM_CHOICES, "max_tokens": 200, "temperature": 1}
+    others = asyncio.gather(*(wait_for(served, **large) for _ in range(4)))
+    beside: list[float] = []
+    await asyncio.sleep(SECONDS_TO_SETTLE)
+    while not others.done():
+        beside.append(await wait_for(served, **short))
+        await asyncio.sleep(0.1)
+    return {
+        "tokens_of_a_short_request": NUM_SHORT,
+        "choices_of_each_large_request": NUM_CHOICES,
+        "large_requests_seconds": [round(took, 2) for took in await others],
+        "short_requests": {
+            name: {"num": len(took), "median_seconds": round(median(took), 3), "slowest_seconds": round(max(took), 3)}
+            for name, took in (("idle", idle), ("beside", beside))
+        },
+    }
+
+
 def middle(rates: Rates) -> float:
     """The median of all starts' rates."""
     return round(median(one for each in rates for one in each), 1)
@@ -275,7 +314,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16, help="of the endurance run")
     parser.add_argument("--starts", type=int, default=6, help="of the servers, for throughput and generate")
     parser.add_argument("--rounds", type=int, default=6, help="of each start, for throughput")
-    parser.add_argument("--only", choices=("endurance", "throughput", "generate"))
+    parser.add_argument("--only", choices=("endurance", "throughput", "generate", "fairness"))
     options = parser.parse_args()
     if options.only in (None, "endurance"):
         before = record.machine()
@@ -284,6 +323,12 @@ def main() -> None:
             found = {"server": served.command} | found
         print(json.dumps(found, indent=1))
         print(record.save("serve_endurance", before, found))
+    if options.only in (None, "fairness"):
+        before = record.machine()
+        with serving("--max-waiting", "1024") as served:
+            found = {"server": served.command} | asyncio.run(be_fair(served))
+        print(json.dumps(found, indent=1))
+        print(record.save("serve_fairness", before, found))
     if options.only in (None, "generate"):
         before = record.machine()
         found = against_generate(options.starts)
