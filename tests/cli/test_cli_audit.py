@@ -167,6 +167,7 @@ def test_a_difference_fails_its_junit_case(models, monkeypatch: pytest.MonkeyPat
 def test_files_that_cannot_be_written_are_refused_before_loading(
     flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     assert run(["audit", "-t", str(tmp_path), "-d", "ngram", flag, str(tmp_path / "no" / "file")]) == 2
     assert flag in capsys.readouterr().err
     same = str(tmp_path / "same")

@@ -1,6 +1,7 @@
 """`doctor`: the machine without a pair, a pair without its weights, and exit codes that tell why not."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -121,8 +122,9 @@ def test_an_incompatibility_comes_before_what_cannot_run(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(REFORMER))
-    (tmp_path / "empty").mkdir()
-    doctor(capsys, "-t", tmp_path / "empty", "-d", tmp_path, code=2)
+    (shutil.copytree(models / "target", tmp_path / "without-weights") / "model.safetensors").unlink()
+    doctor(capsys, "-t", tmp_path / "without-weights", "-d", "ngram", code=1)
+    doctor(capsys, "-t", tmp_path / "without-weights", "-d", tmp_path, code=2)
 
 
 def test_too_little_memory_cannot_run(
