@@ -342,13 +342,13 @@ PROMPTS = [
     generate(
         "chat with a broken template",
         "-t ./model -d none --chat --quiet",
-        "the chat template of `model` is broken",
+        "the chat template of `./model` is broken",
         make=model(write("chat_template.jinja", "{% for %}")),
     ),
     generate(
         "chat with a template that fails",
         "-t ./model -d none --chat --quiet",
-        "the chat template of `model` refuses these messages",
+        "the chat template of `./model` refuses these messages",
         make=model(write("chat_template.jinja", "{{ messages + 1 }}")),
     ),
     generate("system without a template", f"{ON_TARGET} --system hello", "has no chat template"),

@@ -172,7 +172,7 @@ class Tokenizer:
         if not self.has_chat_template:
             raise UsageError(
                 f"the tokenizer of `{self.name}` has no chat template",
-                "leave out --chat and --system, or use a chat model",
+                "use a chat model, or give a template with --chat-template",
             )
         try:
             text: str = self.hf.apply_chat_template(
@@ -192,9 +192,7 @@ class Tokenizer:
             ) from error
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             message = f"the chat template of `{self.template_owner}` refuses these messages: {error}"
-            is_undefined = isinstance(error, jinja2.UndefinedError)
-            hint = f"the template reads what these messages lack: {_CORRECT}" if is_undefined else _chat_hint(messages)
-            raise UsageError(message, hint) from error
+            raise UsageError(message, _template_hint(error, messages)) from error
         return text
 
     @property
@@ -235,8 +233,8 @@ class Tokenizer:
 
     def _broken_template(self, error: Exception) -> UsageError:
         return UsageError(
-            f"the chat template of `{self.template_owner}` is broken: {error}",
-            "correct it" if self._is_template_given else "leave out --chat and --system, or copy the model again",
+            f"the chat template of `{self.template_owner}` is broken: {' '.join(str(error).split())}",
+            "correct it" if self._is_template_given else "copy the model again, or choose another with --chat-template",
         )
 
     @property
@@ -392,7 +390,13 @@ class Tokenizer:
         return {token_id: token for token, token_id in self.vocabulary.items()}
 
 
-def _chat_hint(messages: Sequence[Mapping[str, Any]]) -> str:
+def _template_hint(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:
+    import jinja2
+
+    if isinstance(error, jinja2.UndefinedError):
+        return f"the template reads what these messages lack: {_CORRECT}"
+    if not isinstance(error, jinja2.TemplateError | ValueError):  # which templates and transformers raise themselves
+        return f"the template cannot take these messages: {_CORRECT}"
     if any(message.get("role") == "system" for message in messages):
         return "the template may know no system role: put its text into the first user message"
     return "most templates want user and assistant in turns, beginning with user"

@@ -94,6 +94,8 @@ def test_a_template_that_transformers_alone_knows_parses() -> None:
     [
         ("{{ raise_exception('no') }}", "refuses these messages: no", "in turns"),
         ("{{ messages[0].nothing.at.all }}", "refuses these messages: ", "correct the template"),
+        ("{{ messages[0]['content'] + 1 }}", "refuses these messages: can only conc", "cannot take these messages"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "refuses these messages: Range too", "cannot take these messages"),
         ("{% if false %}a{% endif %}", "makes no text of these messages", "correct the template"),
     ],
 )

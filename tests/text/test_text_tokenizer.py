@@ -59,8 +59,11 @@ def test_chat_leaves_special_tokens_to_the_template() -> None:
 
 
 def test_a_refused_chat_says_why() -> None:
-    with pytest.raises(UsageError, match="no chat template"):
+    with pytest.raises(UsageError, match="no chat template") as error:
         make().chat([{"role": "user", "content": "hi"}])
+    assert error.value.hint == "use a chat model, or give a template with --chat-template", (
+        "also in an answer over HTTP"
+    )
     with pytest.raises(UsageError, match="No system role") as error:
         make(chat_template=TURNS).chat([{"role": "system", "content": "be brief"}])
     assert "system role" in (error.value.hint or "")
