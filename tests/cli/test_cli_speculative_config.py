@@ -58,7 +58,7 @@ def recipe(capsys: pytest.CaptureFixture[str], given: dict[str, Any], *words: st
         ({"model": "a/b", "use_heterogeneous_vocab": True}, {"method": "universal", "model": "a/b"}, 4),
     ],
 )
-def test_the_keys_of_vllm_become_the_recipes(
+def test_49_9_the_keys_of_vllm_become_the_recipes(
     capsys: pytest.CaptureFixture[str], given: dict[str, Any], draft: dict[str, Any], k: int
 ) -> None:
     found = recipe(capsys, given)

@@ -103,7 +103,7 @@ def test_planted_faults_are_caught(lm, fault: str, tmp_path: Path, monkeypatch: 
     assert not torch.allclose(guess.q, q, atol=1e-3)
 
 
-def test_an_overfitted_head_is_always_right(lm, tmp_path: Path) -> None:
+def test_49_1_an_overfitted_head_is_always_right(lm, tmp_path: Path) -> None:
     k, num = 3, 24
     [prompt] = [PROMPTS[1]]
     text = [*prompt, *tokens(decode(lm, None, 0, [prompt], params=SamplingParams(max_new_tokens=num + k + 2)))[0]]

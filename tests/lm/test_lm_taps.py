@@ -45,7 +45,7 @@ def tapped(lm, *rows):
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("family", KNOWN)
-def test_states_are_those_of_transformers(family, decoder: str, tmp_path: Path) -> None:
+def test_49_1_states_are_those_of_transformers(family, decoder: str, tmp_path: Path) -> None:
     folder = str(make_tiny(family, tmp_path, **layers_of(family)))
     right = hidden_states(folder, TEXT, torch.float64)
     # float32 takes the same sums in another order on every processor: how far they lead apart is this model's rounding.

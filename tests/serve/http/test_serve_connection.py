@@ -231,7 +231,7 @@ def test_49_19_bodies_that_stall_share_a_bound(monkeypatch: pytest.MonkeyPatch) 
         until(lambda: held.num_bytes == 0)
 
 
-def test_finished_bodies_refuse_another_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_49_16_finished_bodies_refuse_another_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODIES_AT_ONCE", 1)
     with live(toy_engine(), max_body_bytes=2**20) as small:
         small.bodies.num_bytes = 2**20
