@@ -2,7 +2,8 @@
 
     python benchmarks/gguf_blocks.py model.gguf [--rounds 9] [--context 256] [--save NAME]
 
-Arms: native, dequantized in the file's dtype (bfloat16), and dequantized and quantized to int8, all in our own decoder.
+Arms: native, dequantized in the file's dtype (bfloat16), and dequantized and quantized to int8 and int4, all in our own
+decoder.
 Each round asks every arm for 1, 2, 4, 6 and 8 rows behind the same context, forwards and backwards in turn. Loading is
 timed and its memory counted in a process of its own for each arm. With --text, native and the dequantized numbers
 quantized to int8 and int4 are compared with the dequantized float32 model over a text: KL divergence and equal first
@@ -30,6 +31,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "native": {"compute": "native"},
     "bfloat16": {"compute": "dequantized"},
     "int8": {"compute": "dequantized", "quantize": "int8"},
+    "int4": {"compute": "dequantized", "quantize": "int4"},
 }
 COMPARED: dict[str, dict[str, Any]] = {
     "float32": {"compute": "dequantized", "dtype": "float32"},

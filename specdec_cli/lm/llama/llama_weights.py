@@ -83,6 +83,7 @@ class Matrix:
         """A weight [out, in] kept as `kind` says; threads do not part a unit of its outputs."""
         if isinstance(weight, FileRows):
             return cls.of_rows([weight], bias, arena, unit, by)
+        assert kind != "int4", "plain numbers become blocks as rows"
         num_outputs, num_inputs = weight.shape
         half = half_of(num_outputs, unit)
         bias = None if bias is None else _of_panels(bias.detach().float())
