@@ -279,7 +279,7 @@ class SpeculativeCounts:
         return [_ratio(accepted, tried) for tried, accepted in self.by_rank]
 
     def tree_figures(self) -> dict[str, Any]:
-        """The figures that only trees have, in the words of INTERFACE's `stats`; empty where chains were drafted."""
+        """The figures that only trees have, by their keys in JSON results; empty where chains were drafted."""
         if not self.drafted_trees:
             return {}
         return {"num_draft_nodes": self.num_draft_nodes, "acceptance_by_rank": self.acceptance_by_rank}

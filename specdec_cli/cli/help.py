@@ -94,13 +94,13 @@ def help_text(command: Any, context: Any, everything: bool = False) -> str:
     page.paragraph(f"Usage: {usage(command, context)}", then="    ")
     for paragraph in text.split("\n\n"):
         page.paragraph(" ".join(paragraph.split()))
-    parameters = [one for one in command.get_params(context) if not getattr(one, "hidden", False)]
+    parameters = [parameter for parameter in command.get_params(context) if not getattr(parameter, "hidden", False)]
     arguments = [parameter for parameter in parameters if not is_option(parameter)]
     page.section("Arguments", [(name_and_value(argument), description(argument)) for argument in arguments])
     options = [parameter for parameter in parameters if is_option(parameter)]
     shown = dict(panels(options)) if everything else {"Common options": _common(command, options)}
     for head, some in shown.items():
-        page.section(head, [(name_and_value(one), description(one)) for one in some])
+        page.section(head, [(name_and_value(option), description(option)) for option in some])
     if hasattr(command, "commands"):
         summaries = command.summaries() if hasattr(command, "summaries") else _summaries(command)
         page.section("Commands", summaries)

@@ -296,7 +296,9 @@ class ComparedRun(MeasuredRun[Measurement]):
             body["notices"].append(
                 f"{num_resumed} of {body['plan']['passes']} passes are of an earlier, interrupted run"
             )
-        outputs = [tokens for one in passes if isinstance(one, Pass) for tokens in one.run.token_ids or ()]
+        outputs = [
+            tokens for each_pass in passes if isinstance(each_pass, Pass) for tokens in each_pass.run.token_ids or ()
+        ]
         document = envelope(self.document_class, self.shown(arms.recipe), body, **arms.machine(outputs))
         document["notices"] = [*arms.prompts.notices, *arms.notices(), *document["notices"]]
         document["notices"] += [conditions.discarded] if conditions.discarded else []

@@ -23,7 +23,7 @@ class ReportConsole(Console):
     def print(self, *objects: Any, soft_wrap: bool | None = None, **given: Any) -> None:
         """Print as rich's console does."""
         if soft_wrap and wraps(self.file):
-            texts = [one if isinstance(one, Text) else self.render_str(str(one)) for one in objects]
+            texts = [item if isinstance(item, Text) else self.render_str(str(item)) for item in objects]
             objects = (Text("\n").join(wrapped(Text(" ").join(texts), self.width)),)
         super().print(*objects, soft_wrap=soft_wrap, **given)
 

@@ -154,15 +154,17 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     params = [row.params for row in rows]
     if not any(each.temperature for each in params):
         return Distribution(scores, likeliest, np.array([True] * num_positions), None, may_ban, broken)
-    of_position = [one for one, length in zip(params, lengths, strict=True) for _ in range(length)]
-    one_hot: BoolArray = np.array([one.temperature == 0 for one in of_position])
+    of_position = [
+        position_params for position_params, length in zip(params, lengths, strict=True) for _ in range(length)
+    ]
+    one_hot: BoolArray = np.array([position_params.temperature == 0 for position_params in of_position])
     probs = _cut(_divide(scores, largest, of_position), of_position).softmax(dim=-1)
-    found = Distribution(scores, likeliest, one_hot, probs, may_ban, broken)
+    distributions = Distribution(scores, likeliest, one_hot, probs, may_ban, broken)
     if one_hot.any():
         greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
         probs[greedy] = 0.0
-        probs[greedy, found.argmax[greedy]] = 1.0
-    return found
+        probs[greedy, distributions.argmax[greedy]] = 1.0
+    return distributions
 
 
 def _largest(scores: Tensor) -> tuple[list[int], list[float], bool]:
@@ -182,19 +184,19 @@ def _largest(scores: Tensor) -> tuple[list[int], list[float], bool]:
 
 def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> dict[int, LogitsError]:
     """Errors for positions whose largest score is not finite; raised if it is a row's first position."""
-    found: dict[int, LogitsError] = {}
+    errors: dict[int, LogitsError] = {}
     if all(map(isfinite, values)):
-        return found
+        return errors
     ends = np.cumsum(lengths)
     for position, value in enumerate(values):
         if isfinite(value):
             continue
         row = int(np.searchsorted(ends, position, side="right"))
         offset = position - int(ends[row]) + lengths[row]
-        found[position] = _error(value, row, len(rows[row].context) + rows[row].drafted.depth(offset - 1))
+        errors[position] = _error(value, row, len(rows[row].context) + rows[row].drafted.depth(offset - 1))
         if not offset:
-            raise found[position]
-    return found
+            raise errors[position]
+    return errors
 
 
 def _error(value: float, row: int, num_before: int) -> LogitsError:
@@ -225,7 +227,7 @@ def _cut(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     draft's compiled guess does the same token by token (`lm/llama_step.cpp`).
     """
     num_tokens, device = scaled.shape[1], scaled.device
-    wanted = [i for i, one in enumerate(params) if one.temperature and _is_cut(one, num_tokens)]
+    wanted = [i for i, row_params in enumerate(params) if row_params.temperature and _is_cut(row_params, num_tokens)]
     if not wanted:
         return scaled
     every = len(wanted) == len(params)

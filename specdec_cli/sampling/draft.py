@@ -52,18 +52,18 @@ def draft_children(q: Distribution, wanted: Sequence[ChildrenWanted]) -> list[li
         they were drawn without replacement: each from q without those before it, normalized again. With the target's
         noise they come in descending order of log q + g. A one-hot position gives its likeliest tokens.
     """
-    if q.probs is None and all(one.num <= 1 for one in wanted):
-        return [[token][: one.num] for one, token in zip(wanted, q.likeliest, strict=True)]
-    found: dict[int, list[int]] = {}
+    if q.probs is None and all(node.num <= 1 for node in wanted):
+        return [[token][: node.num] for node, token in zip(wanted, q.likeliest, strict=True)]
+    children: dict[int, list[int]] = {}
     for is_shared, choose in ((True, _ranked_by_noise), (False, _drawn)):
-        places = [i for i, one in enumerate(wanted) if one.is_drawn and one.num and one.shares_noise == is_shared]
+        places = [i for i, node in enumerate(wanted) if node.is_drawn and node.num and node.shares_noise == is_shared]
         places = [i for i in places if not q.one_hot[i]]
         if places:
-            found |= zip(places, choose(_rows(q, places), [wanted[i] for i in places]), strict=True)
-    if len(found) < len(wanted):
-        likely = likely_children(q, [0 if i in found else one.num for i, one in enumerate(wanted)])
-        found |= {i: [token for token, _ in best] for i, best in enumerate(likely) if i not in found}
-    return [found[i] for i in range(len(wanted))]
+            children |= zip(places, choose(_rows(q, places), [wanted[i] for i in places]), strict=True)
+    if len(children) < len(wanted):
+        likely = likely_children(q, [0 if i in children else node.num for i, node in enumerate(wanted)])
+        children |= {i: [token for token, _ in best] for i, best in enumerate(likely) if i not in children}
+    return [children[i] for i in range(len(wanted))]
 
 
 def likely_children(q: Distribution, nums: Sequence[int]) -> list[list[tuple[int, float]]]:
@@ -98,8 +98,8 @@ def ranks(q: Distribution, tokens: Tensor, most: int) -> Tensor:
     is_smaller = torch.arange(probs.shape[1], device=probs.device) < tokens[:, None]
     comes_first = (probs > own) | ((probs == own) & is_smaller)
     comes_first.scatter_(1, first[:, None], True)  # of tokens that tie for the largest value, it leads
-    found = torch.where(tokens == first, 0, comes_first.sum(dim=-1))
-    return torch.where(own[:, 0] > 0, found, most).clamp(max=most)
+    places = torch.where(tokens == first, 0, comes_first.sum(dim=-1))
+    return torch.where(own[:, 0] > 0, places, most).clamp(max=most)
 
 
 def _at_temperature(q: Distribution) -> Tensor:
@@ -119,8 +119,8 @@ def _best(
     top = values.topk(min(num, values.shape[1]), dim=-1)
     tokens, largest = [], []
     ids_and_values = torch.stack((top.indices.double(), top.values.double()))  # a device is waited for once
-    for ids, found, first in zip(*ids_and_values.tolist(), likeliest, strict=True):
-        pairs = sorted(zip(ids, found, strict=True), key=lambda pair: (pair[0] != first, -pair[1], pair[0]))
+    for ids, row_values, first in zip(*ids_and_values.tolist(), likeliest, strict=True):
+        pairs = sorted(zip(ids, row_values, strict=True), key=lambda pair: (pair[0] != first, -pair[1], pair[0]))
         if pairs and pairs[0][0] != first:  # of tokens that tie for the largest value, another one was found
             pairs = [(first, pairs[0][1]), *pairs[:-1]]
         tokens.append([int(token) for token, value in pairs if value > least])
@@ -130,24 +130,24 @@ def _best(
 
 def _ranked_by_noise(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
     """The tokens with the largest log q + g, of probs [n, V]."""
-    keys = [one.params.seed for one in wanted], [one.params.index for one in wanted]
-    values = noise.perturbed(probs, *keys, [one.step_position + one.depth for one in wanted])
-    tokens, _ = _best(values, values.argmax(dim=-1).tolist(), max(one.num for one in wanted), least=NEVER)
-    return [best[: one.num] for best, one in zip(tokens, wanted, strict=True)]
+    keys = [node.params.seed for node in wanted], [node.params.index for node in wanted]
+    values = noise.perturbed(probs, *keys, [node.step_position + node.depth for node in wanted])
+    tokens, _ = _best(values, values.argmax(dim=-1).tolist(), max(node.num for node in wanted), least=NEVER)
+    return [best[: node.num] for best, node in zip(tokens, wanted, strict=True)]
 
 
 def _drawn(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
     """Tokens drawn one after another without replacement from probs [n, V]."""
-    most = max(one.offset + one.num for one in wanted)
-    keys = [one.params.seed for one in wanted], [one.params.index for one in wanted]
-    uniforms = noise.uniforms_many(*keys, [one.step_position for one in wanted], noise.Purpose.DRAFT, most)
-    found: list[list[int]] = [[] for _ in wanted]
+    most = max(node.offset + node.num for node in wanted)
+    keys = [node.params.seed for node in wanted], [node.params.index for node in wanted]
+    uniforms = noise.uniforms_many(*keys, [node.step_position for node in wanted], noise.Purpose.DRAFT, most)
+    children: list[list[int]] = [[] for _ in wanted]
     places = list(range(len(wanted)))
-    for drawn in range(max(one.num for one in wanted)):
+    for drawn in range(max(node.num for node in wanted)):
         if drawn:
             if drawn == 1:
                 probs = probs.clone()
-            probs[places, [found[i][-1] for i in places]] = 0.0
+            probs[places, [children[i][-1] for i in places]] = 0.0
             left = probs.sum(dim=-1).tolist()
             places = [i for i in places if wanted[i].num > drawn and left[i] > 0]
         if not places:
@@ -155,8 +155,8 @@ def _drawn(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
         weights = probs if len(places) == len(wanted) else probs[places]
         tokens = inverse_cdf(weights, uniforms[places, [wanted[i].offset + drawn for i in places]])
         for i, token in zip(places, tokens.tolist(), strict=True):
-            found[i].append(token)
-    return found
+            children[i].append(token)
+    return children
 
 
 def _rows(q: Distribution, places: Sequence[int]) -> Tensor:

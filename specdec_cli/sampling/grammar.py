@@ -365,12 +365,12 @@ def _lark(source: str) -> str:
 
 def _choices(source: str) -> list[str]:
     try:
-        found = json.loads(source)
+        choices = json.loads(source)
     except ValueError as error:
         raise _refused("choice", f"it is not JSON ({error})") from error
-    if not isinstance(found, list) or not found or not all(isinstance(text, str) and text for text in found):
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
         raise _refused("choice", "it must be a list of texts, none of them empty")
-    return found
+    return choices
 
 
 def _refused(kind: str, words: str) -> UsageError:

@@ -51,10 +51,10 @@ def uniforms_many(
 ) -> Float64Array:
     """The first n uniform numbers of each of B streams: [B, n] float64, row b equal to `uniforms` of its key."""
     if len(seeds) < _MANY_STREAMS or n > _SHORT_STREAM:
-        found = np.empty((len(seeds), n))
-        for row, seed, index, position in zip(found, seeds, indices, positions, strict=True):
+        streams = np.empty((len(seeds), n))
+        for row, seed, index, position in zip(streams, seeds, indices, positions, strict=True):
             row[:] = uniforms(seed, index, position, purpose, n)
-        return found
+        return streams
     num_blocks = -(-n // 4)
     key = [np.array([value & _WORD for value in values], dtype=np.uint64)[:, None] for values in (seeds, indices)]
     # numpy's Philox counts up before it draws, so a stream's first block has the counter 1.

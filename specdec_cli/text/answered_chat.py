@@ -47,7 +47,7 @@ def answered_chats(
     Raises:
         UsageError: there is no template, it refuses the messages, or it does not begin an answer as it asks for one.
     """
-    places = [place for place, one in enumerate(messages) if one["role"] == "assistant" and place]
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant" and place]
     assert places, "there is an answer"
     if _TAG.search(tokenizer.chat_template) and getattr(tokenizer.hf, "is_fast", False):
         return [_tagged(tokenizer, messages[: places[-1] + 1])]
@@ -64,10 +64,10 @@ def answered_chats(
 def _tagged(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> AnsweredChat:
     """A conversation by a template that tags what the assistant writes."""
     tokenizer.render_chat(messages, add_generation_prompt=False)  # which refuses in our words
-    found = tokenizer.hf.apply_chat_template(
+    encoded = tokenizer.hf.apply_chat_template(
         list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **tokenizer.chat_variables
     )
-    tokens, is_answer = list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]]
+    tokens, is_answer = list(encoded["input_ids"]), [bool(mask) for mask in encoded["assistant_masks"]]
     if messages[0]["role"] == "assistant":
         first = tokenizer.render_chat(messages[:1], add_generation_prompt=False)
         num = _num_common(tokens, tokenizer.encode(first, add_special_tokens=False))
@@ -91,7 +91,7 @@ def _compared(tokenizer: Tokenizer, group: Sequence[tuple[str, str]], end_tokens
     tokens = tokenizer.encode(group[-1][1], add_special_tokens=False)
     is_answer = [False] * len(tokens)
     for head, whole in group:
-        begin, end = (_num_common(tokens, tokenizer.encode(one, add_special_tokens=False)) for one in (head, whole))
+        begin, end = (_num_common(tokens, tokenizer.encode(text, add_special_tokens=False)) for text in (head, whole))
         end = next((place + 1 for place in range(begin, end) if tokens[place] in end_tokens), end)
         is_answer[begin:end] = [True] * (end - begin)
     return AnsweredChat(tokens, is_answer)
@@ -100,4 +100,4 @@ def _compared(tokenizer: Tokenizer, group: Sequence[tuple[str, str]], end_tokens
 def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
     """Tokens at the beginning that two texts have in common."""
     pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    return next((place for place, (token, other) in enumerate(pairs) if token != other), min(len(first), len(second)))

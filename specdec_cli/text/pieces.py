@@ -76,13 +76,13 @@ class PieceEncoder:
             begins: whether it begins a text.
         """
         key = piece, begins
-        found = self._found.get(key)
-        if found is None:
+        tokens = self._found.get(key)
+        if tokens is None:
             if len(self._found) >= _MOST_KEPT:
                 self._found.clear()
             text = piece.decode("utf-8", "ignore")
-            found = self._found[key] = self._encode(text) if begins else self._encode_inside(text)
-        return found
+            tokens = self._found[key] = self._encode(text) if begins else self._encode_inside(text)
+        return tokens
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

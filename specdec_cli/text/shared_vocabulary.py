@@ -62,8 +62,8 @@ class SharedVocabulary:
     def share_of(self, outputs: Iterable[Sequence[int]]) -> float | None:
         """Of the tokens of some outputs, the share that draft and target have in common; None of no tokens."""
         known = set(self.of_target)
-        found = [token in known for tokens in outputs for token in tokens]
-        return sum(found) / len(found) if found else None
+        is_shared = [token in known for tokens in outputs for token in tokens]
+        return sum(is_shared) / len(is_shared) if is_shared else None
 
     def result(self, outputs: Iterable[Sequence[int]] = ()) -> VocabularyResult:
         """The part of a document.
@@ -121,25 +121,26 @@ def shared_vocabulary(
 
 def _by_text(tokenizer: Tokenizer, num_tokens: int) -> dict[bytes, int]:
     """Ordinary tokens by what they add to a text; of several the first, a byte of a byte fallback after all others."""
-    found: dict[bytes, int] = {}
+    token_of_text: dict[bytes, int] = {}
     for token in sorted(tokenizer.vocabulary.values()):
         text = tokenizer.added_bytes(token, begins=False) if token < num_tokens else b""
         if text and (
-            text not in found or (found[text] in tokenizer.byte_tokens and token not in tokenizer.byte_tokens)
+            text not in token_of_text
+            or (token_of_text[text] in tokenizer.byte_tokens and token not in tokenizer.byte_tokens)
         ):
-            found[text] = token
-    return found
+            token_of_text[text] = token
+    return token_of_text
 
 
 def _special(target: Tokenizer, draft: Tokenizer, num_target: int, num_draft: int) -> dict[int, int]:
     """The target's special tokens with the draft's of the same name, else of the same role; one-to-one."""
-    found: dict[int, int] = {}
+    draft_of_target: dict[int, int] = {}
     names = {token: name for name, token in target.vocabulary.items() if token in target.special_ids}
     same_name = [(token, draft.vocabulary.get(name)) for token, name in sorted(names.items())]
     same_role = [(target.special_token(role), draft.special_token(role)) for role in _ROLES]
     for token, other in (*same_name, *same_role):
         if token is None or other is None or token >= num_target or other >= num_draft:
             continue
-        if other in draft.special_ids and token not in found and other not in found.values():
-            found[token] = other
-    return found
+        if other in draft.special_ids and token not in draft_of_target and other not in draft_of_target.values():
+            draft_of_target[token] = other
+    return draft_of_target

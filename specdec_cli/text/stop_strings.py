@@ -53,15 +53,15 @@ class StopStrings:
 
     def find(self, provisional: str = "") -> StopMatch | None:
         """The first stop string in the held text and what is provisional behind it."""
-        found = [
+        matches = [
             (begin, order, end)
             for spelling in self._spellings(self.held + provisional)
             for order, stop in enumerate(self._stop)
             for begin, end in spelling.find(stop)
         ]
-        if not found:
+        if not matches:
             return None
-        begin, order, end = min(found)
+        begin, order, end = min(matches)
         return StopMatch(begin, self._stop[order], end)
 
     def release(self, passed: StopMatch | None = None) -> str:

@@ -96,7 +96,7 @@ def _fields(tree: nodes.Template) -> Iterator[str]:
     for used in tree.find_all(nodes.Filter):
         if used.name in _BY_ATTRIBUTE:
             given = [*used.args[:1], *(pair.value for pair in used.kwargs if pair.key == "attribute")]
-            yield from (part for one in given for part in _text(one).split("."))
+            yield from (part for argument in given for part in _text(argument).split("."))
 
 
 def _compared(tree: nodes.Template) -> Iterator[str]:

@@ -52,8 +52,8 @@ class Translator:
                 break
             added += self.draft.added_bytes(token, begins)
             begins = False
-        found = self._encoded(translation, added)
-        return [*found, *special] if found or not added else []
+        encoded = self._encoded(translation, added)
+        return [*encoded, *special] if encoded or not added else []
 
     def _encoded(self, translation: Translation, added: bytearray) -> list[int]:
         """A guessed text in the target's tokens."""
@@ -66,19 +66,19 @@ class Translator:
         text = text[: len(text) - num_incomplete(text)]
         if len(text) <= len(before):
             return []
-        found: list[int] = []
+        tokens: list[int] = []
         starts = [0, *piece_starts(text, 0, 1)]
         for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
             if end <= len(before):
                 continue
             piece, first = text[start:end], begins and start == 0
             if start >= len(before):
-                found += self.to_target.encode(piece, first)
+                tokens += self.to_target.encode(piece, first)
             else:
-                found += self._rest(piece, len(before) - start, first, is_whole=num_whole == len(before))
-                if not found:
+                tokens += self._rest(piece, len(before) - start, first, is_whole=num_whole == len(before))
+                if not tokens:
                     return []
-        return found
+        return tokens
 
     def _rest(self, piece: bytes, num_before: int, begins: bool, is_whole: bool) -> Sequence[int]:
         """The tokens of a piece behind its first bytes, which are the context's.
@@ -216,8 +216,8 @@ class Translation:
         translator, token = self.translator, self.tokens[place]
         if place == 0 and token == translator.target.bos_token_id:
             return ()
-        found = translator.shared.special_of_target.get(token)
-        return () if found is None else (found,)
+        draft_token = translator.shared.special_of_target.get(token)
+        return () if draft_token is None else (draft_token,)
 
     def _close(self, end: int | None = None) -> None:
         """Translate the last piece, up to a place in the text."""

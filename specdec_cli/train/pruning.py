@@ -232,8 +232,8 @@ class _Kept:
             widths: wanted.
         """
         grouped = heads.view(whole.num_key_value_heads, -1)
-        best = [_largest(one, widths.heads_of_group) for one in grouped]
-        sums = torch.stack([one[its].sum() for one, its in zip(grouped, best, strict=True)])
+        best = [_largest(group, widths.heads_of_group) for group in grouped]
+        sums = torch.stack([group[its].sum() for group, its in zip(grouped, best, strict=True)])
         groups = _largest(sums, widths.num_key_value_heads)
         queries = (torch.stack(best)[groups] + groups[:, None] * whole.heads_of_group).flatten()
         rows = torch.arange(whole.head_dim, device=heads.device)

@@ -102,7 +102,7 @@ class TrainingData:
     @property
     def identity(self) -> str:
         """SHA-256 of all prompts, in hexadecimal."""
-        whole = [[[*one.tokens, -1, *_given(one)] for one in its] for its in (self.train, self.held_out)]
+        whole = [[[*prompt.tokens, -1, *_given(prompt)] for prompt in its] for its in (self.train, self.held_out)]
         content = json.dumps(whole)
         return hashlib.sha256(content.encode()).hexdigest()
 

@@ -223,7 +223,7 @@ class CompletionAnswer:
         return usage
 
     def _metrics(self) -> dict[str, Any]:
-        """The request's acceptance, in vLLM's words; of trees, which vLLM does not report, in INTERFACE's."""
+        """The request's acceptance, by vLLM's field names; trees, which vLLM does not report, add `tree_figures`."""
         own = self._choices[0].job.num_speculative_tokens
         k = self._plan.model.num_speculative_tokens if own is None else own
         counts = [choice.counts for choice in self._choices]

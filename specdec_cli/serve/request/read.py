@@ -40,7 +40,7 @@ def parse(kind: type[AnyBody], body: bytes, limits: Serve) -> tuple[AnyBody, lis
         request = kind.model_validate(document, context=ListLengths(limits))
     except ValidationError as error:
         refusal = error
-        if any(found["type"] == TOO_MANY for found in error.errors(include_url=False)):
+        if any(detail["type"] == TOO_MANY for detail in error.errors(include_url=False)):
             raise _refusal(kind, document, error) from None
     _check_values(document, ())
     if refusal is not None:
