@@ -42,9 +42,9 @@ _HINT = "write a model's name or folder, or one of: "
 def methods() -> dict[str, type[Drafter]]:
     """Every drafting method by name: the files of this folder, and the published drafts that have none."""
     files = [path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_METHODS]
-    found = {method: published_drafter(method) for method in kinds_by_method()}
-    found |= {file.replace("_", "-"): _drafter_of(f"{__name__}.{file}") for file in files}
-    return dict(sorted(found.items()))
+    drafters = {method: published_drafter(method) for method in kinds_by_method()}
+    drafters |= {file.replace("_", "-"): _drafter_of(f"{__name__}.{file}") for file in files}
+    return dict(sorted(drafters.items()))
 
 
 def method_of(drafter: Drafter) -> str:
@@ -60,8 +60,8 @@ def method_of(drafter: Drafter) -> str:
 
 
 def _drafter_of(module: str) -> type[Drafter]:
-    found: type[Drafter] = importlib.import_module(module).Drafter
-    return found
+    drafter_class: type[Drafter] = importlib.import_module(module).Drafter
+    return drafter_class
 
 
 def get(method: str) -> type[Drafter]:
@@ -76,24 +76,24 @@ def get(method: str) -> type[Drafter]:
     if "." not in method:
         raise UsageError(f"there is no drafting method `{method}`", _suggest(method, list(known), "one of: "))
     try:
-        found = _drafter_of(method)
+        drafter_class = _drafter_of(method)
     except (ImportError, AttributeError) as error:
         hint = "a method from outside is an importable module with a dataclass named Drafter"
         raise UsageError(f"the drafting method `{method}` cannot be imported: {error}", hint) from error
-    if not dataclasses.is_dataclass(found):
+    if not dataclasses.is_dataclass(drafter_class):
         raise UsageError(f"`{method}.Drafter` is not a dataclass", "its dataclass fields are its options")
-    known_names = {*dir(found), *(field.name for field in dataclasses.fields(found))}
+    known_names = {*dir(drafter_class), *(field.name for field in dataclasses.fields(drafter_class))}
     missing = next((name for name in _MEMBERS if name not in known_names), None)
     if missing is not None:
         hint = "specdec_cli/drafters/contract.py says what a drafter has; WithoutModel has a part of it for many"
         raise UsageError(f"`{method}.Drafter` has no `{missing}`", hint)
-    return found
+    return drafter_class
 
 
 def options(method: str) -> tuple[dataclasses.Field[Any], ...]:
     """A method's options: the fields of its dataclass."""
-    found: Any = get(method)
-    return dataclasses.fields(found)
+    drafter_class: Any = get(method)
+    return dataclasses.fields(drafter_class)
 
 
 def create(method: str, given: Mapping[str, Any]) -> Drafter:
@@ -152,10 +152,10 @@ def planned(
     drafter: Any = create(method, options)
     if source is not None:
         drafter.source = source
-    for one in reversed(first):
-        drafter = DraftWithFallback(from_fields(one), drafter)
-    found: Drafter = drafter
-    return found
+    for fields in reversed(first):
+        drafter = DraftWithFallback(from_fields(fields), drafter)
+    planned_drafter: Drafter = drafter
+    return planned_drafter
 
 
 def parts(drafter: Drafter) -> list[Drafter]:
@@ -207,13 +207,13 @@ def parse_first(specs: str | None) -> list[dict[str, Any]]:
     Raises:
         UsageError: one is no draft, or always guesses, so that none after it would be asked.
     """
-    found = [parse_spec(spec.strip()) for spec in specs.split("+")] if specs is not None else []
+    drafts = [parse_spec(spec.strip()) for spec in specs.split("+")] if specs is not None else []
     allowed = lookups()
-    for fields in found:
+    for fields in drafts:
         if fields.get("method") not in allowed:
             message = f"the draft `{to_spec(fields)}` cannot come before another one, which would never be asked"
             raise UsageError(message, f"before the plus sign stands one of: {', '.join(allowed)}")
-    return found
+    return drafts
 
 
 def lookups() -> list[str]:

@@ -138,15 +138,15 @@ def _ask(drafter: Drafter, rows: Sequence[DraftRow], places: Sequence[int]) -> l
     """
     from specdec_cli.sampling.chain import LogitsError
 
-    found = [Guesses() for _ in rows]
+    row_guesses = [Guesses() for _ in rows]
     fitting = [(i, fitted) for i, row in enumerate(rows) if (fitted := _fit(drafter, row)).k > 0]
     try:
         guesses = drafter.propose([row for _, row in fitting]) if fitting else []
     except LogitsError as error:
         raise LogitsError(error.message, places[fitting[error.row][0]], error.hint) from error
     for (i, _), guess in zip(fitting, guesses, strict=True):
-        found[i] = guess
-    return found
+        row_guesses[i] = guess
+    return row_guesses
 
 
 def _fit(drafter: Drafter, row: DraftRow) -> DraftRow:

@@ -139,7 +139,7 @@ class HeadDrafter(WithoutFeatures):
             if ahead.behind is None:
                 return list(ahead.logits)
             before = [[row.context[-1], *path[:-1]] for row, path in zip(rows, paths, strict=True)]
-            return [ahead.behind(*one) for one in zip(ahead.logits, ahead.states, before, strict=True)]
+            return [ahead.behind(*arguments) for arguments in zip(ahead.logits, ahead.states, before, strict=True)]
         logits: list[list[Tensor]] = [[] for _ in rows]
         for depth in range(max(map(len, paths))):
             going = [i for i, path in enumerate(paths) if len(path) > depth]
@@ -238,7 +238,7 @@ class PublishedDrafter(HeadDrafter):
         super().__init__(self.model)
         self.source: PublishedDraft | None = None  # what its folder says, where it was read
         words = ("final",) if "final" in self.kind.layers else ()
-        if self.layers is not None and not all(one.isdecimal() or one in words for one in self.layers.split("-")):
+        if self.layers is not None and not all(layer.isdecimal() or layer in words for layer in self.layers.split("-")):
             message = f"`layers` must be numbers joined by dashes, such as {self.kind.layers}, not `{self.layers}`"
             raise UsageError(message)
 

@@ -121,7 +121,7 @@ class Index:
 
     def _insertion(self, end: int, length: int) -> int:
         """The number of the insertion of the n-gram of a length that ends before `end`."""
-        return sum(max(0, end - one) for one in self._lengths) + length - self._lengths[0]
+        return sum(max(0, end - each_length) for each_length in self._lengths) + length - self._lengths[0]
 
     def _cut_back(self, num_kept: int) -> None:
         for end in range(self._num_indexed, max(0, num_kept - 1), -1):

@@ -84,12 +84,12 @@ class _Text:
 
     @cached_property
     def places(self) -> dict[tuple[int, ...], list[int]]:
-        found: dict[tuple[int, ...], list[int]] = {}
+        ends: dict[tuple[int, ...], list[int]] = {}
         for end in range(1, len(self.tokens) + 1):
             for length in self.lengths:
                 if length <= end:
-                    found.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
-        return found
+                    ends.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
+        return ends
 
 
 @dataclass

@@ -129,12 +129,12 @@ def _library() -> ctypes.CDLL:
     what = "the index of the draft `suffix`"
     command = [*compiler(), *_FLAGS]
     try:
-        found = load_library(
+        library = load_library(
             _SOURCE.read_text(encoding="utf-8"), command, may_lack_compiler=True, name="suffix-index", what=what
         )
     except BuildError as error:
         raise RunError(f"{what} cannot be compiled: {error.reason}", error.remedy) from error
-    calls, pointer, number = found.calls, ctypes.c_void_p, ctypes.c_int64
+    calls, pointer, number = library.calls, ctypes.c_void_p, ctypes.c_int64
     calls.suffix_new.argtypes, calls.suffix_new.restype = (), pointer
     calls.suffix_free.argtypes, calls.suffix_free.restype = (pointer,), None
     calls.suffix_bytes.argtypes, calls.suffix_bytes.restype = (pointer,), number

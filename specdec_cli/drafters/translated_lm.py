@@ -121,11 +121,11 @@ class TranslatedLM:
 
     def translation(self, handle: int, context: Sequence[int]) -> Translation:
         """The translation of a sequence's context."""
-        found = self._translations.get(handle)
-        if found is None:
-            found = self._translations[handle] = self.translator.start()
-        found.follow(context)
-        return found
+        translation = self._translations.get(handle)
+        if translation is None:
+            translation = self._translations[handle] = self.translator.start()
+        translation.follow(context)
+        return translation
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32 as `LM.score` gives them; minus infinity where a token is not shared.
@@ -136,12 +136,12 @@ class TranslatedLM:
         import torch
 
         parts = [self._parts(row) for row in rows]
-        found: list[list[Tensor]] = [[] for _ in rows]
+        row_logits: list[list[Tensor]] = [[] for _ in rows]
         for turn in range(max(map(len, parts), default=0)):
             places = [place for place, its in enumerate(parts) if turn < len(its)]
             for place, logits in zip(places, self._score([parts[place][turn] for place in places]), strict=True):
-                found[place].append(logits)
-        wanted = [one for its in found for one in its if len(one)]
+                row_logits[place].append(logits)
+        wanted = [piece for its in row_logits for piece in its if len(piece)]
         if not wanted:
             return torch.empty(0, self.vocab_size, device=self.device)
         return self._over_target(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
@@ -189,12 +189,12 @@ class TranslatedLM:
         rows = [part.row for part, is_one in zip(parts, is_read, strict=True) if is_one]
         sizes = [row.num_logits for row in rows]
         logits = iter(torch.split(self.own.score(rows), sizes) if rows else ())
-        found = []
+        part_logits = []
         for part, is_one in zip(parts, is_read, strict=True):
             its = next(logits) if is_one else torch.zeros(part.row.num_logits, self.own.vocab_size, device=self.device)
             whole = part.wanted == list(range(part.row.num_logits))
-            found.append(its if whole else its[part.wanted])
-        return found
+            part_logits.append(its if whole else its[part.wanted])
+        return part_logits
 
     def _parts(self, row: Row) -> list[_DraftText]:
         """A row in the draft's tokens."""

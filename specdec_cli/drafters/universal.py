@@ -130,7 +130,7 @@ class Drafter(WithoutFeatures):
         Raises:
             RunError: as a draft model does.
         """
-        found = [Guesses() for _ in rows]
+        guesses = [Guesses() for _ in rows]
         ways = [self.way(row.params.temperature, row.tree is not None) for row in rows]
         has_room = self._have_room(rows)
         asked: dict[str, Callable[[Sequence[DraftRow]], list[Guesses]]] = {
@@ -140,8 +140,8 @@ class Drafter(WithoutFeatures):
         for way, propose in asked.items():
             places = [i for i, its in enumerate(ways) if its == way and has_room[i]]
             for place, guess in zip(places, _placed(propose, rows, places), strict=True):
-                found[place] = guess
-        return found
+                guesses[place] = guess
+        return guesses
 
     def release(self, handle: int) -> None:
         """Forget a sequence, and have the draft model forget it."""
@@ -153,15 +153,15 @@ class Drafter(WithoutFeatures):
     def _have_room(self, rows: Sequence[DraftRow]) -> list[bool]:
         """Whether the draft model can read each row's context, and its cache has room for it and a guess."""
         size, free = self.lm.block_size, self.lm.num_free_blocks
-        found = []
+        has_room = []
         for row in rows:
             num = len(self.lm.translation(row.handle, row.context).translated)
             most = num + max(self._num_drafted(row, num), row.most_nodes) + SPARE_TOKENS
             blocks = -(-most // size) - -(-self._num_held.get(row.handle, 0) // size)
-            found.append(0 < num <= self.lm.own.max_context and blocks <= free)
-            if found[-1]:
+            has_room.append(0 < num <= self.lm.own.max_context and blocks <= free)
+            if has_room[-1]:
                 free, self._num_held[row.handle] = free - max(blocks, 0), num
-        return found
+        return has_room
 
     def _num_drafted(self, row: DraftRow, num: int) -> int:
         """How many of the draft's tokens say about as much as k of the target's, after `num` for the context."""

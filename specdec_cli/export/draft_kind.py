@@ -63,13 +63,13 @@ class DraftKind:
 def draft_kind(model: str | None, method: str | None, options: Mapping[str, Any]) -> DraftKind:
     """The kind of a recipe's draft: by its method, else as the engine tells its folder, else by a hub id's name."""
     folder = None if model is None else folder_of(model)
-    found = None if folder is None else recognize(folder)
-    most = None if found is None else found.format.most_tokens(found.content)
+    draft = None if folder is None else recognize(folder)
+    most = None if draft is None else draft.format.most_tokens(draft.content)
     if method not in (None, "model"):
         return DraftKind(str(method), model, dict(options), most_tokens=most)
     assert model is not None, "a draft has a model or a method"
     if folder is not None:
-        return DraftKind(DRAFT_MODEL if found is None else found.kind.name, model, dict(options), most_tokens=most)
+        return DraftKind(DRAFT_MODEL if draft is None else draft.kind.name, model, dict(options), most_tokens=most)
     named = kind_by_name(model)
     if named is not None:
         return DraftKind(named.name, model, dict(options), guessed_by="its name")
@@ -87,7 +87,7 @@ def folder_of(name: str) -> Path | None:
 def configuration(folder: Path) -> dict[str, Any]:
     """The `config.json` of a folder; empty where none can be read."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

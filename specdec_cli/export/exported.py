@@ -73,7 +73,7 @@ def script(comment: str, words: Sequence[str], before: Sequence[str] = ()) -> st
         line = f"{line} {quoted(word)}".strip()
     lines += [line, '"$@"']
     body = " \\\n  ".join(lines)
-    earlier = "".join(f"{one}\n" for one in before)
+    earlier = "".join(f"{earlier_line}\n" for earlier_line in before)
     return f"#!/usr/bin/env bash\n{comment}set -euo pipefail\n{earlier}exec {body}\n"
 
 

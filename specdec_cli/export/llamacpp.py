@@ -65,34 +65,34 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
     if kind is None:
         settings.no_counterpart()
         return {}
-    found: dict[str, Any] = {"spec_type": kind}
+    arguments: dict[str, Any] = {"spec_type": kind}
     if draft.method != "mtp":
-        found |= _gguf(settings, "draft", settings.draft_model, convert)
-    found |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
+        arguments |= _gguf(settings, "draft", settings.draft_model, convert)
+    arguments |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
     least = settings.chains_only(knows_confidence=True)
-    return found | ({} if least is None else {"spec_draft_p_min": least})
+    return arguments | ({} if least is None else {"spec_draft_p_min": least})
 
 
 def _server(settings: ExportSettings) -> dict[str, Any]:
     host, port = settings.address
-    found: dict[str, Any] = {"host": host, "port": port, "metrics": True}
+    arguments: dict[str, Any] = {"host": host, "port": port, "metrics": True}
     length, sequences = settings.given("engine.max_model_len"), settings.given("engine.max_num_seqs")
     if length is not None:
-        found["ctx_size"] = length * (sequences or 1)  # shared by the slots
+        arguments["ctx_size"] = length * (sequences or 1)  # shared by the slots
     simple = {"parallel": "engine.max_num_seqs", "batch_size": "engine.max_num_batched_tokens"}
-    found |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
+    arguments |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
     names = settings.given("serve.served_model_name")
     if names:
-        found["alias"] = ",".join(names) if isinstance(names, list | tuple) else names
+        arguments["alias"] = ",".join(names) if isinstance(names, list | tuple) else names
     template = settings.given("target.chat_template")
     if template is not None:
-        found["chat_template" if "{" in template else "chat_template_file"] = template
+        arguments["chat_template" if "{" in template else "chat_template_file"] = template
     for option, name in _SAMPLING.items():
         value = settings.value(f"sampling.{name}")
         if settings.origins.get(f"sampling.{name}", "default") != "default" and value is not None:
-            found[option] = value
+            arguments[option] = value
     settings.leave_to_requests(but=_SAMPLING.values())
-    return found
+    return arguments
 
 
 _OPTIONS = {"target": ("model", "hf_repo"), "draft": ("spec_draft_model", "spec_draft_hf")}

@@ -26,23 +26,23 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
         UsageError: it is none, or of another target.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {error.strerror}", _HINT) from None
     except (ValueError, RecursionError):
         raise UsageError(f"`{path}` is not JSON", _HINT) from None
-    schema = str(found.get("schema")).partition("/")[0] if isinstance(found, dict) else ""
+    schema = str(document.get("schema")).partition("/")[0] if isinstance(document, dict) else ""
     if schema.removeprefix("specdec.") not in _FIGURES:
         raise UsageError(f"`{path}` is no result of a measurement", _HINT)
     try:
-        measured = found["recipe"]["target"]["model"]
-        sentences(found)
-        measured_k(found)
+        measured = document["recipe"]["target"]["model"]
+        sentences(document)
+        measured_k(document)
     except DAMAGED:
         raise UsageError(f"`{path}` lacks what a result of `{schema}` has", _HINT) from None
     if measured != target:
         raise UsageError(f"`{path}` measured the target `{measured}`, and the recipe's is `{target}`", _HINT)
-    return dict(found)
+    return dict(document)
 
 
 def refuse_another_draft(path: Path, document: Mapping[str, Any], draft: Draft) -> None:
@@ -56,10 +56,10 @@ def refuse_another_draft(path: Path, document: Mapping[str, Any], draft: Draft) 
     Raises:
         UsageError: the measurement is of another draft.
     """
-    found = document["recipe"]["draft"]
-    if isinstance(found, list):
+    measured_draft = document["recipe"]["draft"]
+    if isinstance(measured_draft, list):
         return
-    measured, asked = (_draft_name(one) for one in (found, draft.model_dump()))
+    measured, asked = (_draft_name(fields) for fields in (measured_draft, draft.model_dump()))
     if measured != asked:
         raise UsageError(f"`{path}` measured the draft `{measured}`, and the recipe's is `{asked}`", _HINT)
 
@@ -103,10 +103,13 @@ def _sweep_k(document: Mapping[str, Any]) -> list[str]:
     by_size = document["by_batch_size"]
     message = []
     for at_size in by_size:
-        found, size = at_size["recommended"], f"batch size {at_size['batch_size']}: " if len(by_size) > 1 else ""
-        shape, speed = f"tree {found['tree']}" if found.get("tree") else f"k = {found['k']}", found["speedup"]
+        recommended, size = at_size["recommended"], f"batch size {at_size['batch_size']}: " if len(by_size) > 1 else ""
+        shape, speed = (
+            f"tree {recommended['tree']}" if recommended.get("tree") else f"k = {recommended['k']}",
+            recommended["speedup"],
+        )
         figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
-        message.append(f"{size}verdict {found['verdict']}: {shape}{figures}.")
+        message.append(f"{size}verdict {recommended['verdict']}: {shape}{figures}.")
     for costs in document.get("engine_sweep", {}).get("costs", ()):
         plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
         message.append(
@@ -129,11 +132,11 @@ def measured_k(document: Mapping[str, Any]) -> tuple[int | None, tuple[tuple[int
     if "engine_sweep" not in document:
         return None, ()
     sizes = document["by_batch_size"]
-    if any(found["recommended"]["verdict"] == "inconclusive" for found in sizes):
+    if any(at_size["recommended"]["verdict"] == "inconclusive" for at_size in sizes):
         return None, ()
     table = document["engine_sweep"]["tables"]
     pairs = () if table is None else tuple((int(size), int(k)) for size, k in table["k_by_batch"].items())
-    return max(int(found["recommended"]["k"]) for found in sizes), pairs
+    return max(int(at_size["recommended"]["k"]) for at_size in sizes), pairs
 
 
 _FIGURES: dict[str, Any] = {

@@ -111,14 +111,16 @@ def _scheduler(settings: ExportSettings) -> dict[str, Any]:
 
 
 def _sampling(settings: ExportSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {"max_new_tokens": settings.value("sampling.max_new_tokens")}
-    found["do_sample"] = settings.is_sampled
+    arguments: dict[str, Any] = {"max_new_tokens": settings.value("sampling.max_new_tokens")}
+    arguments["do_sample"] = settings.is_sampled
     if settings.is_sampled:
-        found["rng_seed"] = settings.value("sampling.seed")
+        arguments["rng_seed"] = settings.value("sampling.seed")
     wanted = _ALWAYS | (_SAMPLED if settings.is_sampled else {})
-    found |= {name: value for name, ours in wanted.items() if (value := settings.given(f"sampling.{ours}")) is not None}
+    arguments |= {
+        name: value for name, ours in wanted.items() if (value := settings.given(f"sampling.{ours}")) is not None
+    }
     stop = settings.given("sampling.stop")
-    return found | ({} if stop is None else {"stop_strings": tuple(stop)})
+    return arguments | ({} if stop is None else {"stop_strings": tuple(stop)})
 
 
 def _literal(value: Any) -> str:

@@ -132,9 +132,9 @@ class ExportSettings:
     def num_mtp_modules(self) -> int | None:
         """MTP modules of a target on this machine, by its configuration; None where that does not say."""
         folder = folder_of(str(self.value("target.model")))
-        found = {} if folder is None else configuration(folder)
-        nested = found.get("text_config")
-        num = {**(nested if isinstance(nested, dict) else {}), **found}.get("num_nextn_predict_layers")
+        content = {} if folder is None else configuration(folder)
+        nested = content.get("text_config")
+        num = {**(nested if isinstance(nested, dict) else {}), **content}.get("num_nextn_predict_layers")
         return num if type(num) is int else None
 
     @property
@@ -271,15 +271,17 @@ class ExportSettings:
 
 def on_one_line(text: str) -> str:
     """The text with its line breaks and control characters as escapes, so that it stays within a comment."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def _shown(value: Any, text: Callable[[str], str] = str) -> str:
     """A value in YAML's flow style, its strings by `text`: for people by default."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_shown(one, text) for one in value) + "]"
+        return "[" + ", ".join(_shown(item, text) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_shown(one, text)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_shown(item, text)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
         return text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -40,7 +40,7 @@ def export(job: ExportJob) -> Export:
 def server_arguments(settings: ExportSettings) -> dict[str, Any]:
     """Arguments that have nothing to do with speculation."""
     host, port = settings.address
-    found: dict[str, Any] = {"model_path": settings.target, "host": host, "port": port}
+    arguments: dict[str, Any] = {"model_path": settings.target, "host": host, "port": port}
     simple = {
         "revision": "target.revision",
         "dtype": "target.dtype",
@@ -55,22 +55,22 @@ def server_arguments(settings: ExportSettings) -> dict[str, Any]:
         "reasoning_parser": "serve.reasoning_parser",
         "random_seed": "sampling.seed",
     }
-    found |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
+    arguments |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
     names = settings.given("serve.served_model_name")
     if names:
-        found["served_model_name"] = names[0] if isinstance(names, list | tuple) else names
+        arguments["served_model_name"] = names[0] if isinstance(names, list | tuple) else names
     share = settings.recipe.engine.memory_share() if settings.given("engine.kv_cache_memory") is not None else None
     if share is not None:
-        found["mem_fraction_static"] = round(share, 6)
+        arguments["mem_fraction_static"] = round(share, 6)
     elif settings.given("engine.kv_cache_memory") is not None:
         settings.without("engine.kv_cache_memory", "SGLang takes a share of the memory, such as 90%")
     if settings.given("engine.enable_prefix_caching") is False:
-        found["disable_radix_cache"] = True
+        arguments["disable_radix_cache"] = True
     if settings.given("target.generation_config") == "none":
-        found["sampling_defaults"] = "openai"
+        arguments["sampling_defaults"] = "openai"
     settings.without("target.quantize", "SGLang reads checkpoints that are quantized already; name one as the target")
     settings.leave_to_requests(but=("seed",))
-    return found
+    return arguments
 
 
 def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -82,25 +82,25 @@ def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any
     if algorithm is None:
         settings.no_counterpart()
         return {}, {}
-    found: dict[str, Any] = {"speculative_algorithm": algorithm}
+    arguments: dict[str, Any] = {"speculative_algorithm": algorithm}
     if draft.model is not None and draft.method != "mtp":
-        found["speculative_draft_model_path"] = settings.draft_model
+        arguments["speculative_draft_model_path"] = settings.draft_model
         revision = settings.given("draft.revision")
-        found |= {} if revision is None else {"speculative_draft_model_revision": revision}
+        arguments |= {} if revision is None else {"speculative_draft_model_revision": revision}
         settings.without("draft.quantize", "SGLang reads drafts that are quantized already")
     if draft.method in _STEPS:
-        found |= {"speculative_num_steps": k, "speculative_eagle_topk": 1}
+        arguments |= {"speculative_num_steps": k, "speculative_eagle_topk": 1}
     if draft.method == "ngram":
-        found["speculative_ngram_max_bfs_breadth"] = 1  # a chain; by default it drafts a tree
+        arguments["speculative_ngram_max_bfs_breadth"] = 1  # a chain; by default it drafts a tree
         if draft.option("max") or draft.option("min"):
             settings.warn("SGLang's NGRAM looks up in a trie of all served text, and its depth is not the n-gram's")
-    found["speculative_num_draft_tokens"] = k + 1
+    arguments["speculative_num_draft_tokens"] = k + 1
     settings.chains_only(
         own_trees=_TREES.get(draft.method), own_policy="--speculative-adaptive" if draft.method in _ADAPTING else None
     )
     table = _adaptive(settings)
     adaptive = {"speculative_adaptive": True, "speculative_adaptive_config": f"$HERE/{_ADAPTIVE}"} if table else {}
-    return found | _rule(settings) | adaptive, table
+    return arguments | _rule(settings) | adaptive, table
 
 
 def _rule(settings: ExportSettings) -> dict[str, Any]:

@@ -98,29 +98,29 @@ def _without_model(settings: ExportSettings, k: int) -> dict[str, str]:
 def _loading(settings: ExportSettings, section: str) -> str:
     """Arguments of `from_pretrained`."""
     dtype = str(settings.value(f"{section}.dtype"))
-    found = {"dtype": '"auto"' if dtype == "auto" else f"torch.{dtype}"}
+    arguments = {"dtype": '"auto"' if dtype == "auto" else f"torch.{dtype}"}
     revision = settings.given(f"{section}.revision")
-    found |= {} if revision is None else {"revision": repr(revision)}
+    arguments |= {} if revision is None else {"revision": repr(revision)}
     device = settings.value(f"{section}.device")
-    found |= {} if device == "auto" else {"device_map": repr(device)}
+    arguments |= {} if device == "auto" else {"device_map": repr(device)}
     settings.without(f"{section}.quantize", "give `from_pretrained` a quantization_config")
     name = settings.recipe.target.model if section == "target" else settings.draft.model
     if name is not None and is_gguf(name):
         settings.warn(f"transformers reads a GGUF file by its folder and gguf_file=…; change the lines for {name}")
-    return ", ".join(f"{name}={value}" for name, value in found.items())
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def _sampling(settings: ExportSettings) -> dict[str, str]:
-    found: dict[str, Any] = {"max_new_tokens": settings.value("sampling.max_new_tokens")}
-    found["do_sample"] = settings.is_sampled
+    arguments: dict[str, Any] = {"max_new_tokens": settings.value("sampling.max_new_tokens")}
+    arguments["do_sample"] = settings.is_sampled
     for name in _SAMPLED:
         value = settings.value(f"sampling.{name}")
         if settings.is_sampled:
-            found[name] = 0 if name == "top_k" and value is None else value
+            arguments[name] = 0 if name == "top_k" and value is None else value
     penalty, stop = settings.given("sampling.repetition_penalty"), settings.given("sampling.stop")
-    found |= {} if penalty is None else {"repetition_penalty": penalty}
-    found |= {} if stop is None else {"stop_strings": list(stop), "tokenizer": None}
+    arguments |= {} if penalty is None else {"repetition_penalty": penalty}
+    arguments |= {} if stop is None else {"stop_strings": list(stop), "tokenizer": None}
     least = settings.given("sampling.min_tokens")
-    found |= {} if least is None else {"min_new_tokens": least}
-    shown = {name: repr(value) for name, value in found.items()}
-    return shown | ({"tokenizer": "tokenizer"} if "tokenizer" in found else {})
+    arguments |= {} if least is None else {"min_new_tokens": least}
+    shown = {name: repr(value) for name, value in arguments.items()}
+    return shown | ({"tokenizer": "tokenizer"} if "tokenizer" in arguments else {})

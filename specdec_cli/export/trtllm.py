@@ -51,13 +51,13 @@ def llm_arguments(settings: ExportSettings) -> dict[str, Any]:
         "max_num_tokens": "engine.max_num_batched_tokens",
         "max_seq_len": "engine.max_model_len",
     }
-    found: dict[str, Any] = {"backend": "pytorch"}
-    found |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
+    arguments: dict[str, Any] = {"backend": "pytorch"}
+    arguments |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
     cache = _cache(settings)
-    found |= {"kv_cache_config": cache} if cache else {}
+    arguments |= {"kv_cache_config": cache} if cache else {}
     settings.without("target.quantize", "TensorRT-LLM reads checkpoints that are quantized already")
     speculative = speculative_config(settings)
-    return found | ({} if speculative is None else {"speculative_config": speculative})
+    return arguments | ({} if speculative is None else {"speculative_config": speculative})
 
 
 def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
@@ -69,16 +69,16 @@ def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
     if kind is None:
         settings.no_counterpart()
         return None
-    found: dict[str, Any] = {"decoding_type": kind, "max_draft_len": k}
+    config: dict[str, Any] = {"decoding_type": kind, "max_draft_len": k}
     if draft.model is not None and draft.method != "mtp":
-        found["speculative_model"] = settings.draft_model
+        config["speculative_model"] = settings.draft_model
         settings.without("draft.quantize", "TensorRT-LLM reads drafts that are quantized already")
     if draft.method == "ngram":
-        found["max_matching_ngram_size"] = draft.option("max")
+        config["max_matching_ngram_size"] = draft.option("max")
     if draft.method == "suffix":
         settings.warn("the draft `suffix` becomes TensorRT-LLM's suffix automaton, which has none of its options")
     settings.chains_only(own_trees="use_dynamic_tree" if draft.method == "eagle3" else None)
-    return found | _rule(settings) | _schedule(settings, k)
+    return config | _rule(settings) | _schedule(settings, k)
 
 
 def _rule(settings: ExportSettings) -> dict[str, Any]:
@@ -105,14 +105,14 @@ def _schedule(settings: ExportSettings, k: int) -> dict[str, Any]:
 
 
 def _cache(settings: ExportSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name, path in (("tokens_per_block", "kv_block_size"), ("enable_block_reuse", "enable_prefix_caching")):
         value = settings.given(f"engine.{path}")
-        found |= {} if value is None else {name: value}
+        config |= {} if value is None else {name: value}
     if settings.given("engine.kv_cache_memory") is not None:
         share = settings.recipe.engine.memory_share()
         if share is not None:
-            found["free_gpu_memory_fraction"] = round(share, 6)
+            config["free_gpu_memory_fraction"] = round(share, 6)
         else:
-            found["max_gpu_total_bytes"] = settings.recipe.engine.kv_cache_bytes()
-    return found
+            config["max_gpu_total_bytes"] = settings.recipe.engine.kv_cache_bytes()
+    return config

@@ -57,8 +57,8 @@ def engine_arguments(settings: ExportSettings) -> dict[str, Any]:
         "block_size": "engine.kv_block_size",
         "enable_prefix_caching": "engine.enable_prefix_caching",
     }
-    found = {name: settings.given(path) for name, path in simple.items()}
-    arguments = {name: value for name, value in found.items() if value is not None}
+    values = {name: settings.given(path) for name, path in simple.items()}
+    arguments = {name: value for name, value in values.items() if value is not None}
     arguments |= _memory(settings) | _generation(settings)
     settings.without("target.quantize", "vLLM reads checkpoints that are quantized already; name one as the target")
     settings.without("target.device", "the build of vLLM decides")
@@ -96,22 +96,22 @@ def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
     draft, k = settings.draft, settings.k
     if not k:
         return None
-    found = _method(settings)
-    if found is None:
+    config = _method(settings)
+    if config is None:
         settings.no_counterpart()
         return None
-    found["num_speculative_tokens"] = k
+    config["num_speculative_tokens"] = k
     if draft.model is not None and draft.method != "mtp":
-        found["model"] = settings.draft_model
+        config["model"] = settings.draft_model
         revision = settings.given("draft.revision")
-        found |= {} if revision is None else {"revision": revision}
-        found |= _parallel(settings)
+        config |= {} if revision is None else {"revision": revision}
+        config |= _parallel(settings)
     _check_modules(settings)
     settings.chains_only()
     settings.without("draft.quantize", "vLLM reads drafts that are quantized already")
     settings.without("draft.device", "vLLM runs the draft where the target runs")
     settings.without("draft.dtype", "vLLM runs the draft in the target's dtype")
-    return found | _rule(settings) | _table(settings)
+    return config | _rule(settings) | _table(settings)
 
 
 def _check_modules(settings: ExportSettings) -> None:
