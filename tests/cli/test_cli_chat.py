@@ -321,7 +321,8 @@ class Slow(TableLM):
         return super().score(rows)
 Engine.from_recipe = lambda recipe, **_: toy_engine(target=Slow())
 from specdec_cli.cli.main import run
-sys.exit(run(["chat", "-t", "toys", "-d", "ngram:min=1", "--set", "target.dtype=float32"]))
+words = ["chat", "-t", "toys", "-d", "ngram:min=1", "--set", "target.dtype=float32"]
+sys.exit(run([*words, "-n", "4000"]))  # too many to end before an interruption
 """
 SERVER = """
 import sys
