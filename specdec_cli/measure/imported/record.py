@@ -152,7 +152,21 @@ class ImportedRun:
             return f"{kept:.0f} accepted of {drafted:.0f} drafted tokens"
         if self._total(DRAFTS) == 0 and (kept or drafted):
             return f"{drafted or kept:.0f} {'drafted' if drafted else 'accepted'} tokens in no step"
-        return self._odd_positions() or self.contradicted
+        return self._odd_positions() or self._odd_metrics() or self.contradicted
+
+    def _odd_metrics(self) -> str | None:
+        """As `contradiction`, of a server's own counts; the steps of a log follow from rounded figures."""
+        totals = {name: self._total(name) for name in _TOTALS}
+        if self.form != "metrics" or None in totals.values():
+            return None
+        if any(count % 1 for count in totals.values() if count is not None):
+            return "a count that is no whole number"
+        drafts, drafted = totals[DRAFTS] or 0, totals[DRAFTED] or 0
+        return (
+            f"{drafts:.0f} steps that drafted {drafted:.0f} tokens"
+            if self.tool == "vllm" and drafts > drafted
+            else None
+        )
 
     def _odd_positions(self) -> str | None:
         shares = [1.0, *self.rates]

@@ -344,6 +344,8 @@ LESS = RESPONSE | {"num_draft_tokens": 5}
         (metrics(100, 300, 150, (20, 80, 50)), "cannot be right: it has 20, 80, 50 of 100 steps that accepted"),
         (metrics(100, 300, 150, (120, 20, 10)), "cannot be right: it has 120, 20, 10 of 100 steps that accepted"),
         (VLLM_METRICS.replace("} 300.0", "} NaN"), "cannot be right: it has a count that is no number"),
+        (VLLM_METRICS.replace("} 300.0", "} 300.5"), "cannot be right: it has a count that is no whole number"),
+        (metrics(100, 40, 20, (15, 5)), "cannot be right: it has 100 steps that drafted 40 tokens"),
         (
             LLAMA_LOG.replace("51 accepted", "510 accepted"),
             "cannot be right: it has 540 accepted of 137 drafted tokens",
