@@ -111,6 +111,8 @@ def create(method: str, given: Mapping[str, Any]) -> Drafter:
             raise UsageError(f"the drafting method `{method}` has no option `{name}`", hint)
         if not fits(value, kinds[name]):
             raise UsageError(f"`{name}` of `{method}` must be {kind_name(kinds[name])}, not `{value!r}`")
+        if isinstance(value, str) and value != value.encode(errors="ignore").decode():
+            raise UsageError(f"`{name}` of `{method}` must be Unicode text", "give it as UTF-8")
     for name in fields:
         if name not in given and _is_required(fields[name]):
             meant = "name its folder or hub id as the draft: its files tell the method" if name == "model" else None

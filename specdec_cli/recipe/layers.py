@@ -204,7 +204,7 @@ def from_sets(sets: Sequence[str]) -> tuple[list[Assignment], list[Problem]]:
         name, equals, value = text.partition("=")
         path: Path = tuple(name.strip().split("."))
         origin = ValueOrigin(OVERRIDE, "flag --set", f"`--set {name.strip()}`", order=(1 << 30, 2))
-        if not equals or not all(path):
+        if not equals or not all(path) or not name.isascii():
             hint = "for example `--set sampling.temperature=0.7`"
             problems.append(Problem(f"`--set {text}` is not KEY.PATH=VALUE", hint, order=origin.order))
             continue
@@ -240,7 +240,7 @@ def _typed(path: Path, text: str, origin: ValueOrigin) -> Any:
     if text[:1] in ("'", '"') or (text[:1] in ("[", "{") and not _is_text(path)):
         subject = origin.subject or ""
         try:
-            document = read_document(f"value: {text}".encode(), subject)
+            document = read_document(f"value: {text}".encode(errors="surrogatepass"), subject)
         except RecipeError as error:
             document = Document(subject, problems=error.problems)
         if document.problems:

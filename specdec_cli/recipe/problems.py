@@ -87,6 +87,8 @@ def sentence(error: Mapping[str, Any], subject: str, known: Sequence[str]) -> st
         return f"{subject} must be one of {choices}, not {shown(value)}{did_you_mean(value, choices.split(', '))}"
     if kind == "string_too_short":
         return f"{subject} must not be empty"
+    if kind == "string_unicode":
+        return f"{subject} must be Unicode text, not {shown(value)}"
     return f"{subject} {_expected(kind, error['msg'], value, context)}"
 
 

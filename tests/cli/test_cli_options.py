@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from specdec_cli.cli.main import run
 from specdec_cli.cli.options import OPTIONS
 from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.errors import UsageError
@@ -137,3 +138,25 @@ def test_a_variable_that_nothing_reads_is_reported_once(
     monkeypatch.setenv(name, "")
     Shared().resolve()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--stop", "a\udcffb"], "`--stop` must be Unicode text, not `a�b`"),
+        (["-t", "a\udcffb"], "`--target` must be Unicode text"),
+        (["--prediction", "a\udcffb"], "`text` of `prediction` must be Unicode text"),
+        (
+            ["--set", "sampling.stop=[a\udcffb]"],
+            "`--set sampling.stop` is not a value in YAML: byte `0xed` is not UTF-8",
+        ),
+        (["--set", "a\udcffb=1"], "`--set a�b=1` is not KEY.PATH=VALUE"),
+    ],
+)
+def test_49_bytes_of_no_text_are_refused_by_their_option(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "x", *words, "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {said}"), err
+    assert err.count("error:") == 1
