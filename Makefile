@@ -18,6 +18,7 @@ demo: $(USER)
 test: $(DEV)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
+# scripts/real_models.py fetches the files (843 MB) without which the tests of real models are skipped.
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
