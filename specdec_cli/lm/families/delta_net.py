@@ -30,11 +30,11 @@ def gated_delta_rule(
     """`torch_chunk_gated_delta_rule`, `chunk_kimi_delta_attention`: query [1, n, heads, K], value [1, n, H, V]."""
     num_heads, dtype = value.shape[2], query.dtype
     store, order = mixer.next_states((num_heads, key.shape[3], value.shape[3]))
-    query, key, value, g, beta = (order.turn(one[0].float()) for one in (query, key, value, g, beta))
+    query, key, value, g, beta = (order.turn(tensor[0].float()) for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
-        query, key = (one * torch.rsqrt((one * one).sum(-1, keepdim=True) + 1e-6) for one in (query, key))
+        query, key = (tensor * torch.rsqrt((tensor * tensor).sum(-1, keepdim=True) + 1e-6) for tensor in (query, key))
     query = query / query.shape[2] ** 0.5
-    query, key = (one.repeat_interleave(num_heads // one.shape[1], 1) for one in (query, key))
+    query, key = (tensor.repeat_interleave(num_heads // tensor.shape[1], 1) for tensor in (query, key))
     decay = g.exp() if g.dim() == 3 else g.exp()[..., None]
     output = delta_rule(order, store, decay, query, key, value, beta)
     return output[None].to(dtype), no_state(output)

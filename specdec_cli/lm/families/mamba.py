@@ -59,7 +59,8 @@ def mamba2_scan(
     decay = torch.exp(A.float() * times)[..., None, None]
     scaled = order.turn(x) * times[..., None]
     keys, queries = (
-        order.turn(one[0].float()).repeat_interleave(num_heads // one.shape[2], 1)[:, :, None] for one in (B, C)
+        order.turn(tensor[0].float()).repeat_interleave(num_heads // tensor.shape[2], 1)[:, :, None]
+        for tensor in (B, C)
     )
     output = linear(
         order,
@@ -88,7 +89,7 @@ def mamba_scan(
     x = hidden_states[0].t().float()
     store, order = mixer.next_states((x.shape[1], A.shape[1]))
     times = order.turn(_times(dt[0].t(), delta_bias, delta_softplus).float())
-    keys, queries = (order.turn(one[0].t().float())[:, None] for one in (B, C))
+    keys, queries = (order.turn(tensor[0].t().float())[:, None] for tensor in (B, C))
     scaled = order.turn(x) * times
     output = linear(
         order,

@@ -20,7 +20,7 @@ def lightning_attention(mixer: Mixer, module: Any, hidden_states: Tensor, *_: An
     num_heads, size = module.num_attention_heads, module.head_dim
     store, order = mixer.next_states((num_heads, size, size))
     states = module.act_fn(module.qkv_proj(hidden_states))[0].view(-1, num_heads, 3 * size)
-    query, key, value = (order.turn(one.float()) for one in states.split(size, 2))
+    query, key, value = (order.turn(tensor.float()) for tensor in states.split(size, 2))
     decay = torch.exp(-module.slope_rate.float()).expand(len(query), -1, -1, -1)
     output = linear(
         order,

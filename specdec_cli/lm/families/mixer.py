@@ -50,7 +50,9 @@ class Mixer:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """The module's output [1, n, hidden]; over another cache, or none, the module computes it as ever."""
-        self._cache = next((one for one in (*given, *named.values()) if isinstance(one, BlockCache)), None)
+        self._cache = next(
+            (argument for argument in (*given, *named.values()) if isinstance(argument, BlockCache)), None
+        )
         self._num_calls = 0
         return (self.own if self._cache is None else self._over_cache)(*given, **named)
 

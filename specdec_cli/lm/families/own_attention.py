@@ -29,7 +29,7 @@ def attend_each_sequence(model: Any) -> None:
 
 def _weightless(attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
     def alone(*given: Tensor, attn_mask: Tensor) -> Tensor:
-        found: Tensor = attend(*given, attn_mask)[0]
-        return found
+        attended: Tensor = attend(*given, attn_mask)[0]
+        return attended
 
     return each_sequence(alone, query, key, value, mask), None

@@ -68,7 +68,9 @@ def carry_states(model: Any) -> bool:
     for module in model.modules():
         for family in (minimax, rwkv, xlstm):
             family.prepare(module)
-    stateful = [one for one in model.modules() if type(one).__name__ in CLASSES or names_in_forward(one, FUNCTIONS)]
+    stateful = [
+        module for module in model.modules() if type(module).__name__ in CLASSES or names_in_forward(module, FUNCTIONS)
+    ]
     for number, module in enumerate(stateful):
         if not isinstance(own_forward(module), Mixer):
             module.forward = Mixer(module, number, FUNCTIONS, CLASSES.get(type(module).__name__))

@@ -18,8 +18,8 @@ def ngrams(mixer: Mixer, module: Any, input_ids: Tensor, *_: Any) -> Tensor:
     """`Qwen4ExpTextNGramEmbedding`: embeddings of the last tokens together; before a text, all of them end one."""
     store, order = mixer.next_states((), torch.int64, module.context_len)
     windows = look_back(order, store, input_ids[0] - module.eos_token_id, module.ngram_size) + module.eos_token_id
-    found: Tensor = mixer.own(windows, None)[:, -1]
-    return found[None]
+    embeddings: Tensor = mixer.own(windows, None)[:, -1]
+    return embeddings[None]
 
 
 def ngram_layer(mixer: Mixer, module: Any, *given: Any, **named: Any) -> Any:

@@ -67,9 +67,9 @@ def look_back(order: Order, store: StateStore, inputs: Tensor, width: int) -> Te
     """
     windows = order.windows(width)
     joined = _join(order, store, inputs, windows)
-    found = torch.stack([joined[tap] for tap in windows.taps], 1)
+    token_windows = torch.stack([joined[tap] for tap in windows.taps], 1)
     _keep(store, inputs, joined, windows)
-    return found if windows.outputs is None else found.index_select(0, windows.outputs)
+    return token_windows if windows.outputs is None else token_windows.index_select(0, windows.outputs)
 
 
 def shifted(mixer: Mixer, hidden: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ def _join(order: Order, store: StateStore, inputs: Tensor, windows: Windows) -> 
     """Every sequence's earlier and new inputs, one after another."""
     before = store.read(windows.before, windows.num_slots).to(inputs.dtype)
     parts = []
-    for one, earlier in zip(order.stretches, torch.split(before, windows.counts), strict=True):
-        parts += [earlier, inputs[one.start : one.stop]]
+    for stretch, earlier in zip(order.stretches, torch.split(before, windows.counts), strict=True):
+        parts += [earlier, inputs[stretch.start : stretch.stop]]
     return torch.cat(parts)
 
 
@@ -151,8 +151,8 @@ def delta_rule(
 
         def step(before: Tensor, some: slice, after: Tensor) -> None:
             torch.mul(before, decays[some], out=after)
-            found = (after * keys[some]).sum(2)
-            change = torch.addcmul(wanted[some], found, betas[some, :, None], value=-1)
+            retrieved = (after * keys[some]).sum(2)
+            change = torch.addcmul(wanted[some], retrieved, betas[some, :, None], value=-1)
             after.addcmul_(keys[some], change[:, :, None])
 
         return step, lambda states: (states * queries).sum(2)
@@ -225,9 +225,9 @@ def matrix_memory(
             after[..., -1] = exponent[..., None]
 
         def read(states: Tensor) -> Tensor:
-            found = (states[..., :-1] * queries).sum(2)
-            divisor = torch.maximum(found[..., -1:].abs(), torch.exp(-states[:, :, 0, -1:]))
-            return found[..., :-1] / (divisor + eps)
+            sums = (states[..., :-1] * queries).sum(2)
+            divisor = torch.maximum(sums[..., -1:].abs(), torch.exp(-states[:, :, 0, -1:]))
+            return sums[..., :-1] / (divisor + eps)
 
         return step, read
 

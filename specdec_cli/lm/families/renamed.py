@@ -15,8 +15,8 @@ def with_globals(module: Any, names: Mapping[str, Any]) -> Callable[..., Any]:
         given.__code__, {**given.__globals__, **names}, given.__name__, given.__defaults__, given.__closure__
     )
     bound.__kwdefaults__ = given.__kwdefaults__
-    found: Callable[..., Any] = bound.__get__(module)
-    return found
+    forward: Callable[..., Any] = bound.__get__(module)
+    return forward
 
 
 def names_in_forward(module: Any, names: Iterable[str]) -> bool:

@@ -26,7 +26,7 @@ def time_mix(mixer: Mixer, module: Any, hidden: Tensor, state: BlockCache, **_: 
         )
     )
     store, order = mixer.next_states((3, key.shape[2]))
-    keys, values = (order.turn(one[0].float()) for one in (key, value))
+    keys, values = (order.turn(tensor[0].float()) for tensor in (key, value))
     decay = -torch.exp(module.time_decay.float())
     output = weighted_values(order, store, keys, values, decay, module.time_first.float())
     return module.output(torch.sigmoid(receptance) * output[None].to(key.dtype)), state

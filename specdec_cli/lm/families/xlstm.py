@@ -21,7 +21,7 @@ def mlstm(mixer: Mixer, module: Any, x: Tensor, *_: Any) -> Any:
     def scan(query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, **_: Any) -> tuple[Tensor, None]:
         num_heads, size = query.shape[1], query.shape[3]
         store, order = mixer.next_states((num_heads, size, value.shape[3] + 2))
-        turned = (order.turn(one[0].transpose(0, 1).float()) for one in (query, key, value, igate, fgate))
+        turned = (order.turn(tensor[0].transpose(0, 1).float()) for tensor in (query, key, value, igate, fgate))
         queries, keys, values, inputs, forgets = turned
         gates = inputs, F.logsigmoid(forgets)
         output = matrix_memory(order, store, queries * size**-0.5, keys, values, gates, module.config.eps)

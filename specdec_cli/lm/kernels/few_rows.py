@@ -62,8 +62,8 @@ class FewRowsLinear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """The product."""
-        found: Tensor = _multiply(x, self._weight, self.bias)
-        return found
+        product: Tensor = _multiply(x, self._weight, self.bias)
+        return product
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -117,16 +117,16 @@ def kernels() -> dict[str, str]:
     """The matrix products in transformers' forward pass, in words: on a CPU by dtype, and all on a GPU."""
     plain_integers = "torch's plain integer product" if _multiplies_integers() else "an exact float32 product"
     integers = {"int8": ("packed for oneDNN (VNNI)", f"{plain_integers}, slow")}
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     tried: tuple[Kernel, ...] = (*_PACKED.values(), "int8")
     for kernel in tried:
         fast, plain = integers.get(kernel, ("packed for oneDNN", "torch's plain product"))
         reason = missing(kernel)
-        found[kernel] = fast if reason is None else f"{plain}: {reason}"
+        descriptions[kernel] = fast if reason is None else f"{plain}: {reason}"
     if torch.cuda.is_available():
         reason = missing("few rows")
-        found["on the GPU"] = "our own, in Triton" if reason is None else f"torch's plain products: {reason}"
-    return found
+        descriptions["on the GPU"] = "our own, in Triton" if reason is None else f"torch's plain products: {reason}"
+    return descriptions
 
 
 @functools.cache
@@ -150,8 +150,8 @@ def _try_triton() -> str | None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, weight = (torch.linspace(-1, 1, n * 256, device=device).sin().view(n, 256).half() for n in (5, 96))
-    found, right = multiply(rows, weight, None), rows.float() @ weight.float().t()
-    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    product, right = multiply(rows, weight, None), rows.float() @ weight.float().t()
+    is_close = product.shape == right.shape and torch.allclose(product.float(), right, rtol=2e-2, atol=2e-2)
     return None if is_close else "its kernel computes something else"
 
 
@@ -169,9 +169,9 @@ def _try_bfloat16() -> str | None:
 
 def _try_onednn(dtype: torch.dtype, tolerance: float) -> str | None:
     rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).to(dtype) for n in (5, 96))
-    found = OneDnnLinear(weight, None)(rows)
+    product = OneDnnLinear(weight, None)(rows)
     right = rows.float() @ weight.float().t()
-    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=tolerance, atol=tolerance)
+    is_close = product.shape == right.shape and torch.allclose(product.float(), right, rtol=tolerance, atol=tolerance)
     return None if is_close else "its operator computes something else"
 
 

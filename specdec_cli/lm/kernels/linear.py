@@ -87,11 +87,11 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: 
     product = torch.ops.mkldnn._linear_pointwise.default
     num_rows, least = x.numel() // x.shape[-1], _LEAST_ROWS.get(x.dtype, 1)
     if num_rows >= least:
-        found: Tensor = product(x, weight, bias, "none", _NO_ARGUMENTS, "")
-        return found
+        output: Tensor = product(x, weight, bias, "none", _NO_ARGUMENTS, "")
+        return output
     rows = F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, least - num_rows))
-    found = product(rows, weight, bias, "none", _NO_ARGUMENTS, "")
-    return found[:num_rows].view(*x.shape[:-1], num_outputs)
+    output = product(rows, weight, bias, "none", _NO_ARGUMENTS, "")
+    return output[:num_rows].view(*x.shape[:-1], num_outputs)
 
 
 class Int8Linear(PackedLinear):
@@ -114,10 +114,12 @@ class Int8Linear(PackedLinear):
         rows = x.reshape(-1, self.num_inputs).float()
         largest = row_scales(rows)
         # A row of zeros divides 0 by 0; whatever that becomes as a whole number, its scale of 0 makes it 0 again.
-        found = self._integers(torch.addcdiv(self._middle, rows, largest, value=_LARGEST).to(torch.uint8)).mul_(largest)
+        output = self._integers(torch.addcdiv(self._middle, rows, largest, value=_LARGEST).to(torch.uint8)).mul_(
+            largest
+        )
         if self.bias is not None:
-            found.add_(self.bias)
-        return found.to(x.dtype).view(*x.shape[:-1], self.num_outputs)
+            output.add_(self.bias)
+        return output.to(x.dtype).view(*x.shape[:-1], self.num_outputs)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +129,9 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     whole = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
-    for part, its_whole, its_scales in zip(*(torch.split(one, _ROWS) for one in (weight, whole, scales)), strict=True):
+    for part, its_whole, its_scales in zip(
+        *(torch.split(tensor, _ROWS) for tensor in (weight, whole, scales)), strict=True
+    ):
         largest = part.abs().amax(1).float().clamp(min=torch.finfo(torch.float32).tiny)
         its_whole.copy_((part.float() * (_LARGEST / largest)[:, None]).round_())
         its_scales.copy_(largest / _LARGEST**2)
@@ -146,10 +150,10 @@ def vnni_product(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
     zeros = _zeros(len(scales))
 
     def multiply(rows: Tensor) -> Tensor:
-        found: Tensor = product(
+        output: Tensor = product(
             rows, 1.0, ZERO_POINT, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", _NO_ARGUMENTS, ""
         )
-        return found
+        return output
 
     return multiply
 

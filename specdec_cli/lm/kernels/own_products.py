@@ -36,8 +36,8 @@ def steady_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         return onednn_product(input, weight, bias, len(weight))
     rows = input.reshape(-1, input.shape[-1])
     missing = max(0, _LEAST_ROWS - len(rows))
-    found = F.linear(F.pad(rows, (0, 0, 0, missing)) if missing else rows, weight, bias)
-    return found[: len(rows)].view(*input.shape[:-1], len(weight))
+    output = F.linear(F.pad(rows, (0, 0, 0, missing)) if missing else rows, weight, bias)
+    return output[: len(rows)].view(*input.shape[:-1], len(weight))
 
 
 def in_whole_vectors(function: Callable[..., Tensor], input: Tensor, *given: Any, **named: Any) -> Tensor:

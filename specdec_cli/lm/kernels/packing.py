@@ -66,7 +66,7 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     embeddings = {id(p) for p in inputs.parameters()}
     is_apart = outputs is None or (is_packed_anew and packs(outputs))
     read_through = set() if is_apart else {id(p) for p in outputs.parameters()}
-    found, seen = [], set()
+    weights, seen = [], set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         is_packed = name in linear
         if (id(parameter), is_packed) in seen:
@@ -85,8 +85,8 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
                 row = row_bytes(INT8 if layer is outputs else INT4, numbers // num_outputs)
             num_bytes = num_outputs * row
         is_looked_up = not is_packed and id(parameter) in embeddings - read_through
-        found.append(Weight(name, numbers, num_bytes, parameter.dim() > 1, is_looked_up))
-    return found
+        weights.append(Weight(name, numbers, num_bytes, parameter.dim() > 1, is_looked_up))
+    return weights
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -194,8 +194,8 @@ def pack_model(model: Any, kind: Kind) -> None:
 
 def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind, packs: Callable[[nn.Module], bool]) -> None:
     """Make one product of a parent's layers of these names, where they fit together."""
-    found = [getattr(parent, name, None) for name in names]
-    layers = [layer for layer in found if type(layer) is nn.Linear and packs(layer)]
+    siblings = [getattr(parent, name, None) for name in names]
+    layers = [layer for layer in siblings if type(layer) is nn.Linear and packs(layer)]
     if len(layers) < len(names):
         return
     fitting = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}
@@ -224,16 +224,16 @@ class SharedProduct(nn.Module):
 
     def part(self, place: int, x: Tensor) -> Tensor:
         """The outputs of one layer."""
-        found = self._parts[place] if x is self._input else None
-        if found is None:
+        output = self._parts[place] if x is self._input else None
+        if output is None:
             self._parts = list(self.linear(x).split(self.sizes, -1))
             self._input = x
-            found = self._parts[place]
-        assert found is not None, "a product was computed without one of its parts"
+            output = self._parts[place]
+        assert output is not None, "a product was computed without one of its parts"
         self._parts[place] = None
         if not any(part is not None for part in self._parts):
             self._input = None
-        return found
+        return output
 
 
 class Part(nn.Module):

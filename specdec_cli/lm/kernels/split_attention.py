@@ -87,10 +87,10 @@ def _part_kernel(
     scores = tl.where(may != 0, scores, float("-inf"))
     largest = tl.max(scores, 1)
     weights = tl.exp(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
-    found = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    weighted = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     num_places = tl.num_programs(0) // tiles * num_queries
     out = (piece.to(tl.int64) * num_places + place) * (num_heads * GROUPS) + own_head
-    tl.store(part + out[:, None] * D + column[None, :], found, is_row[:, None] & is_in[None, :])
+    tl.store(part + out[:, None] * D + column[None, :], weighted, is_row[:, None] & is_in[None, :])
     tl.store(most + out, largest, is_row)
     tl.store(total + out, tl.sum(weights, 1), is_row)
 
@@ -111,7 +111,7 @@ def _join_kernel(
     best, weight = float("-inf"), 0.0
     if HAS_SINKS:
         best, weight = tl.load(sinks + row % num_heads).to(tl.float32), 1.0
-    found = tl.zeros([PADDED], tl.float32)
+    weighted = tl.zeros([PADDED], tl.float32)
     for first in range(0, num_pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
         at = piece.to(tl.int64) * num_rows + row
@@ -120,11 +120,11 @@ def _join_kernel(
         known = tl.where(better == float("-inf"), 0.0, better)
         share, shrink = tl.exp(largest - known), tl.exp(best - known)
         weight = weight * shrink + tl.sum(tl.load(total + at, piece < num_pieces, 0.0) * share, 0)
-        one = tl.load(part + at[:, None] * D + column[None, :], (piece < num_pieces)[:, None] & is_in[None, :], 0.0)
-        found = found * shrink + tl.sum(one * share[:, None], 0)
+        pieces = tl.load(part + at[:, None] * D + column[None, :], (piece < num_pieces)[:, None] & is_in[None, :], 0.0)
+        weighted = weighted * shrink + tl.sum(pieces * share[:, None], 0)
         best = better
-    found = found / tl.where(weight == 0, 1.0, weight)
-    tl.store(output + row * D + column, found.to(output.dtype.element_ty), is_in)
+    weighted = weighted / tl.where(weight == 0, 1.0, weight)
+    tl.store(output + row * D + column, weighted.to(output.dtype.element_ty), is_in)
 
 
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:

@@ -130,9 +130,9 @@ def cache_folder() -> Path:
 def processor() -> str:
     """Identity of this processor, including its instruction sets."""
     with suppress(OSError):
-        found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        description = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         keys = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
-        lines = [line for line in found.splitlines() if line.partition(":")[0].strip() in keys]
+        lines = [line for line in description.splitlines() if line.partition(":")[0].strip() in keys]
         if lines:
             return "\n".join([platform.machine(), *lines])
     return f"{sys.platform} {platform.machine()} {platform.processor()}"

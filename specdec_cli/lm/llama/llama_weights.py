@@ -252,8 +252,8 @@ def _of_panels(values: Tensor) -> Tensor:
 
 def norm_weight(module: Any, family: Family) -> Tensor:
     """The factors of an RMS norm, float32, in memory of their own."""
-    found: Tensor = module.weight.detach().float()
-    return found + 1.0 if family.adds_one else found.clone()
+    weight: Tensor = module.weight.detach().float()
+    return weight + 1.0 if family.adds_one else weight.clone()
 
 
 def epsilon_of(norm: Any) -> float:
@@ -344,13 +344,13 @@ class Taking:
         """Experts [E, 2I, hidden] and [E, hidden, I], or each of them transposed with gate and up number by number."""
         is_limited = self.family.has_limited_experts
         weights, biases = zip(*(_stored(experts, name) for name in ("gate_up_proj", "down_proj")), strict=True)
-        found = []
+        gated_mlps = []
         for expert in range(len(weights[0])):
             joined, down = (weight[expert].t() if is_limited else weight[expert] for weight in weights)
             first, last = (None if bias is None else bias[expert] for bias in biases)
             gate, up = _halves(joined, first, are_mixed=is_limited)
-            found.append(self._gated(gate, up, (down, last), "plain"))
-        return found
+            gated_mlps.append(self._gated(gate, up, (down, last), "plain"))
+        return gated_mlps
 
     def _gated(self, gate: _Linear, up: _Linear, down: _Linear, kind: Kind) -> GatedMLP:
         first, second = (Matrix.of(*part, kind, self.arena) for part in (gate, up))

@@ -54,22 +54,22 @@ def command() -> list[str]:
 
 def missing() -> str | None:
     """Why there is no compiled decoder on this machine; None where its smallest library was built and loaded."""
-    found = _built(LAYOUTS)
-    return found.reason if isinstance(found, BuildError) else None
+    build_result = _built(LAYOUTS)
+    return build_result.reason if isinstance(build_result, BuildError) else None
 
 
 def remedy(obstacle: str | None) -> str | None:
     """The hint if this keeps our own decoder from running; None if it is missing for another reason."""
     if obstacle is None or not _built.cache_info().currsize:  # not requested yet, and a request would build it
         return None
-    found = _built(LAYOUTS)
-    return found.remedy if isinstance(found, BuildError) and found.reason == obstacle else None
+    build_result = _built(LAYOUTS)
+    return build_result.remedy if isinstance(build_result, BuildError) and build_result.reason == obstacle else None
 
 
 def not_kept() -> str | None:
     """Why the decoder that was built has to be built again by the next process; None where it is kept."""
-    found = _built(LAYOUTS)
-    return found.not_kept if isinstance(found, Library) else None
+    build_result = _built(LAYOUTS)
+    return build_result.not_kept if isinstance(build_result, Library) else None
 
 
 def layouts() -> ctypes.CDLL:
@@ -98,8 +98,8 @@ def step(weights: str, is_half: bool) -> ctypes.CDLL:
     Raises:
         RunError: it cannot be built or loaded.
     """
-    found = _built(STEP, weights, "uint16_t" if is_half else "float")
-    calls, pointer, number = _loaded(found), ctypes.c_void_p, ctypes.c_int64
+    build_result = _built(STEP, weights, "uint16_t" if is_half else "float")
+    calls, pointer, number = _loaded(build_result), ctypes.c_void_p, ctypes.c_int64
     calls.scratch_floats.argtypes, calls.scratch_floats.restype = (pointer, pointer), number
     calls.forward.argtypes, calls.forward.restype = (pointer, pointer), None
     calls.move.argtypes, calls.move.restype = (pointer, pointer, pointer, number), None

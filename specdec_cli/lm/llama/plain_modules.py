@@ -84,10 +84,10 @@ class Attention(nn.Module):
         if hasattr(self, "q_norm"):
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = (_turned(part, turns) for part in (queries, keys))
-        found = F.scaled_dot_product_attention(
+        head_outputs = F.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=self.scaling, enable_gqa=True
         )
-        attended: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
+        attended: Tensor = self.o_proj(head_outputs.transpose(1, 2).flatten(2))
         return attended
 
 

@@ -118,13 +118,13 @@ def _upwards(mount: Path, group: PurePosixPath, is_v2: bool) -> Iterator[Path]:
 def _limit_v2(folder: Path) -> int | None:
     """The smaller of what kills (`max`) and what slows down to a crawl (`high`)."""
     given = [_number(folder / name) for name in ("memory.max", "memory.high")]
-    return min((one for one in given if one is not None), default=None)
+    return min((limit for limit in given if limit is not None), default=None)
 
 
 def _limit_v1(folder: Path) -> int | None:
     """The group's limit, or a smaller one around it, which the kernel knows where this process cannot look."""
     given = [_number(folder / "memory.limit_in_bytes"), _stat(folder).get("hierarchical_memory_limit")]
-    return min((one for one in given if one is not None), default=None)
+    return min((limit for limit in given if limit is not None), default=None)
 
 
 def _used(folder: Path, is_v2: bool) -> int:
