@@ -70,7 +70,7 @@ class CompiledStack(LayerStack):
     ) -> CompiledStack:
         """The layers of a published head; arguments as for `TorchStack`. Of the matrices, it leaves shapes."""
         taking, layers = Taking(shape_of(config, _HEADS), _HEADS, "plain", Arena()), []
-        modules = [_module(one, taking.shape.head_size) for one in each_layer(weights)]
+        modules = [_module(layer_weights, taking.shape.head_size) for layer_weights in each_layer(weights)]
         dtype = modules[0].mlp.down_proj.weight.dtype
         usual = [BlockLayer(window=None, is_causal=True)] * len(modules)
         for module, how in zip(modules, block_layers or usual, strict=True):
@@ -151,10 +151,10 @@ class CompiledProduct:
     def __call__(self, x: Tensor) -> Tensor:
         """The product [n, out] float32."""
         x = x.float().contiguous()
-        found = torch.empty(len(x), self._matrix.num_outputs)
-        self._caller.reserve(len(x), len(x), 0, found.data_ptr())
+        product = torch.empty(len(x), self._matrix.num_outputs)
+        self._caller.reserve(len(x), len(x), 0, product.data_ptr())
         self._caller.run(self._caller.library.head, x.data_ptr())
-        return found
+        return product
 
 
 _HEADS = FAMILIES["LlamaForCausalLM"]
@@ -169,7 +169,7 @@ def _ahead(how: BlockLayer) -> int:
 
 def _rows(feeds: Iterable[LayerFeed], positions: list[int], kept: list[Tensor]) -> Any:
     """The fields of `Row` in the C++ source for each new slot, as one array."""
-    found: list[int] = []
+    fields: list[int] = []
     at = iter(positions)
     for feed in feeds:
         first = feed.slots.start if isinstance(feed.slots, slice) else 0
@@ -182,8 +182,8 @@ def _rows(feeds: Iterable[LayerFeed], positions: list[int], kept: list[Tensor]) 
                 num_in_order = int((places == torch.arange(len(places))).sum())
                 seen = places + first if slots is None else slots[places]
                 kept.append(seen)
-            found += (0, next(at), slot, first, 0 if seen is None else seen.data_ptr(), num_in_order)
-    return (ctypes.c_int64 * len(found))(*found)
+            fields += (0, next(at), slot, first, 0 if seen is None else seen.data_ptr(), num_in_order)
+    return (ctypes.c_int64 * len(fields))(*fields)
 
 
 def _module(weights: Mapping[str, Tensor], head_size: int) -> Any:

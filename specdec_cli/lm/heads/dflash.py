@@ -325,7 +325,10 @@ class BlockHead(PublishedHead):
             feeds: the sequences; their new slots are the block's rows.
         """
         masks = self._mask.expand(self.draft.block_size - 1, -1)
-        hidden = torch.cat([torch.cat([one[None], masks]) for one in self.embed(anchors)]) * self.draft.embedding_scale
+        hidden = (
+            torch.cat([torch.cat([embedding[None], masks]) for embedding in self.embed(anchors)])
+            * self.draft.embedding_scale
+        )
         states = self.layers.run(hidden, positions_of(feeds, hidden.device), feeds)
         return self.norm(states, "norm").view(len(anchors), self.draft.block_size, -1)
 
@@ -397,7 +400,7 @@ def _mask_embedding(draft: DFlashDraft) -> Tensor | None:
     except Exception as error:
         raise RunError(f"`{path}` cannot be read: {first_line(error)}", "copy or download the draft again") from error
     if isinstance(embedding, dict):
-        embedding = next((one for one in embedding.values() if isinstance(one, Tensor)), None)
+        embedding = next((tensor for tensor in embedding.values() if isinstance(tensor, Tensor)), None)
     if (
         not isinstance(embedding, Tensor)
         or embedding.numel() != draft.layer.hidden_size

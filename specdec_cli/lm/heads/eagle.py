@@ -214,7 +214,7 @@ def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) ->
     given = entered if entered is not None else left
     if given is None:
         return None
-    return tuple(one - 1 if entered is not None else one for one in listed_layers(name, key, given))
+    return tuple(layer - 1 if entered is not None else layer for layer in listed_layers(name, key, given))
 
 
 def default_layers(num_layers: int) -> tuple[int, int, int]:

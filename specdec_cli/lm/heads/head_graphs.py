@@ -193,8 +193,8 @@ class HeadGraphs:
         self._fill(graph, bucket, rows, counts)
         graph.choice.fill(draws)
         graph.replay()
-        found, ends, *q = graph.outputs
-        unread, nums = PendingTokens(found[: len(rows)].clone()), [row.num_tokens for row in rows]
+        chains, ends, *q = graph.outputs
+        unread, nums = PendingTokens(chains[: len(rows)].clone()), [row.num_tokens for row in rows]
         tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q)), ends[:, : len(rows)].clone()
 
@@ -228,21 +228,21 @@ class HeadGraphs:
         """Chains [B, most], each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
         step = _Inputs.views(bucket, len(self._modules), inputs)
         caches = [module.cache for module in self._modules]
-        slots = [slots_of(its, one.block_size, one.nowhere) for its, one in zip(step.tables, caches, strict=True)]
+        slots = [slots_of(its, cache.block_size, cache.nowhere) for its, cache in zip(step.tables, caches, strict=True)]
         ends = self._feed(step, states, before, slots)
         heads, last = [module.head for module in self._modules], len(self._modules) - 1
         outputs, choices = ends[0][:, None], Choices(choice)
-        found = [choices.take(heads[0].logits(ends[0]))]
+        chosen = [choices.take(heads[0].logits(ends[0]))]
         for depth in range(1, most):
             # A module of its own reads the one before it at every node so far; the last one goes on with its own.
             m, num = min(depth, last), depth if depth <= last else 1
             source = m - 1 if depth <= last else m
             feature = heads[source].recycled(outputs[:, -num:].flatten(0, 1)).view(-1, num, self._width)
             places = step.begin[:, None] - m + torch.arange(depth - num, depth, device=self._device)
-            outputs = self._run(m, torch.cat(found[-num:], 1), feature, places, slots[m])
+            outputs = self._run(m, torch.cat(chosen[-num:], 1), feature, places, slots[m])
             if depth <= last:
                 outputs = torch.cat([ends[m][:, None], outputs], 1)
-            found.append(choices.take(heads[m].logits(outputs[:, -1])))
+            chosen.append(choices.take(heads[m].logits(outputs[:, -1])))
         return choices.tokens, torch.stack(ends), *choices.q
 
     def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:

@@ -37,7 +37,7 @@ class LayerFeed:
 
     def of_layer(self, index: int, num_layers: int) -> LayerFeed:
         """The same for one of several layers, whose heads stand one behind the other."""
-        keys, values = (one.view(num_layers, -1, *one.shape[1:])[index] for one in (self.keys, self.values))
+        keys, values = (tensor.view(num_layers, -1, *tensor.shape[1:])[index] for tensor in (self.keys, self.values))
         return replace(self, keys=keys, values=values)
 
     def write(self, keys: Tensor, values: Tensor) -> None:
@@ -72,10 +72,10 @@ class LayerFeed:
         if visible is None and num > 1:
             visible = torch.ones(num, self.end, dtype=torch.bool, device=queries.device).tril(self.places[0])
         its_keys, its_values = self.read()
-        found = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             queries[None], its_keys[None], its_values[None], visible, enable_gqa=True
         )
-        return found[0].transpose(0, 1).flatten(1)
+        return attended[0].transpose(0, 1).flatten(1)
 
 
 class HeadLayer:
@@ -145,9 +145,9 @@ class HeadLayer:
 
     def heads(self, inputs: Tensor, name: str) -> Tensor:
         """Queries, keys or values [heads, n, head size] before the rotary embedding."""
-        found = self._linear(inputs, f"self_attn.{name}_proj").view(len(inputs), -1, self.head_size)
+        projected = self._linear(inputs, f"self_attn.{name}_proj").view(len(inputs), -1, self.head_size)
         weight = self._weights.get(f"self_attn.{name}_norm.weight")
-        return (found if weight is None else self.norm(found, weight)).transpose(0, 1)
+        return (projected if weight is None else self.norm(projected, weight)).transpose(0, 1)
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         gate = self._activation(self._linear(hidden, "mlp.gate_proj"))

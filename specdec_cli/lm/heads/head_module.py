@@ -68,12 +68,12 @@ class HeadModule:
             feed = LayerFeed(self.cache.keys, self.cache.values, sequence.slots, range(first, most), most)
             positions = torch.arange(first, most, device=features.device)
             tokens = [*text[first + shift : end + shift], *masks]
-            found = self.head.run(self.head.embed(tokens), features, positions, [feed])
-            outputs.append(found[: end - first])
+            states = self.head.run(self.head.embed(tokens), features, positions, [feed])
+            outputs.append(states[: end - first])
             sequence.outputs[()] = given[-1] if self.head.reads_before else outputs[-1][-1]
             sequence.tokens += text[len(sequence.tokens) : end + 1]
             paths = [masks[: i + 1] for i in range(num_masks)]
-            sequence.outputs |= dict(zip(paths, found[end - first :], strict=True))
+            sequence.outputs |= dict(zip(paths, states[end - first :], strict=True))
             sequence.nodes |= {path: end + i for i, path in enumerate(paths)}
         return torch.cat(outputs) if outputs else features
 

@@ -233,7 +233,9 @@ class HeadSequences(DraftSequences):
             ends: of each sequence its handle, and how many tokens are wanted.
         """
         masks, depths = self.modules[0].masks, [depth for _, depth in ends]
-        return list(torch.split(self._logits_of([(one, masks(i)) for one, num in ends for i in range(num)]), depths))
+        return list(
+            torch.split(self._logits_of([(handle, masks(i)) for handle, num in ends for i in range(num)]), depths)
+        )
 
     def new_rows(self, handle: int, num: int) -> LayerFeed:
         """So many new slots of a sequence, behind its kept ones.

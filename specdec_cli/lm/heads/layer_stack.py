@@ -85,8 +85,8 @@ class TorchStack(LayerStack):
         self, config: Any, weights: Mapping[str, Tensor], block_layers: Sequence[BlockLayer] | None = None
     ) -> None:
         its = each_layer(weights)
-        self._layers = [HeadLayer(config, one) for one in its]
-        self._norms = [one.get("input_layernorm.weight") for one in its]
+        self._layers = [HeadLayer(config, layer_weights) for layer_weights in its]
+        self._norms = [layer_weights.get("input_layernorm.weight") for layer_weights in its]
         self._block_layers, first = block_layers, self._layers[0]
         super().__init__((len(its) * first.num_kv_heads, first.head_size), first.epsilon)
 
@@ -115,10 +115,10 @@ def positions_of(feeds: list[LayerFeed], device: torch.device) -> Tensor:
 
 def each_layer(weights: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """The tensors of each layer in order, named without `layers.i.`."""
-    found: dict[int, dict[str, Tensor]] = {}
+    layers: dict[int, dict[str, Tensor]] = {}
     for name, value in weights.items():
         start, _, rest = name.partition(".")
         if start == "layers":
             index, _, its = rest.partition(".")
-            found.setdefault(int(index), {})[its] = value
-    return [found[i] for i in sorted(found)]
+            layers.setdefault(int(index), {})[its] = value
+    return [layers[i] for i in sorted(layers)]

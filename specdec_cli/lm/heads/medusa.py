@@ -121,7 +121,7 @@ def read(name: str, source: DraftFolder) -> MedusaDraft:
     content = source.content
     stored = stored_shapes(MedusaDraft, name, source)
     num_stored, num_layers = _most(stored, r"lm_heads\.(\d+)\."), _most(stored, r"blocks\.\d+\.layers\.(\d+)\.")
-    rows, width = next((one for key, one in stored.items() if key.startswith("lm_head")), (None, None))
+    rows, width = next((shape for key, shape in stored.items() if key.startswith("lm_head")), (None, None))
     is_converted = "num_heads" in content
     try:
         vocab_size = _number(content, "vocab_size") or rows

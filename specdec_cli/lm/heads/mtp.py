@@ -45,7 +45,7 @@ class MtpHead(Head):
         decoder = decoder.to(target.device)
         self._norm: nn.Module = decoder.norm
         state = decoder.state_dict()
-        weights = {name: one.to("meta") for name, one in state.items() if name.startswith("layers.")}
+        weights = {name: tensor.to("meta") for name, tensor in state.items() if name.startswith("layers.")}
         del state
         self._layer = layer_of(modules.name, decoder, target)
         hidden = target.embed([0]).shape[-1]
@@ -82,8 +82,8 @@ class MtpHead(Head):
         return self._target.head(self._normed(output))
 
     def _normed(self, output: Tensor) -> Tensor:
-        found: Tensor = self._norm(output)
-        return found
+        normed: Tensor = self._norm(output)
+        return normed
 
 
 def kv_bytes_per_token(modules: MtpModules, dtype: torch.dtype) -> int:
@@ -100,7 +100,7 @@ def kv_bytes_per_token(modules: MtpModules, dtype: torch.dtype) -> int:
     numbers = 0
     with fake_tensors():
         for tensors in modules.headers(dtype):
-            its = {name: one for name, one in tensors.items() if name.startswith(("layers.", "norm."))}
+            its = {name: tensor for name, tensor in tensors.items() if name.startswith(("layers.", "norm."))}
             decoder = decoder_of_one_layer(modules.name, modules.config, its, dtype, modules.trusts_code, is_fake=True)
             layer = TransformersLayer(modules.name, decoder, "plain")
             numbers += sum(heads * size for heads, size in (layer.key_shape, layer.value_shape))

@@ -133,7 +133,7 @@ class MtpModules:
         with fake_tensors():
             modules = self.headers(torch.float32)
             numbers = {
-                self.published(i, name): one.numel() for i, its in enumerate(modules) for name, one in its.items()
+                self.published(i, name): tensor.numel() for i, its in enumerate(modules) for name, tensor in its.items()
             }
         return sum(numbers.values()) * itemsize
 
@@ -179,11 +179,11 @@ def read_mtp(
     checkpoint = find_checkpoint(name, revision, trust_remote_code, has_weights)
     with quiet():
         config = checkpoint.config(trust_remote_code)
-    found = find_mtp(name, checkpoint.folder, config, trust_remote_code)
-    if found is None:
+    modules = find_mtp(name, checkpoint.folder, config, trust_remote_code)
+    if modules is None:
         raise UsageError(f"`{name}` has no MTP modules, which `--draft mtp` guesses with", _HINT)
-    found.check()
-    return found
+    modules.check()
+    return modules
 
 
 def find_mtp(name: str, folder: Path, config: Any, trust_remote_code: bool = False) -> MtpModules | None:

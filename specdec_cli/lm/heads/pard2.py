@@ -61,7 +61,7 @@ class Pard2Draft(PublishedDraft):
     def __str__(self) -> str:
         """For people: what it reads, and what it can draft."""
         named = [
-            "the final hidden states" if one == "final" else f"the output of layer {one}" for one in self.taps or ()
+            "the final hidden states" if tap == "final" else f"the output of layer {tap}" for tap in self.taps or ()
         ]
         reads = ", ".join(named) or "hidden states"
         vocabulary = f"{self.layer.vocab_size} tokens"
@@ -180,7 +180,9 @@ class Pard2Head(PublishedHead):
         """Logits of each last token's row and of the masks behind it."""
         depths = [depth for _, _, depth in ends]
         feeds = [sequences.new_rows(handle, depth) for handle, _, depth in ends]
-        tokens = [one for _, token, depth in ends for one in (token, *[self.draft.mask_token] * (depth - 1))]
+        tokens = [
+            row_token for _, token, depth in ends for row_token in (token, *[self.draft.mask_token] * (depth - 1))
+        ]
         states = [sequences.cache.of(handle).outputs[()].expand(depth, -1) for handle, _, depth in ends]
         embedded = self.embed(tokens)
         output = self.run(embedded, torch.cat(states), positions_of(feeds, embedded.device), feeds)

@@ -55,7 +55,7 @@ class RecordedFeed(LayerFeed):
         """
         assert isinstance(self.slots, Tensor), "slots of a recorded forward are on the device"
         each, num = len(self.places) // len(self.slots), len(self.places)
-        spans = [Span(i * each, (i + 1) * each, self.end, 0, one) for i, one in enumerate(self.slots)]
+        spans = [Span(i * each, (i + 1) * each, self.end, 0, row_slots) for i, row_slots in enumerate(self.slots)]
         layout = Layout([], [], spans, [], wanted=[], num_written=num, device=positions.device)
         layout.position_ids = positions.view(1, -1)
         layout.kernels, layout.slots, layout.write_slots = self.kernels, self.slots, self.write_slots
@@ -69,15 +69,15 @@ class RecordedFeed(LayerFeed):
             stored = self.keys[None], self.values[None]
             self.kernels.write(keys[None], values[None], *stored, self.write_slots)
             scale = queries.shape[2] ** -0.5
-            found: Tensor = self.kernels.attend(queries[None], *stored, self.slots, self.visible, scale, None, None)
-            return found[0].flatten(1)
+            attended: Tensor = self.kernels.attend(queries[None], *stored, self.slots, self.visible, scale, None, None)
+            return attended[0].flatten(1)
         self.keys.index_copy_(1, self.write_slots, keys)
         self.values.index_copy_(1, self.write_slots, values)
         num_rows, num_heads, size = len(self.slots), queries.shape[0], queries.shape[2]
         visible = self.visible.view(num_rows, -1, self.end)
         is_hidden = ~visible.any(1)[:, None, :, None]  # others' may be no numbers, and nothing times NaN is NaN
         its_keys, its_values = (
-            one[:, self.slots].transpose(0, 1).masked_fill(is_hidden, 0) for one in (self.keys, self.values)
+            tensor[:, self.slots].transpose(0, 1).masked_fill(is_hidden, 0) for tensor in (self.keys, self.values)
         )
         its_queries = queries.reshape(num_heads, num_rows, -1, size).transpose(0, 1)
         result = functional.scaled_dot_product_attention(

@@ -77,13 +77,13 @@ class TransformersLayer:
 
     def _forward(self, inputs: Tensor, cache: BlockCache, layout: Layout) -> Tensor:
         with torch.inference_mode(), cache.running(layout):
-            found = self._decoder(
+            output = self._decoder(
                 inputs_embeds=inputs[None],
                 position_ids=layout.position_ids,
                 use_cache=True,
                 **{self._cache_name: cache},
             )
-        hidden: Tensor = found.last_hidden_state[0]
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def _probe(self, name: str) -> tuple[tuple[int, int], tuple[int, int]]:
