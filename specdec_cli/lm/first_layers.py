@@ -53,7 +53,9 @@ def _with_child(module: nn.Module, old: nn.Module, new: nn.Module) -> Any:
     """A module with another one in the place of one inside it."""
     if module is old:
         return new
-    name, child = next((name, one) for name, one in module.named_children() if any(it is old for it in one.modules()))
+    name, child = next(
+        (name, child) for name, child in module.named_children() if any(it is old for it in child.modules())
+    )
     made = copy.copy(module)
     made._modules = {**module._modules, name: _with_child(child, old, new)}
     return made

@@ -44,8 +44,8 @@ def blocks_obstacle(header: GgufHeader) -> str | None:
 def block_bytes(header: GgufHeader, outline: Any) -> dict[str, int]:
     """Bytes of each weight in a GGUF file, by transformers' names."""
     names = tensor_names(header, outline)
-    found = {place_of(names, key): tensor for key, tensor in header.tensors.items()}
-    return {place: tensor.num_bytes for place, tensor in found.items() if place is not None}
+    tensors = {place_of(names, key): tensor for key, tensor in header.tensors.items()}
+    return {place: tensor.num_bytes for place, tensor in tensors.items() if place is not None}
 
 
 class _PackedBytes:

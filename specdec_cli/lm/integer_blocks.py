@@ -57,12 +57,12 @@ class IntegerRows(FileRows):
         """The numbers [out, in] float32 as they are dequantized, which knows nothing of blocks."""
         if len(self.order) == len(self.data):
             return self.weight.outputs(0, len(self.data)).plain()[self.order]
-        found = torch.empty(len(self.order), self.num_inputs)
+        numbers = torch.empty(len(self.order), self.num_inputs)
         for begin in set((self.order // _FEW * _FEW).tolist()):
             places = self.order // _FEW * _FEW == begin
             some = self.weight.outputs(begin, min(begin + _FEW, len(self.data)))
-            found[places] = some.plain()[self.order[places] - begin]
-        return found
+            numbers[places] = some.plain()[self.order[places] - begin]
+        return numbers
 
 
 def in_blocks(weight: Integers, type_: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -168,10 +168,10 @@ def integer_weights(plan: ModelPlan) -> IntegerWeights:
         return IntegerWeights(reason=f"`{method}` stores other numbers than whole ones with scales")
     types: dict[str, int] = {}
     for layer, weight in layers.items():
-        found = block_type(weight)
-        if isinstance(found, str):
-            return IntegerWeights(layers, reason=found)
-        types[layer] = found
+        type_or_reason = block_type(weight)
+        if isinstance(type_or_reason, str):
+            return IntegerWeights(layers, reason=type_or_reason)
+        types[layer] = type_or_reason
     return IntegerWeights(layers, types, others)
 
 

@@ -84,9 +84,9 @@ def rows_together(dtype: torch.dtype, kind: Kind) -> int:
     rows, weight = (torch.randn(n, 2048, generator=generator).to(dtype) for n in (MOST_ROWS, 2048))
     with torch.inference_mode():
         product = pack(weight, None, kind)
-        found = {n: product(rows[:n]) for n in ROWS[1:]}
+        products = {n: product(rows[:n]) for n in ROWS[1:]}
     for most in (MOST_ROWS, 32, 16):
-        if all(torch.equal(found[n], found[most][:n]) for n in found if n <= most):
+        if all(torch.equal(products[n], products[most][:n]) for n in products if n <= most):
             return most
     return MOST_ROWS
 
@@ -104,23 +104,23 @@ def same_bits_on_one_thread(dtype: torch.dtype, kind: Kind) -> bool:
         some, others = (_some_of_a_forward(dtype, kind, threads) for threads in (1, before))
     finally:
         torch.set_num_threads(before)
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+    return all(torch.equal(tensor, other) for tensor, other in zip(some, others, strict=True))
 
 
 def _some_of_a_forward(dtype: torch.dtype, kind: Kind, num_threads: int) -> list[Tensor]:
     """Rows of each linear shape's product, and attention of one sequence, on so many threads."""
     torch.set_num_threads(num_threads)
     generator = torch.Generator().manual_seed(0)
-    found = []
+    outputs = []
     with torch.inference_mode():
         for num_outputs, num_inputs in LINEAR_SHAPES:
             rows, weight = (torch.randn(n, num_inputs, generator=generator).to(dtype) for n in (MOST_ROWS, num_outputs))
             product = pack(weight, None, kind)
-            found += [product(rows[:n]) for n in (2, 5, MOST_ROWS)]
+            outputs += [product(rows[:n]) for n in (2, 5, MOST_ROWS)]
         for num_heads, num_key_heads, dim in ATTENTION_SHAPES:
             store, queries = _random_attention(num_heads, num_key_heads, dim, dtype, generator)
-            found += [_attend(store, queries[:, :, :n], CONTEXTS[-1]) for n in (1, 5)]
-    return found
+            outputs += [_attend(store, queries[:, :, :n], CONTEXTS[-1]) for n in (1, 5)]
+    return outputs
 
 
 def _in_turns(product: Callable[[Tensor], Tensor], most: int, rows: Tensor) -> Tensor:

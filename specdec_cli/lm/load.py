@@ -43,7 +43,9 @@ def load_lm(
         RunError: the model does not load.
     """
     cache: dict[str, Any] = dict(arguments)
-    settings = ModelSettings(**{one: cache.pop(one) for one in ModelArguments.__annotations__ if one in cache})
+    settings = ModelSettings(
+        **{argument: cache.pop(argument) for argument in ModelArguments.__annotations__ if argument in cache}
+    )
     plan = ModelPlan(name, settings, decoder, generation_config, trust_remote_code)
     return plan.load(check=check, progress=progress, **cache)
 

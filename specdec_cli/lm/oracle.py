@@ -93,7 +93,7 @@ class Oracle:
 
     def error(self, lm: TransformersLM) -> float:
         """The largest relative error of our path, NaN before any; 0 where transformers' own logits are no numbers."""
-        errors = torch.tensor([relative_error(found, right) for found, right in self._pieces(lm)])
+        errors = torch.tensor([relative_error(logits, right) for logits, right in self._pieces(lm)])
         return float(errors.max()) if self.logits.isfinite().all() else 0.0  # sampling refuses the token that meets it
 
     def check(self, lm: TransformersLM) -> None:
@@ -157,7 +157,7 @@ class Oracle:
         """The relative error of a forward that is rounded to the weights' 16 bits; 0 where none was made."""
         if self._rounded is None:
             return 0.0
-        return max(relative_error(found, right) for found, right in zip(self._rounded, self.logits, strict=True))
+        return max(relative_error(logits, right) for logits, right in zip(self._rounded, self.logits, strict=True))
 
 
 def spread_tokens(count: int, num_ids: int) -> list[int]:
@@ -170,7 +170,7 @@ def relative_error(found: Tensor, right: Tensor) -> float:
 
     One position may be far off where a mixture's router chose another expert by a rounding.
     """
-    found, right = (one.float() - one.float().mean(1, keepdim=True) for one in (found, right))
+    found, right = (logits.float() - logits.float().mean(1, keepdim=True) for logits in (found, right))
     size = right.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
     return float(((found - right).norm(dim=1) / size).median())
 

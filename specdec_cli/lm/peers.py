@@ -222,19 +222,19 @@ class ContinuousPeer:
                 )
                 for prompt in prompts
             ]
-        found: dict[str, Any] = {}
-        while len(found) < len(names):
+        results: dict[str, Any] = {}
+        while len(results) < len(names):
             result = manager.get_result(timeout=_POLL_SECONDS)
             if result is None and not manager.is_running():
                 raise RuntimeError(f"its thread ended: {manager.background_thread_status.fatal_error}")
             if result is not None and result.is_finished():
                 if result.error is not None:
                     raise RuntimeError(result.error)
-                found[result.request_id] = result
+                results[result.request_id] = result
         end = perf_counter()
-        first = max(found[name].timestamps[0] for name in names)
-        num_first = sum(moment <= first for name in names for moment in found[name].timestamps)
-        return PeerRun([list(found[name].generated_tokens) for name in names], first - begin, end - begin, num_first)
+        first = max(results[name].timestamps[0] for name in names)
+        num_first = sum(moment <= first for name in names for moment in results[name].timestamps)
+        return PeerRun([list(results[name].generated_tokens) for name in names], first - begin, end - begin, num_first)
 
 
 def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[int, int, int]:

@@ -289,8 +289,11 @@ class ModelPlan:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text, by the generation configuration, else by the model's; nothing ends random text."""
         config = self.plain_config or self.config
-        given = (self.generation.eos_token_ids or None, *(getattr(one, "eos_token_id", None) for one in _both(config)))
-        eos = None if self.is_dummy else next((one for one in given if one is not None), None)
+        given = (
+            self.generation.eos_token_ids or None,
+            *(getattr(part, "eos_token_id", None) for part in _both(config)),
+        )
+        eos = None if self.is_dummy else next((ids for ids in given if ids is not None), None)
         return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
 
     # What keeps it from running.

@@ -83,13 +83,13 @@ def model_traffic(config: Any, weights: Sequence[Weight], kv_bytes_per_token: in
 
 def num_experts(text_config: Any) -> int:
     """Experts of a layer; 0 without a mixture."""
-    return next((int(found) for key in _EXPERTS if (found := setting(text_config, key))), 0)
+    return next((int(number) for key in _EXPERTS if (number := setting(text_config, key))), 0)
 
 
 def _expert_share(text_config: Any) -> float:
     """The share of a layer's experts that a token takes."""
     total = num_experts(text_config)
-    taken = next((found for key in _TAKEN if (found := setting(text_config, key))), total)
+    taken = next((number for key in _TAKEN if (number := setting(text_config, key))), total)
     return min(1.0, taken / total) if total else 1.0
 
 

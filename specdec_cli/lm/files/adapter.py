@@ -118,15 +118,15 @@ def adapter_folder(name: str, path: Path, find: Callable[[str, str | None], Path
         base = str(beside)
     hint = f"name a folder or a hub id in `base_model_name_or_path` of `{path / CONFIG}`"
     try:
-        found = find(base, revision if isinstance(revision, str) else None)
+        base_folder = find(base, revision if isinstance(revision, str) else None)
     except SpecdecError as error:
         message = f"`{name}` is a LoRA adapter, and its base model cannot be used: {error.message}"
         raise UsageError(message, hint) from error
-    if is_adapter(found):
+    if is_adapter(base_folder):
         raise UsageError(f"`{name}` is a LoRA adapter of `{base}`, which is an adapter itself", hint)
-    path, found = path.absolute(), found.absolute()
-    files = (tuple(sorted(map(str, folder.iterdir()))) for folder in (path, found))
-    return _made(path, found, *files), content
+    path, base_folder = path.absolute(), base_folder.absolute()
+    files = (tuple(sorted(map(str, folder.iterdir()))) for folder in (path, base_folder))
+    return _made(path, base_folder, *files), content
 
 
 @lru_cache(maxsize=16)

@@ -118,7 +118,7 @@ def setting(config: Any, key: str, default: Any = None) -> Any:
     """A configuration's value; where it differs between layers, the first layer's that has one."""
     if key not in (getattr(config, "per_layer_attributes", None) or ()):
         return getattr(config, key, default)
-    return next((found for layer in config.per_layer_config if (found := getattr(layer, key, None))), default)
+    return next((value for layer in config.per_layer_config if (value := getattr(layer, key, None))), default)
 
 
 def _reasons(config: Any) -> Iterator[str]:

@@ -40,9 +40,11 @@ def _in_folder(folder: Path) -> list[str] | None:
     from specdec_cli.lm.files.reading import read_object
 
     files = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))]
-    found = [read_text(file, "chat template") for file in files if file.is_file()]
+    templates = [read_text(file, "chat template") for file in files if file.is_file()]
     for file in ("chat_template.json", "tokenizer_config.json"):
         given = read_object(folder / file).get("chat_template") if (folder / file).is_file() else None
         named = given if isinstance(given, list) else [{"template": given}]
-        found += [str(one["template"]) for one in named if isinstance(one, dict) and one.get("template")]
-    return None if not found and (folder / "adapter_config.json").is_file() else found
+        templates += [
+            str(template["template"]) for template in named if isinstance(template, dict) and template.get("template")
+        ]
+    return None if not templates and (folder / "adapter_config.json").is_file() else templates

@@ -148,9 +148,9 @@ def _own_checkpoint(name: str, revision: str | None, wanted: Wanted) -> Checkpoi
     if gguf is not None:
         check_pointer(gguf)
         return Checkpoint(name, gguf_folder(name, gguf))
-    found = Checkpoint(name, path)
-    check_contents(found, wanted.is_model)
-    return found
+    checkpoint = Checkpoint(name, path)
+    check_contents(checkpoint, wanted.is_model)
+    return checkpoint
 
 
 def _with_own_quantization(folder: Path, config: Any) -> Any:

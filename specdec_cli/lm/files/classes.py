@@ -13,7 +13,7 @@ def model_class_of(config: Any) -> Any:
         mapping.get(type(config), None)
         for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING)
     )
-    return next((found for found in listed if found is not None), None)
+    return next((model_class for model_class in listed if model_class is not None), None)
 
 
 def auto_class_of(config: Any) -> Any:

@@ -65,9 +65,9 @@ def check_contents(model: ModelFolder, has_weights: bool = True) -> None:
         content = model.content
     except RunError:  # the folder may still hold something that is known by its other files
         content = {}
-    found = next(_other_kinds(folder, content), None)
-    if found is not None:
-        what, hint = found
+    other_kind = next(_other_kinds(folder, content), None)
+    if other_kind is not None:
+        what, hint = other_kind
         raise UsageError(f"`{name}` is not supported: it is {what}", hint)
     if not (folder / "config.json").is_file():
         _check_is_model(name, folder)
@@ -84,9 +84,9 @@ def check_gguf(name: str, header: GgufHeader) -> None:
         UsageError: it holds something else.
         RunError: it does not say what it holds.
     """
-    found = next(_other_ggufs(header), None)
-    if found is not None:
-        what, hint = found
+    other_kind = next(_other_ggufs(header), None)
+    if other_kind is not None:
+        what, hint = other_kind
         raise UsageError(f"`{name}` is not supported: it is {what}", hint)
     if not header.architecture:
         message = f"`{name}` cannot be read as a GGUF file: it names no `general.architecture`"
@@ -138,9 +138,9 @@ def _other_kinds(folder: Path, content: dict[str, Any]) -> Iterator[tuple[str, s
         yield f"{draft.format.what or draft.kind.what}, which reads its target's hidden states{of_kind}", hint
     if any((folder / file).is_file() for file in ("config_sentence_transformers.json", "modules.json")):
         yield "a sentence-transformers model, which embeds texts and cannot continue them", "choose a language model"
-    for pattern, found in _OTHER_FORMATS.items():
+    for pattern, what_and_hint in _OTHER_FORMATS.items():
         if not has_model and any(folder.glob(pattern)):
-            yield found
+            yield what_and_hint
 
 
 def is_adapter(folder: Path) -> bool:

@@ -57,13 +57,13 @@ class StoredWeight:
 
     def of_outputs(self, parts: Parts, begin: int, end: int, num_outputs: int) -> dict[str, Tensor]:
         """The parts of outputs begin…end-1, which are whole words of each part."""
-        found = dict(parts)
+        selected = dict(parts)
         for part, dim in self.outputs.items():
             its = parts.get(part)
             if its is not None and its.dim() > dim and its.shape[dim] > 1:
                 size = its.shape[dim]
-                found[part] = its.narrow(dim, begin * size // num_outputs, -(-(end - begin) * size // num_outputs))
-        return found
+                selected[part] = its.narrow(dim, begin * size // num_outputs, -(-(end - begin) * size // num_outputs))
+        return selected
 
 
 def plain_weights(
@@ -82,13 +82,13 @@ def plain_weights(
         RunError: a part is missing, or does not fit the others.
     """
     stored = _LAYOUTS[str(settings["quant_method"])]
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for layer, parts in _layers(tensors).items():
-        layout = next((one for one in stored if _is_stored(parts, one)), None)
+        layout = next((candidate for candidate in stored if _is_stored(parts, candidate)), None)
         if layout is None and "weight" in parts and parts["weight"].dtype not in _PLAIN:
             raise RunError(f"`{name}` has no scales of `{layer}.weight`, which is {_word(parts['weight'])}", _HINT)
         if layout is None:
-            found |= {f"{layer}.{part}" if layer else part: tensor for part, tensor in parts.items()}
+            weights |= {f"{layer}.{part}" if layer else part: tensor for part, tensor in parts.items()}
             continue
         for part in layout.needs:
             if part not in parts:
@@ -100,10 +100,10 @@ def plain_weights(
             raise RunError(f"`{name}` stores `{layer}.weight` as {error}, which is not read", _HINT_FORM) from error
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunError(f"the parts of `{layer}.weight` of `{name}` do not fit each other", _HINT) from error
-        found[f"{layer}.weight"] = weight.to(dtype)
+        weights[f"{layer}.weight"] = weight.to(dtype)
         used = {*layout.needs, *layout.may, *_ACTIVATIONS}
-        found |= {f"{layer}.{part}": tensor for part, tensor in parts.items() if part not in used}
-    return found
+        weights |= {f"{layer}.{part}": tensor for part, tensor in parts.items() if part not in used}
+    return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,12 @@ def stored_integers(
         settings: the `quantization_config`, of a form that `is_known`.
         said: what the files say of single layers (`descriptions`).
     """
-    found: dict[str, StoredIntegers] = {}
+    integers: dict[str, StoredIntegers] = {}
     others: dict[str, Tensor] = {}
     for layer, parts in _layers(tensors).items():
-        layout = next((one for one in _LAYOUTS[str(settings["quant_method"])] if _is_stored(parts, one)), None)
+        layout = next(
+            (candidate for candidate in _LAYOUTS[str(settings["quant_method"])] if _is_stored(parts, candidate)), None
+        )
         if layout is None:
             others |= {f"{layer}.{part}" if layer else part: tensor for part, tensor in parts.items()}
             continue
@@ -161,8 +163,8 @@ def stored_integers(
             return {}, {}
         used = {*layout.needs, *layout.may, *_ACTIVATIONS}
         others |= {f"{layer}.{part}": tensor for part, tensor in parts.items() if part not in used}
-        found[layer] = StoredIntegers(layer, layout, parts, settings, said.get(layer), made)
-    return found, others
+        integers[layer] = StoredIntegers(layer, layout, parts, settings, said.get(layer), made)
+    return integers, others
 
 
 def is_known(settings: Mapping[str, Any]) -> bool:
@@ -195,17 +197,17 @@ def descriptions(files: list[Path]) -> dict[str, Any]:
 
     safetensors files keep them in small tensors, torchao's in their metadata.
     """
-    found: dict[str, Any] = {}
+    by_layer: dict[str, Any] = {}
     for path in (path for path in files if path.suffix == ".safetensors"):
         with safe_open(path, framework="np") as file:
-            found |= dict(described(file.metadata() or {}))
+            by_layer |= dict(described(file.metadata() or {}))
             for key in file.keys():  # noqa: SIM118 (no mapping)
                 layer, _, part = key.partition(".weight.")
                 if key.endswith(".weight_shape"):
-                    found[key.removesuffix(".weight_shape")] = [int(size) for size in file.get_tensor(key)]
+                    by_layer[key.removesuffix(".weight_shape")] = [int(size) for size in file.get_tensor(key)]
                 elif part.startswith("quant_state."):
-                    found[layer] = json.loads(file.get_tensor(key).tobytes())
-    return found
+                    by_layer[layer] = json.loads(file.get_tensor(key).tobytes())
+    return by_layer
 
 
 def _word(tensor: Tensor) -> str:
@@ -220,12 +222,12 @@ def _is_stored(parts: Parts, layout: StoredWeight) -> bool:
 
 def _layers(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Tensors by the layer that they belong to and the part of it that they are."""
-    found: dict[str, dict[str, Tensor]] = {}
+    layers: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _PART.fullmatch(key)
         layer, part = (match["layer"], match["part"]) if match else ("", key)
-        found.setdefault(layer, {})[part] = tensor
-    return found
+        layers.setdefault(layer, {})[part] = tensor
+    return layers
 
 
 def _compressed_obstacle(settings: Mapping[str, Any]) -> str | None:

@@ -139,7 +139,7 @@ def pickled_files() -> list[str]:
 
 def published_kinds() -> list[PublishedKind]:
     """Every kind of draft that is published."""
-    return [kind for one in FORMATS for kind in one.kinds]
+    return [kind for draft_format in FORMATS for kind in draft_format.kinds]
 
 
 def kind_by_name(name: str) -> PublishedKind | None:
@@ -156,18 +156,20 @@ def _format_of(folder: Path, content: Content, tensors: Sequence[str]) -> DraftF
     """The format: by what the configuration calls itself, else by files and tensors that only a format has."""
     if any(str(key).startswith("speculators_") for key in content):
         kind = str(content.get("speculators_model_type", "")).lower()
-        return next((one for one in FORMATS if one.is_called(kind)), _SPECULATOR)
+        return next((draft_format for draft_format in FORMATS if draft_format.is_called(kind)), _SPECULATOR)
     architectures = content.get("architectures")
     called = [content.get("model_type"), *(architectures if isinstance(architectures, list) else [])]
-    names = " ".join(str(one).lower() for one in called)
+    names = " ".join(str(name).lower() for name in called)
     is_vision = "vision_config" in content  # NVIDIA's Eagle is a vision-language model
     ways: tuple[Callable[[DraftFormat], bool], ...] = (
-        lambda one: one.marks(content),
-        lambda one: one.is_called(names) and not is_vision,
-        lambda one: any(key in content for key in one.keys),
-        lambda one: one.has(tensors) or (not tensors and any((folder / file).is_file() for file in one.files)),
+        lambda draft_format: draft_format.marks(content),
+        lambda draft_format: draft_format.is_called(names) and not is_vision,
+        lambda draft_format: any(key in content for key in draft_format.keys),
+        lambda draft_format: (
+            draft_format.has(tensors) or (not tensors and any((folder / file).is_file() for file in draft_format.files))
+        ),
     )
-    return next((one for way in ways for one in FORMATS if way(one)), None)
+    return next((draft_format for way in ways for draft_format in FORMATS if way(draft_format)), None)
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def _pickled_names(path: Path) -> list[str]:
         return []
     try:
         with zipfile.ZipFile(path) as archive:
-            pickled = next(one for one in archive.namelist() if one.endswith("data.pkl"))
+            pickled = next(member for member in archive.namelist() if member.endswith("data.pkl"))
             return [text for _, text, _ in pickletools.genops(archive.read(pickled)) if isinstance(text, str)]
     except Exception:  # broken in whatever way: `weights_files` refuses it, too
         return []

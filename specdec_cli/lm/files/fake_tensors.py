@@ -72,7 +72,7 @@ def _compute_with_numbers(module: Any, name: str) -> None:
     @wraps(own)
     def compute(*given: Any, **named: Any) -> Any:
         with unset_fake_temporarily() as mode:
-            found = own(*given, **named)
-        return found if mode is None else found.tolist()  # layers are sized by plain numbers
+            result = own(*given, **named)
+        return result if mode is None else result.tolist()  # layers are sized by plain numbers
 
     setattr(module, name, compute)

@@ -95,10 +95,10 @@ def read_generation(folder: Path, wanted: str = AUTO) -> Generation:
     if wanted in (AUTO, NONE):
         return _read(own, wanted == AUTO) if own.is_file() else Generation()
     other = given_path(wanted) / FILE
-    found = _read(other, True)
-    if found.eos_token_ids or not own.is_file():
-        return found
-    return Generation(found.sampling, _read(own, False).eos_token_ids, found.unused, found.source)
+    generation = _read(other, True)
+    if generation.eos_token_ids or not own.is_file():
+        return generation
+    return Generation(generation.sampling, _read(own, False).eos_token_ids, generation.unused, generation.source)
 
 
 def _read(path: Path, samples: bool) -> Generation:
@@ -120,7 +120,7 @@ def _eos_token_ids(path: Path, given: Any) -> tuple[int, ...]:
 
 def _sampling(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters by their names here; what is null is not set."""
-    found: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
     for key, name in _FIELDS.items():
         value = given.get(key)
         if value is None:
@@ -128,12 +128,12 @@ def _sampling(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         fits, words = _KINDS[key]
         if not fits(value):
             raise _wrong(path, key, words, value)
-        found[name] = value
-    if "top_k" in found:  # 0 and below keep all
-        found["top_k"] = found["top_k"] if found["top_k"] > 0 else None
-    if "stop" in found:
-        found["stop"] = tuple([found["stop"]] if isinstance(found["stop"], str) else found["stop"])
-    return found | _greedy(path, given)
+        sampling[name] = value
+    if "top_k" in sampling:  # 0 and below keep all
+        sampling["top_k"] = sampling["top_k"] if sampling["top_k"] > 0 else None
+    if "stop" in sampling:
+        sampling["stop"] = tuple([sampling["stop"]] if isinstance(sampling["stop"], str) else sampling["stop"])
+    return sampling | _greedy(path, given)
 
 
 def _greedy(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,16 +37,16 @@ def choose_gguf(name: str, wanted: str, files: Sequence[str], what: str) -> list
         raise UsageError(f"`{exact[0]}` of `{name}` is a later part of a model", its)
     models = [file for file in first if not _BESIDE.search(Path(file).name)]
     letters = re.compile(rf"(^|[^A-Za-z0-9]){re.escape(wanted)}([^A-Za-z0-9_]|$)", re.IGNORECASE)
-    found = exact or [model for model in models if not wanted or letters.search(model)]
-    if len(found) == 1:
-        folder = found[0].removesuffix(Path(found[0]).name)
-        return [folder + part for part in part_names(Path(found[0]).name)]
-    if not found and not wanted:
+    matches = exact or [model for model in models if not wanted or letters.search(model)]
+    if len(matches) == 1:
+        folder = matches[0].removesuffix(Path(matches[0]).name)
+        return [folder + part for part in part_names(Path(matches[0]).name)]
+    if not matches and not wanted:
         return []
-    hint = f"name one of them, such as `{name}:{(found or models or ['FILE.gguf'])[0]}`"
-    if found:
+    hint = f"name one of them, such as `{name}:{(matches or models or ['FILE.gguf'])[0]}`"
+    if matches:
         some = f" with `{wanted}` in their names" if wanted else ""
-        raise UsageError(f"`{name}` {what.format(len(found))}{some}: {_listed(found)}", hint)
+        raise UsageError(f"`{name}` {what.format(len(matches))}{some}: {_listed(matches)}", hint)
     raise UsageError(f"`{name}` has no GGUF file `{wanted}`", hint if models else "leave out what follows the colon")
 
 

@@ -155,9 +155,9 @@ def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
         config.vocab_size = embedding.shape[0]
-    found: dict[str, Any] = config.to_diff_dict() | {"dtype": header.dtype}
-    found.pop("transformers_version", None)
-    return found
+    content: dict[str, Any] = config.to_diff_dict() | {"dtype": header.dtype}
+    content.pop("transformers_version", None)
+    return content
 
 
 def _llama_config(header: GgufHeader) -> PlainConfig | None:
@@ -288,7 +288,7 @@ def _add_rope(name: str, config: Any, header: GgufHeader) -> set[str]:
     if header.rope_factors:
         factor = round(max(header.rope_factors), 3)
         wanted = _llama3_factors(2 * len(header.rope_factors), float(rope.get("rope_theta", 1.0)), factor)
-        if any(abs(one - other) > 1e-3 * other for one, other in zip(header.rope_factors, wanted, strict=True)):
+        if any(abs(stored - other) > 1e-3 * other for stored, other in zip(header.rope_factors, wanted, strict=True)):
             raise RunError(f"`{name}` divides its rotary frequencies by factors that are not Llama 3's", _OTHER)
         config.rope_parameters = rope | {"rope_type": "llama3", "factor": factor, **_LLAMA3}
     if kind == "none":
@@ -303,24 +303,24 @@ def _add_rope(name: str, config: Any, header: GgufHeader) -> set[str]:
 def _llama3_factors(head_size: int, theta: float, factor: float) -> list[float]:
     """Divisors of frequencies that llama.cpp's converter writes for transformers' `rope_type: llama3`."""
     low, high, original = _LLAMA3.values()
-    found = []
+    factors = []
     for place in range(0, head_size, 2):
         wavelength = 2 * math.pi * theta ** (place / head_size)
         smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
-        found.append(1 / ((1 - smooth) / factor + smooth))
-    return found
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
 
 
 def _sampling(header: GgufHeader) -> dict[str, Any]:
     """The file's sampling defaults by transformers' names; those that have none there keep their own."""
-    found = {}
+    defaults = {}
     for key, value in header.metadata.items():
         if key.startswith(_SAMPLING):
             # As the converter read it, which writes 32 bits of it; a list is refused as what it says.
             is_usual = isinstance(value, int | str)
             plain = value if is_usual else float(f"{value:.7g}") if isinstance(value, float) else str(value)
-            found[_SAMPLED.get(key.removeprefix(_SAMPLING), key)] = plain
-    return found
+            defaults[_SAMPLED.get(key.removeprefix(_SAMPLING), key)] = plain
+    return defaults
 
 
 def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) -> list[int]:

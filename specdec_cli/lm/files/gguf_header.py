@@ -224,15 +224,15 @@ class _Cursor:
 
     def texts(self, length: int) -> list[str]:
         """As many texts; the loop over a whole vocabulary, which is why it holds everything in locals."""
-        data, place, found, size_at = self.data, self.place, [], struct.Struct("<Q").unpack_from
+        data, place, texts, size_at = self.data, self.place, [], struct.Struct("<Q").unpack_from
         for _ in range(length):
             begin = place + 8
             place = begin + size_at(data, place)[0]
             if place - begin > _MOST_TEXT_BYTES:
                 raise ValueError(f"its header holds a text of {place - begin} bytes")
-            found.append(data[begin:place].decode("utf-8", "replace"))
+            texts.append(data[begin:place].decode("utf-8", "replace"))
         self.skip(place - self.place)
-        return found
+        return texts
 
     def pass_texts(self, length: int) -> None:
         data, place, size_at = self.data, self.place, struct.Struct("<Q").unpack_from

@@ -98,12 +98,12 @@ def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
         if names_missing_tensors(header, outline):
             return
     names, wanted = tensor_names(header, outline), _shapes(outline)
-    found = dict.fromkeys(wanted, 0)
+    counts = dict.fromkeys(wanted, 0)
     wrong = []
     for key, tensor in header.tensors.items():
         place = place_of(names, key)
-        if place in found:
-            found[place] += tensor.num_numbers
+        if place in counts:
+            counts[place] += tensor.num_numbers
             if not _fits(tensor, wanted[place]):
                 wrong.append(f"`{key}` has another shape")
         elif key != ROPE_FACTORS:
@@ -111,8 +111,8 @@ def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
     tied = {**outline.all_tied_weights_keys} if outline.config.get_text_config().tie_word_embeddings else {}
     keys = {place: key for key, place in names.places.items()}
     for place, shape in wanted.items():
-        if found[place] != math.prod(shape) and place not in tied:
-            what = "is missing" if not found[place] else "has another shape"
+        if counts[place] != math.prod(shape) and place not in tied:
+            what = "is missing" if not counts[place] else "has another shape"
             wrong.insert(0, f"`{keys.get(place, place)}` {what}")
     if wrong:
         raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", OTHER)

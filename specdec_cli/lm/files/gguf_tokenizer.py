@@ -105,44 +105,46 @@ class GgufTokenizer:
 
     def _numbers(self, name: str, default: Any) -> Any:
         """A number for each token."""
-        found = self._entry(name)
-        if found is None:
+        numbers = self._entry(name)
+        if numbers is None:
             return default
-        if not isinstance(found, np.ndarray):
+        if not isinstance(numbers, np.ndarray):
             raise ValueError(f"its `tokenizer.ggml.{name}` is not a list of numbers")
-        if len(found) < len(self.tokens):
-            raise ValueError(f"its `tokenizer.ggml.{name}` has {len(found)} numbers for {len(self.tokens)} tokens")
-        return np.asarray(found)[: len(self.tokens)]
+        if len(numbers) < len(self.tokens):
+            raise ValueError(f"its `tokenizer.ggml.{name}` has {len(numbers)} numbers for {len(self.tokens)} tokens")
+        return np.asarray(numbers)[: len(self.tokens)]
 
     def _token(self, name: str) -> int | None:
         """The id of a token by the name of its entry."""
         given, assumed = self._entry(f"{name}_token_id"), _IDS[self.model].get(name)
-        found = given if given is not None and 0 <= given < len(self.tokens) else assumed
-        return int(found) if found is not None and found < len(self.tokens) else None
+        token = given if given is not None and 0 <= given < len(self.tokens) else assumed
+        return int(token) if token is not None and token < len(self.tokens) else None
 
     def _ends(self) -> set[int]:
         """Ids of the tokens that end an answer, which become control tokens."""
         fills = [
-            next((one for one in (self._token(name), *map(self._id_of.get, texts)) if one is not None), None)
+            next((token for token in (self._token(name), *map(self._id_of.get, texts)) if token is not None), None)
             for name, texts in _FILL_ENDS.items()
         ]
         named = [self._id_of[text] for text in _ENDS if text in self._id_of]
         self._make_control([*fills, *named])
-        found = {one for one in (*fills, *named, self.eos, self._token("eot"), self._token("eom")) if one is not None}
+        ends = {
+            token for token in (*fills, *named, self.eos, self._token("eot"), self._token("eom")) if token is not None
+        }
         for text in _SHOWN:
             if text in self._id_of:
                 self._kinds[self._id_of[text]] = _USER_DEFINED
-        texts = {self.tokens[one] for one in found}
+        texts = {self.tokens[token] for token in ends}
         if {"<|return|>", "<|call|>"} <= texts or ({"<|call|>", "<|calls|>"} & texts and "<|flush|>" in texts):
-            found -= self._ordinary("<|end|>", _USER_DEFINED)
+            ends -= self._ordinary("<|end|>", _USER_DEFINED)
         if "<|tool_response>" in texts:
-            found -= self._ordinary("</s>", 1)
-        return found
+            ends -= self._ordinary("</s>", 1)
+        return ends
 
     def _make_control(self, ids: Sequence[int | None]) -> None:
-        for one in ids:
-            if one is not None and self._kinds[one] not in (_CONTROL, _USER_DEFINED, _UNKNOWN):
-                self._kinds[one] = _CONTROL
+        for token in ids:
+            if token is not None and self._kinds[token] not in (_CONTROL, _USER_DEFINED, _UNKNOWN):
+                self._kinds[token] = _CONTROL
 
     def _ordinary(self, text: str, kind: int) -> set[int]:
         """The token that is an end by its name alone, and in this vocabulary is not."""
@@ -159,12 +161,14 @@ class GgufTokenizer:
     def settings(self) -> dict[str, Any]:
         """Its special tokens and chat template, by transformers' names."""
         ids = {"bos": self.bos, "eos": self.eos, "unk": self.unknown, "pad": self.padding}
-        found: dict[str, Any] = {
-            f"{name}_token": self.tokens[one] for name, one in ids.items() if one is not None and self._is_cut_out(one)
+        special_tokens: dict[str, Any] = {
+            f"{name}_token": self.tokens[token]
+            for name, token in ids.items()
+            if token is not None and self._is_cut_out(token)
         }
         template = self._metadata.get("tokenizer.chat_template")
         return (
-            found
+            special_tokens
             | {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
             | ({} if template is None else {"chat_template": template})
         )
@@ -250,10 +254,10 @@ class GgufTokenizer:
 
 def _around(tokens: Sequence[str], begin: int | None, end: int | None) -> TemplateProcessing:
     """Tokens at the beginning and the end of each text."""
-    before, after = ([] if one is None else [tokens[one]] for one in (begin, end))
-    known = [(tokens[one], one) for one in dict.fromkeys((begin, end)) if one is not None]
-    one, other = ([*before, text, *after] for text in ("$A", "$B"))
-    return TemplateProcessing(single=one, pair=one + other, special_tokens=known)
+    before, after = ([] if token is None else [tokens[token]] for token in (begin, end))
+    known = [(tokens[token], token) for token in dict.fromkeys((begin, end)) if token is not None]
+    single, other = ([*before, text, *after] for text in ("$A", "$B"))
+    return TemplateProcessing(single=single, pair=single + other, special_tokens=known)
 
 
 def _spaces_back(is_stripped: bool) -> decoders.Sequence:

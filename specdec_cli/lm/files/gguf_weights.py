@@ -74,8 +74,8 @@ def hf_names(outline: Any, processor: Any) -> dict[str, str]:
     import gguf
 
     with patch("gguf.get_tensor_name_map", lru_cache(gguf.get_tensor_name_map)):
-        found: dict[str, str] = get_gguf_hf_weights_map(outline, processor)
-    return found
+        names: dict[str, str] = get_gguf_hf_weights_map(outline, processor)
+    return names
 
 
 def load_gguf(plan: ModelPlan, how: dict[str, Any], progress: Progress | None = None) -> tuple[Any, Any]:
@@ -106,8 +106,8 @@ def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progr
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
     processor = tensor_processor(header, outline)
-    places, shapes = hf_names(outline, processor), {key: one.shape for key, one in outline.state_dict().items()}
-    found: dict[str, Tensor] = {}
+    places, shapes = hf_names(outline, processor), {key: tensor.shape for key, tensor in outline.state_dict().items()}
+    weights: dict[str, Tensor] = {}
 
     def numbers(key: str, begin: int, count: int) -> NDArray[np.float32]:
         tensor = header.tensors[key]
@@ -133,14 +133,14 @@ def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progr
         whole = np.empty(tensor.num_numbers, np.float32)
         for begin in range(0, len(whole), _PIECE):
             whole[begin : begin + _PIECE] = numbers(key, begin, min(_PIECE, len(whole) - begin))
-        parsed = {"tensors": found}
+        parsed = {"tensors": weights}
         result = processor.process(
             whole.reshape(tensor.shape), key, tensor_key_mapping=places, parsed_parameters=parsed
         )
         if result.name in places:
-            found[places[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights))
+            weights[places[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights))
         place = places.get(key) or places[key.removesuffix(".weight")]
-        found[place] = found[place].to(dtype)
+        weights[place] = weights[place].to(dtype)
         return len(whole)
 
     jobs: list[tuple[Any, ...]] = []
@@ -148,11 +148,11 @@ def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progr
         place = places.get(key) or places.get(key.removesuffix(".weight"))
         if place is None:
             continue
-        found[place] = torch.empty(shapes[place], dtype=dtype)
+        weights[place] = torch.empty(shapes[place], dtype=dtype)
         if not _stays(processor, key, tensor, places):
             jobs.append((change, key))
             continue
-        flat = found[place].view(-1)
+        flat = weights[place].view(-1)
         jobs += [(put, key, begin, flat[begin : begin + _PIECE]) for begin in range(0, len(flat), _PIECE)]
     total = sum(tensor.num_numbers for tensor in header.tensors.values())
     done, num_bytes = 0, sum(path.stat().st_size for path in header.paths)
@@ -163,7 +163,7 @@ def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progr
                 progress(done / total * num_bytes, num_bytes)
         finally:
             pool.shutdown(cancel_futures=True)
-    return found
+    return weights
 
 
 def _stays(processor: Any, key: str, tensor: GgufTensor, places: Mapping[str, str]) -> bool:

@@ -42,14 +42,14 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     hint = "copy the file again, or give a checkpoint in safetensors"
     try:
         with unset_fake_temporarily():
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise RunError(f"`{path}` holds something else than tensors, which is not loaded", hint) from error
     except Exception as error:
         raise RunError(f"`{path}` is not a whole file of pickled tensors: {first_line(error)}", hint) from error
-    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise RunError(f"`{path}` holds something else than tensors, which is not loaded", hint)
-    return found
+    return tensors
 
 
 def tensor_dtypes(path: Path) -> Iterator[tuple[str, str]]:
@@ -74,29 +74,29 @@ def first_dtype(files: list[Path]) -> str | None:
 
 def read_headers(files: list[Path]) -> dict[str, Tensor]:
     """The tensors of files of weights by name, as fake tensors; asked within `fake_tensors`."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in files:
         if is_pickled(path):
-            found |= {key: torch.empty(one.shape, dtype=one.dtype) for key, one in read_pickle(path).items()}
+            tensors |= {key: torch.empty(tensor.shape, dtype=tensor.dtype) for key, tensor in read_pickle(path).items()}
             continue
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (no mapping)
                 header = file.get_slice(key)
-                found[key] = torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
-    return found
+                tensors[key] = torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
+    return tensors
 
 
 def read_tensors(files: list[Path], wanted: Container[str] | None = None) -> dict[str, Tensor]:
     """The tensors of files of weights by name, mapped from the files; None wants all."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in files:
         if is_pickled(path):
-            found |= {key: one for key, one in read_pickle(path).items() if wanted is None or key in wanted}
+            tensors |= {key: tensor for key, tensor in read_pickle(path).items() if wanted is None or key in wanted}
             continue
         with safe_open(path, framework="pt") as file:
             keys = [key for key in file.keys() if wanted is None or key in wanted]  # noqa: SIM118 (no mapping)
-            found |= {key: file.get_tensor(key) for key in keys}
-    return found
+            tensors |= {key: file.get_tensor(key) for key in keys}
+    return tensors
 
 
 def not_finite(path: Path) -> str | None:
@@ -121,5 +121,5 @@ def differing(files: list[Path], pairs: Mapping[str, str], dtype: torch.dtype) -
     with unset_fake_temporarily():
         mapped = read_tensors(files, {*pairs, *pairs.values()})
         rows = {key: tensor[:_COMPARED_ROWS].to(dtype) for key, tensor in mapped.items()}
-        both = [(one, other) for one, other in pairs.items() if one in rows and other in rows]
-        return [one for one, other in both if not torch.equal(rows[one], rows[other])]
+        both = [(name, other) for name, other in pairs.items() if name in rows and other in rows]
+        return [name for name, other in both if not torch.equal(rows[name], rows[other])]

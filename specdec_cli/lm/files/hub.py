@@ -84,7 +84,7 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
     if not file and (not wanted.is_model or is_whole or (not fetches and (folder / "config.json").is_file())):
         return folder
     names = _file_names(repo, revision, folder)
-    if not file and any(fnmatch(one, _PICKLED) for one in names):
+    if not file and any(fnmatch(file_name, _PICKLED) for file_name in names):
         return _snapshot(repo, revision, [*patterns, _PICKLED]) if fetches else folder
     chosen = choose_gguf(repo, file, names, "has {} GGUF files")
     if chosen and fetches:

@@ -143,7 +143,7 @@ def _four_bit_floats(packed: Tensor, scale: Tensor, by: Tensor) -> Tensor:
     size = 32 if scale.dtype == torch.uint8 else 16
     if scale.shape != (len(index), index.shape[1] // size):
         raise ValueError(f"scales {tuple(scale.shape)} for groups of {size}")
-    numbers = torch.tensor(_E2M1 + tuple(-one for one in _E2M1), device=packed.device)[index]
+    numbers = torch.tensor(_E2M1 + tuple(-number for number in _E2M1), device=packed.device)[index]
     return scaled(numbers, _powers(scale) * by.reshape(()))
 
 
@@ -202,9 +202,9 @@ def compressed_whole(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tenso
 def _blocks(settings: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """The sizes of blocks that a configuration of compressed-tensors names."""
     for group in settings["config_groups"].values():
-        found = group["weights"].get("block_structure")
-        if found:
-            yield int(found[0]), int(found[1])
+        block_sizes = group["weights"].get("block_structure")
+        if block_sizes:
+            yield int(block_sizes[0]), int(block_sizes[1])
 
 
 def fp8(parts: Parts, settings: Mapping[str, Any], _: Any) -> Tensor:

@@ -55,7 +55,7 @@ def merged(checkpoint: Checkpoint, model: Any, is_fake: bool) -> Any:
     if is_fake:
         return _sized(name, content, model, files)
     tensors = read_tensors(files)
-    broken = next((key for key, one in tensors.items() if not bool(one.isfinite().all())), None)
+    broken = next((key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
     if broken is not None:
         raise RunError(f"`{broken}` of the adapter `{name}` holds numbers that are not finite", _AGAIN)
     return _with(name, content, model, tensors)
@@ -101,10 +101,11 @@ def _adapted(name: str, content: Mapping[str, Any], model: Any, tensors: dict[st
     adapted = PeftModel(model, config)
     _untie(adapted, model)
     report = set_peft_model_state_dict(adapted, tensors)
-    own = {key: one for key, one in adapted.named_parameters(remove_duplicate=False) if _OWN.search(key)}
+    own = {key: parameter for key, parameter in adapted.named_parameters(remove_duplicate=False) if _OWN.search(key)}
     absent = set(report.missing_keys)
-    found = {id(one) for key, one in own.items() if key not in absent}  # some are shared between tied layers
-    missing = [key for key, one in own.items() if key in absent and id(one) not in found]
+    # Some are shared between tied layers.
+    loaded = {id(parameter) for key, parameter in own.items() if key not in absent}
+    missing = [key for key, parameter in own.items() if key in absent and id(parameter) not in loaded]
     for keys, what in ((report.unexpected_keys, "belongs to no layer of it"), (missing, "is missing")):
         if keys:
             raise _misfit(name, f"`{_short(min(keys))}` {what}")
@@ -118,7 +119,7 @@ def _resize(name: str, model: Any, tensors: dict[str, Tensor]) -> None:
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         key = names.get(module)
         given = [tensors.get(f"{_PREFIX}{key}{part}.weight") for part in ("", ".base_layer")]
-        rows |= {str(key): len(one) for one in given if one is not None and one.dim() == 2}
+        rows |= {str(key): len(tensor) for tensor in given if tensor is not None and tensor.dim() == 2}
     num_tokens = next(iter(rows.values()), None)
     if num_tokens is None or num_tokens == len(model.get_input_embeddings().weight):
         return
@@ -133,14 +134,14 @@ def _resize(name: str, model: Any, tensors: dict[str, Tensor]) -> None:
 def _tied_modules(adapted: Any, model: Any) -> list[tuple[Any, Any]]:
     """Modules of tied weights that an adapter has a part in: of the output first, then of the input embedding."""
     pairs = [(key.rpartition(".")[0], own.rpartition(".")[0]) for key, own in model.all_tied_weights_keys.items()]
-    modules = [tuple(adapted.base_model.model.get_submodule(one) for one in pair) for pair in pairs]
-    return [(one, other) for one, other in modules if _is_wrapped(one) or _is_wrapped(other)]
+    modules = [tuple(adapted.base_model.model.get_submodule(name) for name in pair) for pair in pairs]
+    return [(output, other) for output, other in modules if _is_wrapped(output) or _is_wrapped(other)]
 
 
 def _untie(adapted: Any, model: Any) -> None:
     """Give tied layers a weight of their own where the adapter changes one of them: a sum would reach both."""
-    for one, other in _tied_modules(adapted, model):
-        output, embedding = (getattr(module, "original_module", module) for module in (one, other))
+    for first, other in _tied_modules(adapted, model):
+        output, embedding = (getattr(module, "original_module", module) for module in (first, other))
         output, embedding = (getattr(module, "base_layer", module) for module in (output, embedding))
         if output.weight is embedding.weight:
             output.weight = nn.Parameter(output.weight.detach().clone(), requires_grad=False)
@@ -164,7 +165,7 @@ def _unloaded(adapted: Any, model: Any) -> Any:
     from peft.utils.other import TrainableTokensWrapper
 
     parts = _tied_modules(adapted, model)
-    has_tokens = all(isinstance(one, TrainableTokensWrapper) for pair in parts for one in pair)
+    has_tokens = all(isinstance(module, TrainableTokensWrapper) for pair in parts for module in pair)
     is_meant = has_tokens or bool(adapted.peft_config[_NAME].ensure_weight_tying)
     configs = [model.config, model.config.get_text_config()]
     was_tied = [getattr(config, "tie_word_embeddings", None) for config in configs]

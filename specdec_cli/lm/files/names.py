@@ -216,7 +216,7 @@ def _is_file(path: Path) -> bool:
 def _neighbour(name: str, path: Path) -> str:
     """`; did you mean ...?` where something beside a missing path has nearly its name."""
     try:
-        beside = sorted(one.name for one in path.parent.iterdir()) if path.name else []
+        beside = sorted(entry.name for entry in path.parent.iterdir()) if path.name else []
     except (OSError, ValueError):
         return ""
     close = closest(path.name, beside)

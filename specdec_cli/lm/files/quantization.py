@@ -118,10 +118,10 @@ def is_dequantized(config: Any) -> bool:
 
 def forget_quantization(config: Any) -> None:
     """Remove the quantization from a configuration, for new, unquantized weights."""
-    for one in (config, config.get_text_config()):
+    for configuration in (config, config.get_text_config()):
         for key in ("quantization_config", "quantization"):
-            if getattr(one, key, None) is not None:
-                delattr(one, key)
+            if getattr(configuration, key, None) is not None:
+                delattr(configuration, key)
 
 
 @torch.no_grad()
@@ -146,16 +146,16 @@ def give_dtype(model: Any, dtype: torch.dtype) -> None:
 
 def settings_of(config: Any) -> dict[str, Any] | None:
     """The quantization settings of a configuration, whether transformers has made its own object of them or not."""
-    for one in (config, config.get_text_config()):
-        given = getattr(one, "quantization_config", None) or getattr(one, "quantization", None)
+    for configuration in (config, config.get_text_config()):
+        given = getattr(configuration, "quantization_config", None) or getattr(configuration, "quantization", None)
         if given:
-            found = dict(given) if isinstance(given, dict) else dict(given.to_dict())
-            method = found.get("quant_method")
-            if method is None and {"bits", "group_size"} <= set(found):  # as MLX writes it
-                return found | {"quant_method": "mlx"}
-            if method is None and "quant_algo" in found:  # as ModelOpt writes it
-                return found | {"quant_method": "modelopt"}
-            return found if method is None else found | {"quant_method": str(getattr(method, "value", method))}
+            settings = dict(given) if isinstance(given, dict) else dict(given.to_dict())
+            method = settings.get("quant_method")
+            if method is None and {"bits", "group_size"} <= set(settings):  # as MLX writes it
+                return settings | {"quant_method": "mlx"}
+            if method is None and "quant_algo" in settings:  # as ModelOpt writes it
+                return settings | {"quant_method": "modelopt"}
+            return settings if method is None else settings | {"quant_method": str(getattr(method, "value", method))}
     return None
 
 

@@ -40,12 +40,12 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
         RunError: it holds something else.
     """
     try:
-        found = json.loads(content.decode("utf-8"), object_hook=_special_float)
+        document = json.loads(content.decode("utf-8"), object_hook=_special_float)
     except (ValueError, RecursionError) as error:
         raise unreadable(path, error) from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise RunError(f"`{path}` cannot be read: it holds no JSON object", _AGAIN)
-    return found
+    return document
 
 
 def _special_float(found: dict[str, Any]) -> Any:

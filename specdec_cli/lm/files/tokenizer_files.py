@@ -65,8 +65,8 @@ def _check_pieces(name: str, path: Path, tokenizer: Any) -> None:
         ) from error
     words = (own.id_to_piece(place).partition("▁") for place in range(own.vocab_size()))
     text = " ".join([word for before, mark, word in words if mark and not before and word.isalpha()][:_NUM_PIECES])
-    found = tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if found != own.encode(text, out_type=str):
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if pieces != own.encode(text, out_type=str):
         message = f"transformers splits text in another way than the tokenizer of `{name}`, the sentencepiece file"
         hint = f"name its `tokenizer_class` in `tokenizer_config.json`, or {_HINT}"
         raise RunError(f"{message} `{path.name}`", hint)

@@ -35,7 +35,7 @@ def _is_known(config: Any) -> bool:
     data = data if isinstance(data, dict) else {}
     if kind in ("FqnToConfig", "ModuleFqnToConfig"):
         each = data.get("fqn_to_config") or data.get("module_fqn_to_config") or {}
-        return bool(each) and all(one is None or _is_known(one) for one in each.values())
+        return bool(each) and all(nested is None or _is_known(nested) for nested in each.values())
     if kind in _FOUR_BITS:
         packing = data.get("int4_packing_format")
         return packing is None or (isinstance(packing, dict) and packing.get("_data") == "PLAIN")
