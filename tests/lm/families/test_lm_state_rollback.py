@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from tiny_models import VOCAB
 from versions import needs_transformers
 
 from specdec_cli.lm.cache import order
-from specdec_cli.lm.cache.contexts import Contexts
+from specdec_cli.lm.cache.contexts import CachedSequence, Contexts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.eager import EagerForward
@@ -124,16 +123,16 @@ def _latest(monkeypatch: pytest.MonkeyPatch) -> Callable[[order.Stretch], order.
 
 
 def _plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    begin, before, held = order._begin, order._inputs_before, Contexts._sequence
+    begin, before, begin_sequence = order._begin, order._inputs_before, Contexts._begin
 
-    def shared(contexts: Contexts, handle: int) -> Any:
-        found = held(contexts, handle)
-        if handle != FRESH and found.snapshots is not None:
-            found.snapshots.place = 0
-        return found
+    def shared(contexts: Contexts, handle: int, salt: str | None) -> CachedSequence:
+        sequence = begin_sequence(contexts, handle, salt)
+        if handle != FRESH and sequence.snapshots is not None:
+            sequence.snapshots.place = 0
+        return sequence
 
     if fault == "shared by two sequences":
-        monkeypatch.setattr(Contexts, "_sequence", shared)
+        monkeypatch.setattr(Contexts, "_begin", shared)
         monkeypatch.setattr(Contexts, "check", lambda _: None)
     elif fault == "restored one token late":
         monkeypatch.setattr(order, "_begin", lambda stretch, token: begin(_late(stretch), token))
