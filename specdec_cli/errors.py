@@ -117,9 +117,9 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """
     names = {_letters(name): name for name in reversed(list(known))}
     wanted = _letters(word)
-    for found in difflib.get_close_matches(wanted, names, n=3, cutoff=_CLOSE):
-        if _differ_little(wanted, found):
-            return names[found]
+    for close in difflib.get_close_matches(wanted, names, n=3, cutoff=_CLOSE):
+        if _differ_little(wanted, close):
+            return names[close]
     begun = [name for name in names if name.startswith(wanted)]
     return names[begun[0]] if len(wanted) > 2 and len(begun) == 1 else None
 

@@ -268,7 +268,7 @@ class SpeculativeCounts:
         return [
             (
                 sum(count for (_, num), count in self.ranks.items() if num >= rank),
-                sum(count for (one, _), count in self.ranks.items() if one == rank),
+                sum(count for (accepted_rank, _), count in self.ranks.items() if accepted_rank == rank),
             )
             for rank in range(1, most + 1)
         ]

@@ -55,10 +55,10 @@ class _Installed(dict[str, str]):
 
 def blamed(message: str, hint: str | None) -> tuple[str, str | None]:
     """A failure's message and hint, which name a library that was not tested before anything else."""
-    found = untested_here()
-    if found is None:
+    untested = untested_here()
+    if untested is None:
         return message, hint
-    why, requirement = found
+    why, requirement = untested
     return f"{why}: {message}", f"pip install '{requirement}'"
 
 

@@ -117,13 +117,13 @@ class TreeShape:
 @lru_cache(maxsize=256)
 def _children(levels: tuple[tuple[int, ...], ...]) -> tuple[range, ...]:
     """The children of the context's end, and then of every node."""
-    found, num = list[range](), 0
+    children, num = list[range](), 0
     for level in levels:
         for count in level:
-            found.append(range(num, num + count))
+            children.append(range(num, num + count))
             num += count
     last = num - sum(levels[-1])
-    return (*found, *(range(num, num) for _ in range(last, num)))
+    return (*children, *(range(num, num) for _ in range(last, num)))
 
 
 def _num_nodes(text: str, levels: Sequence[Sequence[int]]) -> int:
@@ -146,11 +146,11 @@ def _num_nodes(text: str, levels: Sequence[Sequence[int]]) -> int:
 
 def _filled(levels: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """A count for every node."""
-    found, above = list[tuple[int, ...]](), 1
+    counts, above = list[tuple[int, ...]](), 1
     for level in levels:
-        found.append(tuple(level) * above if len(level) == 1 else (*level, *[0] * (above - len(level))))
-        above = sum(found[-1])
-    return tuple(found)
+        counts.append(tuple(level) * above if len(level) == 1 else (*level, *[0] * (above - len(level))))
+        above = sum(counts[-1])
+    return tuple(counts)
 
 
 def _level_words(level: Sequence[int]) -> str:
@@ -163,4 +163,4 @@ def _level_words(level: Sequence[int]) -> str:
 
 def _are_counts(level: Sequence[str]) -> bool:
     """Whether these are whole numbers, short enough to be numbers of nodes, and one of them is above 0."""
-    return all(one.isascii() and one.isdigit() and len(one) <= 6 for one in level) and any(map(int, level))
+    return all(number.isascii() and number.isdigit() and len(number) <= 6 for number in level) and any(map(int, level))
