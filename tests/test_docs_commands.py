@@ -20,8 +20,10 @@ MODELS = re.compile(r"\./[\w.-]+(:[\w.-]+)?|\b\w+/[\w.-]+(:[\w.-]+)?")
 OF_TARGET = ("-t", "--target", "--model", "serve")
 OF_DRAFT = ("-d", "--draft", "--speculative-model", "--speculative-config")
 FILES = {
-    "prompts.jsonl": '{"prompt": "Once upon a time"}\n{"prompt": "The cat"}\n' * 10,
-    "chats.jsonl": '{"messages": [{"role": "user", "content": "Tell me a story."}]}\n' * 20,
+    "prompts.jsonl": "".join(f'{{"prompt": "Once upon a time, {place} cats"}}\n' for place in range(20)),
+    "chats.jsonl": "".join(
+        f'{{"messages": [{{"role": "user", "content": "Tell me a story of {place} cats."}}]}}\n' for place in range(20)
+    ),
     "questions.csv": "query,topic\nThe dog,animals\n,nothing\nThe cat,animals\n",
     "person.json": '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}',
     "tuned.yaml": "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n",
