@@ -19,6 +19,7 @@ from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.verification import RULES
 
 V, END = 11, 10
 PROMPTS = [[1, 2, 3, 1, 2], [4], [5, 6] * 9, [7, 8, 9, 7, 8, 9, 7], [2, 2, 2]]
@@ -168,7 +169,7 @@ def test_a_model_or_draft_without_trees_is_refused_at_load() -> None:
 
 def test_nodes_depths_and_ranks_are_counted() -> None:
     drafted = Drafted((5, 6, 7, 8, 9), (-1, -1, 0, 0, 3))
-    sequence = Running(0, [1, 2], 1, params(), frozenset(), "greedy", 3, 40, None)
+    sequence = Running(0, [1, 2], 1, params(), frozenset(), RULES["greedy"], 3, 40, None)
     counts = SpeculativeCounts()
     for path in [(0, 3, 4), (0,), (1,), ()]:
         counts.add(sequence.extend(drafted, path, 3, []))
@@ -182,7 +183,7 @@ def test_nodes_depths_and_ranks_are_counted() -> None:
 
 def test_a_cut_path_counts_as_far_as_it_stands() -> None:
     drafted = Drafted((5, 6, 7), (-1, -1, 0))
-    sequence = Running(0, [1, 2], 1, params(), frozenset({5}), "greedy", 2, 40, None)
+    sequence = Running(0, [1, 2], 1, params(), frozenset({5}), RULES["greedy"], 2, 40, None)
     emitted = sequence.extend(drafted, (0, 2), 3, [])
     assert (emitted.tokens, emitted.num_accepted, emitted.ranks) == ((5,), 1, ((1, 2),))
 

@@ -149,7 +149,7 @@ def test_layers_that_are_exchanged_are_caught(files: Any, monkeypatch: pytest.Mo
     lm = load_lm(str(files("llama", "Q8_0")), check=False)
     right = BlocksOracle(ModelPlan(lm.name)._model(None))
     assert right.error(lm) < 0.1
-    decoder = lm._forward
+    decoder: Any = lm._forward
     decoder._layers[0], decoder._layers[1] = decoder._layers[1], decoder._layers[0]
     assert right.error(lm) > 0.3
 

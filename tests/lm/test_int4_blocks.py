@@ -12,6 +12,7 @@ from planted import plant
 from safetensors.torch import load_file, save_file
 from tiny_engine import decode, ngram, self_draft, tiny_lm, tokens
 from tiny_models import make_tiny
+from typed import not_none
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import NotFiniteError, RunError, UsageError
@@ -45,7 +46,7 @@ def test_numbers_are_half_a_step_away_at_most(type_: int, name: str, steps: int,
     )
     weight[3] = 0
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:33]
-    rows = QuantizedRows.of("w", "m", weight, type_)[order]
+    rows: Any = QuantizedRows.of("w", "m", weight, type_)[order]
     numbers = rows.reference()
     right = gguf.quants.dequantize(rows._blocks(), gguf.GGMLQuantizationType[name])
     assert np.array_equal(numbers.numpy(), right[:, :num_inputs])
@@ -93,12 +94,13 @@ def test_a_4_bit_copy_has_the_blocks_of_the_target_loaded_in_4_bits(tmp_path: Pa
 def test_most_guesses_of_a_4_bit_copy_of_the_built_in_target_are_accepted() -> None:
     text, params = "Once upon a time, there was a little rabbit who", SamplingParams(max_new_tokens=64, temperature=0)
     engine = Engine.load("builtin:target", "self-int4", num_speculative_tokens=4)
+    target: Any = engine.target
     (output,) = engine.generate([text], params)
     (plain,) = Engine.load("builtin:target", "none").generate([text], params)
     assert output.token_ids == plain.token_ids
-    assert output.speculative.acceptance_rate > 0.7
-    copy = engine.drafter.lm  # type: ignore[attr-defined]
-    assert copy.weight_bytes < engine.target.weight_bytes / 6  # of float32
+    assert not_none(output.speculative.acceptance_rate) > 0.7
+    copy: Any = engine.drafter.lm
+    assert copy.weight_bytes < target.weight_bytes / 6  # of float32
 
 
 FAULTS = {

@@ -149,7 +149,7 @@ def test_39_tokenizer_chat_template_and_end_tokens_are_the_files(llama) -> None:
 def test_sampling_defaults_are_the_files(folder: Path) -> None:
     path = folder / "sampling.gguf"
     sampling = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "penalty_repeat": 1.05, "mirostat": 2}
-    entries = {f"general__sampling__{key}": value for key, value in sampling.items()}
+    entries: dict[str, Any] = {f"general__sampling__{key}": value for key, value in sampling.items()}
     source = checkpoint(folder, "llama")
     write_gguf(source, path, "Q8_0", **entries)
     found = ModelPlan(str(path)).generation

@@ -3,6 +3,7 @@
 import math
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
@@ -220,7 +221,7 @@ def test_the_tree_in_use_stays_while_the_case_is_open(monkeypatch: pytest.Monkey
 def test_a_chain_and_a_tree_are_told_beside_each_other(chain: float, tree: float, best: str, said: str) -> None:
     speedups = {DraftShape(2): chain, DraftShape.of(TreeShape.parse("3,1")): tree}
     evidence = {shape: Evidence(interval(value, value, value)) for shape, value in speedups.items()}
-    study = SimpleNamespace(prediction=None, in_use=DraftShape(0), batch_size=1, step_split=lambda _: None)
+    study: Any = SimpleNamespace(prediction=None, in_use=DraftShape(0), batch_size=1, step_split=lambda _: None)
     found = Case(study, evidence, None).recommend()
     assert found.why.startswith(best)
     assert said in found.why

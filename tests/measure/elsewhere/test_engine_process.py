@@ -150,7 +150,7 @@ def test_one_that_is_killed_is_noticed() -> None:
 
 
 def test_a_start_is_given_up() -> None:
-    process = fake("stuck", stopped=lambda: process.group_id is not None)
+    process: EngineProcess = fake("stuck", stopped=lambda: process.group_id is not None)
     with pytest.raises(KeyboardInterrupt), process:
         pytest.fail("it cannot have started")
 

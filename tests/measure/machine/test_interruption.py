@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -223,8 +224,7 @@ def test_the_load_alone_says_it_where_it_is_high_or_nothing_else_is_known(
     load: float, lost_share: float | None, is_busy: bool
 ) -> None:
     """On two cores; two runs of this program one after the other leave a load of 2 behind."""
-    found = Conditions.of_passes(
-        Load(load, 2), [SimpleNamespace(lost_share=lost_share, seconds=1.0, num_discarded=0)] * 12
-    )
+    measured: Any = SimpleNamespace(lost_share=lost_share, seconds=1.0, num_discarded=0)
+    found = Conditions.of_passes(Load(load, 2), [measured] * 12)
     assert (found.busy is not None) is is_busy
     assert not is_busy or f"load {load} on 2 cores" in not_none(found.busy)
