@@ -17,7 +17,8 @@ import numpy as np
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.measure.bench.bench import Bench, Progress
 from specdec_cli.measure.bench.in_turn import InTurn
-from specdec_cli.measure.bench.passes import Compared, Pass, StepSplit, Track, against, compared_outputs, costs_of
+from specdec_cli.measure.bench.passes import Compared, Pass, Track, against, compared_outputs
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.document import Interval
 from specdec_cli.measure.bench.bench import Bench
-from specdec_cli.measure.bench.passes import StepSplit, Track, costs_of
+from specdec_cli.measure.bench.passes import Track
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.machine.roofline import MeasuredStep, Roofline, measure_speed, roofline
 from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS
 

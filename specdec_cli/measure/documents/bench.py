@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from specdec_cli.document import Count, Figure, LosslessResult, Result, ResultDocument, TotalsResult
-from specdec_cli.measure.bench.passes import StepSplit, costs_of
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.documents.parts import (
     NO_INTERVAL,
     UNCHECKED,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.document import Count, Seconds, computed
 from specdec_cli.engine.outputs import first_difference
-from specdec_cli.measure.bench.passes import Track, compared_outputs
 
 if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
+    from specdec_cli.measure.bench.passes import Track
     from specdec_cli.measure.elsewhere.server_arm import ServerArm
 
 NEAR_NATS = 0.05
@@ -51,6 +51,8 @@ def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
     Raises:
         RunError: the engine does not answer.
     """
+    from specdec_cli.measure.bench.passes import compared_outputs
+
     left: list[LeftText] = []
     seen: set[int] = set()
     for request, got, want in compared_outputs([draft], plain):

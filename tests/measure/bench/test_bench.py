@@ -12,7 +12,8 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.bench import Bench
-from specdec_cli.measure.bench.passes import Group, Pass, StepSplit, Track, costs_of
+from specdec_cli.measure.bench.passes import Group, Pass, Track
+from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.bench.verdict import _why, load_of, sentences
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
