@@ -47,6 +47,14 @@ def checkout(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
 
 
+def _short(commit: str) -> str:
+    """A commit's short hash, whatever names it."""
+    named = subprocess.run(
+        ["git", "rev-parse", "--short", commit], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return named.stdout.strip()
+
+
 def run(tree: Path, command: tuple[str, ...]) -> dict[str, Any]:
     """The JSON document that a commit's command prints."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -103,7 +111,7 @@ def main() -> None:
     parser.add_argument("--name", default="revisions", help="of the result's file")
     options = parser.parse_args()
     before = record.machine()
-    results: dict[str, Any] = {"old": options.old, "new": options.new}
+    results: dict[str, Any] = {"old": _short(options.old), "new": _short(options.new)}
     with checkout(options.old) as old, checkout(options.new) as new:
         trees = {"old": old, "new": new}
         for number in options.busy:
