@@ -1,11 +1,12 @@
 """Two commits of this repository in turn: `bench` alone, and the demo beside busy neighbours.
 
-    python benchmarks/revisions.py OLD NEW [--busy 0 4] [--starts 6] [--prompts 12]
+    python benchmarks/revisions.py OLD NEW [--busy 0 4] [--starts 6] [--prompts 12] [--streams 4]
 
 Each process runs the code of one commit (in a temporary worktree). Alone, each start runs one process of each commit,
 which decode prompts in turn (A B B A), each prompt without and with the int8 draft (A B B A); ratios are of tokens/s,
 new over old, prompt by prompt, and intervals are over starts. Beside neighbours each run is the command of `make demo`
-in a process of its own, whose speed-up is kept. The commits share this environment's packages.
+in a process of its own, whose speed-up is kept. Served, both servers run with the built-in pair, and so many streams at
+once of one and of the other in turn. The commits share this environment's packages.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import record
+from served import Served, serving
 from threads import Decoding, neighbours, stories
 from threads import figure as pooled_figure
 
@@ -33,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 PROMPT = "Once upon a time, there was a little rabbit who"
 DEMO = ("generate", PROMPT, "--draft-quantize", "int8", "-k", "5", "-n", "160", "--compare", "--json")
 K, TOKENS = 5, 160
+SERVED_TURNS = 12
 
 
 @contextmanager
@@ -84,6 +90,39 @@ def alone(trees: dict[str, Path], starts: int, num_prompts: int) -> dict[str, An
     return {f"tokens/s, new over old, {arm}": pooled_figure(its) for arm, its in ratios.items()}
 
 
+def served(trees: dict[str, Path], starts: int, num_streams: int) -> dict[str, Any]:
+    """Both commits serve streams in turn, the other one idle."""
+    ratios: list[list[float]] = []
+    for start in range(starts):
+        with ExitStack() as stack:
+            servers = {name: stack.enter_context(serving(tree=trees[name])) for name in sorted(trees)}
+            pool = stack.enter_context(ThreadPoolExecutor(num_streams))
+
+            def seconds(server: Served, prompts: list[str], pool: ThreadPoolExecutor = pool) -> float:
+                begin = monotonic()
+                list(pool.map(lambda prompt: _stream(server, prompt), prompts))
+                return monotonic() - begin
+
+            for server in servers.values():
+                seconds(server, stories()[:num_streams])  # not counted
+            ratios.append([])
+            for turn in range(SERVED_TURNS):
+                prompts = stories()[turn : turn + num_streams]
+                order = sorted(servers, reverse=(turn + start) % 2 == 1)
+                taken = {name: seconds(servers[name], prompts) for name in order}
+                ratios[-1].append(taken["old"] / taken["new"])
+    return {f"served tokens/s, new over old, {num_streams} streams": pooled_figure(ratios)}
+
+
+def _stream(server: Served, prompt: str) -> None:
+    """Read a streamed completion to its end."""
+    fields = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(fields).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+
+
 def beside(trees: dict[str, Path], starts: int) -> dict[str, Any]:
     """Both commits' demo in turn beside the neighbours that run already."""
     speedups: dict[str, list[float]] = {name: [] for name in trees}
@@ -108,6 +147,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 4])
     parser.add_argument("--starts", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=12, help="of each start, alone")
+    parser.add_argument("--streams", type=int, default=4, help="of each server at once; 0 serves none")
     parser.add_argument("--name", default="revisions", help="of the result's file")
     options = parser.parse_args()
     before = record.machine()
@@ -119,6 +159,9 @@ def main() -> None:
                 found = beside(trees, options.starts) if number else alone(trees, options.starts, options.prompts)
             results[f"{number} neighbours"] = found
             print(number, json.dumps(found), flush=True)
+        if options.streams:
+            results["served"] = served(trees, options.starts, options.streams)
+            print(json.dumps(results["served"]), flush=True)
     print(record.save(options.name, before, results))
 
 

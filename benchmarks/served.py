@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -69,13 +70,14 @@ class Served:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[Served]:
-    """Run `specdec serve` with further options until the block ends."""
+def serving(*options: str, tree: Path | None = None) -> Iterator[Served]:
+    """Run `specdec serve` with further options until the block ends, with a tree's code where one is given."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["serve", "--port", str(port), "--quiet", *options]
-    process = subprocess.Popen([sys.executable, "-m", "specdec_cli", *words])
+    environment = os.environ if tree is None else os.environ | {"PYTHONPATH": str(tree)}
+    process = subprocess.Popen([sys.executable, "-m", "specdec_cli", *words], cwd=tree, env=environment)
     served = Served(port, process, " ".join(["specdec", *without_port(words)]))
     try:
         deadline = time.monotonic() + SECONDS_TO_START
