@@ -224,12 +224,12 @@ class _Sandbox:
                 start_new_session=True,
                 env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
             )
+        self._control = mine  # before it is used: `_end` closes it where that fails
+        weakref.finalize(self, _close, mine, self._process)
         _send(
             mine,
             json.dumps([document, tokenizer.num_tokens, end, tokenizer.name, list(tokenizer.eos_token_ids)]).encode(),
         )
-        self._control = mine
-        weakref.finalize(self, _close, mine, self._process)
         return mine
 
     def _end(self) -> None:

@@ -1,4 +1,5 @@
 import json
+import socket
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 from hostile_grammars import AMBIGUOUS, PATTERNS, intersection
 from tiny_grammar import byte_tokenizer
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.grammar import GrammarError, MaskBudget, compile_grammar
 from specdec_cli.sampling.grammar_sandbox import (
     Cancellation,
@@ -81,6 +82,19 @@ def test_49_15_a_process_that_was_killed_is_replaced() -> None:
     assert process is not None
     process.kill()
     compiler.compile("regex", "b", TOKENIZER)
+
+
+def test_a_process_that_ends_while_it_starts_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    def broken(control: socket.socket, _: bytes) -> None:
+        made.append(control)
+        raise BrokenPipeError
+
+    monkeypatch.setattr("specdec_cli.sampling.grammar_sandbox._send", broken)
+    with pytest.raises(RunError, match="the process that tries grammars ended"):
+        GrammarCompiler(GrammarLimits(10.0, 2**28)).compile("regex", "a", TOKENIZER)
+    assert [control.fileno() for control in made] == [-1, -1]
 
 
 def test_49_15_masks_that_cost_too_much_end_the_output() -> None:
