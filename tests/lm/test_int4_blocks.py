@@ -8,20 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from planted import plant
 from safetensors.torch import load_file, save_file
+from tiny_adapters import make_adapter
 from tiny_engine import decode, ngram, self_draft, tiny_lm, tokens
+from tiny_gguf import SIZES as GGUF_SIZES
+from tiny_gguf import write_gguf
 from tiny_models import make_tiny
+from tiny_quantized import make_quantized
+from transformers import AutoModelForCausalLM
 from typed import not_none
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import NotFiniteError, RunError, UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
+from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.kernels.block_sizes import INT4, INT8
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.quantized_rows import QuantizedRows
 from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.oracle import relative_error
 from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.settings import ModelSettings
@@ -142,6 +150,29 @@ def test_a_model_in_float16_is_quantized_from_its_own_numbers(tmp_path: Path) ->
     wide = load_lm(str(folder), quantize="int4", dtype="float32")
     found, right = (one._forward._layers[0].out.weight for one in (lm, wide))  # type: ignore[attr-defined]
     assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("form", ["GGUF", "gptq", "LoRA"])
+def test_what_is_not_stored_in_plain_numbers_is_made_plain_first(tmp_path: Path, form: str) -> None:
+    """A file in blocks, quantized safetensors and an adapter become the same 4 bits as the numbers that they mean."""
+    if form == "gptq":
+        stored = make_quantized(form, tmp_path / form)
+        plain = stored.parent / "reference"
+    else:
+        plain = make_tiny("llama", tmp_path / "plain", 3, **GGUF_SIZES)
+        if form == "GGUF":
+            stored = tmp_path / "stored.gguf"
+            save_file(write_gguf(plain, stored, "Q8_0"), plain / "model.safetensors", {"format": "pt"})
+        else:
+            stored = make_adapter(plain, tmp_path / "adapter")
+            with quiet():
+                adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(plain), str(stored))
+                plain = tmp_path / "merged"
+                adapted.merge_and_unload().save_pretrained(plain)
+    rows = [Row(0, TOKENS, len(TOKENS))]
+    lm, right = (load_lm(str(path), quantize="int4", dtype="float32") for path in (stored, plain))
+    assert lm.decoder == "own, native"
+    assert relative_error(lm.score(rows), right.score(rows)) < 0.01
 
 
 def test_what_is_not_computed_in_4_bits_is_refused_by_name(tmp_path: Path) -> None:
