@@ -185,7 +185,7 @@ inline Codes looked_up(Codes codes, const uint8_t* values) {  // 16 of them
 
 // ---- Sums of products of codes and inputs --------------------------------------------------------------------------
 
-#if defined(__AVX512VNNI__)
+#if HAS_BYTE_PRODUCTS
 constexpr bool HAS_LONG_SUMS = true;
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 constexpr bool HAS_LONG_SUMS = false;  // but sums of 16 bits, which are multiplied with a scale as they are made longer
@@ -245,7 +245,7 @@ struct Group {
     // Adds sums of products with R rows' inputs of these packs, times `by` in K types.
     template <int R>
     void multiply(const int8_t* inputs, long pitch, Ints (&whole)[R]) const {
-#if defined(__AVX512VNNI__)
+#if HAS_BYTE_PRODUCTS
         Ints sums[R];
         for (int r = 0; r < R; r++) sums[r] = L::IS_SUPER ? Ints{} : whole[r];
 #pragma GCC unroll 8
@@ -253,7 +253,7 @@ struct Group {
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const Ints some = spread_bits(beside(inputs, r * pitch) + 4 * p);
-                sums[r] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r], (__m512i)codes[p], (__m512i)some);
+                sums[r] = add_products(sums[r], (Ints)codes[p], some);
             }
         for (int r = 0; r < R; r++) whole[r] = L::IS_SUPER ? whole[r] + sums[r] * by : sums[r];
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))

@@ -203,13 +203,13 @@ struct Int8 {
     static constexpr long PACK = 4;
     static constexpr long TILES_FROM = INT8_TILES;
     typedef Ints Sums;
-#if defined(__AVX512VNNI__)
+#if HAS_BYTE_PRODUCTS
     using Input = uint8_t;
     static constexpr bool IS_PAIRED = false;
-    typedef __m512i Vector;
-    static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
-    static Vector pack_of(const uint8_t* x) { return (__m512i)spread_bits(x); }
-    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbusd_epi32((__m512i)sums, x, w); }
+    typedef Ints Vector;
+    static Vector load_weights(const int8_t* from) { return *(const Ints*)from; }
+    static Vector pack_of(const uint8_t* x) { return spread_bits(x); }
+    static Sums add(Sums sums, Vector w, Vector x) { return add_products(sums, x, w); }
 #else
     using Input = int16_t;
     static constexpr bool IS_PAIRED = true;  // even inputs of a pack come before the odd ones

@@ -44,6 +44,21 @@ constexpr bool FETCHES = true;
 
 inline Floats load(const float* from) { return *(const Floats*)from; }
 
+// Four products of bytes in each lane, the first without a sign and the second with one, in one instruction.
+#if defined(__AVX512VNNI__)
+#define HAS_BYTE_PRODUCTS 1
+inline Ints add_products(Ints sums, Ints bytes, Ints signed_bytes) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)bytes, (__m512i)signed_bytes);
+}
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define HAS_BYTE_PRODUCTS 1
+inline Ints add_products(Ints sums, Ints bytes, Ints signed_bytes) {
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)bytes, (__m256i)signed_bytes);
+}
+#else
+#define HAS_BYTE_PRODUCTS 0
+#endif
+
 // The sums over each of N vectors, always in the same order.
 template <class Vector, class Number, int N>
 inline void sum_each(const Vector (&of)[N], Number (&found)[N]) {

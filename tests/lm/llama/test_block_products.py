@@ -146,7 +146,7 @@ def multiply(library, part, rows):
 
 
 @pytest.mark.skipif(not has_avx2(), reason="no AVX2 to emulate others with")
-@pytest.mark.parametrize("processor", mostly_slow(PROCESSORS, ["AVX2", "AVX-512 of a Zen 4"]))
+@pytest.mark.parametrize("processor", mostly_slow(PROCESSORS, ["AVX2", "AVX2 with VNNI", "AVX-512 of a Zen 4"]))
 def test_every_processor_has_the_same_bits(processor, monkeypatch):
     monkeypatch.setattr(native, "_FLAGS", [flag.replace("-O3", "-O1") for flag in native._FLAGS])
     command = [*native.compiler(), *native._FLAGS, "-x", "c++"]

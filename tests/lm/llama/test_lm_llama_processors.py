@@ -1,6 +1,6 @@
 """Our own decoder's paths for processors that this one is not: the numbers are this one's, and rows keep their bits.
 
-AVX-512's and AMX's operations are emulated where there is AVX2; a processor without either has everything taken away.
+What AVX-512, AVX-VNNI and AMX add is emulated where there is AVX2; a processor without it has everything taken away.
 """
 
 import platform
@@ -19,16 +19,17 @@ from specdec_cli.lm.llama import native
 from specdec_cli.lm.load import load_lm
 from specdec_cli.recipe.values import Quantize
 
-EMULATED, TILES = (
-    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("emulated_avx512.h", "emulated_amx.h")
+EMULATED, TILES, BYTES = (
+    Path(__file__).with_name(f"emulated_{name}.h").read_text(encoding="utf-8") for name in ("avx512", "amx", "avx_vnni")
 )
 AVX512 = ("F", "BW", "VNNI", "BF16")
-AVX2 = "#undef __AMX_TILE__\n" + "".join(f"#undef __AVX512{name}__\n" for name in AVX512)
+AVX2 = "#undef __AMX_TILE__\n#undef __AVXVNNI__\n" + "".join(f"#undef __AVX512{name}__\n" for name in AVX512)
 ZEN4 = AVX2 + EMULATED + "".join(f"#define __AVX512{name}__ 1\n" for name in AVX512[1:])
 PROCESSORS = {
     "no vectors": AVX2 + "#undef __AVX2__\n#undef __FMA__\n#undef __FP_FAST_FMAF\n",
     "AVX2 without FMA": AVX2 + "#undef __FMA__\n#undef __FP_FAST_FMAF\n",
     "AVX2": AVX2,
+    "AVX2 with VNNI": AVX2 + BYTES,
     "AVX-512 alone": AVX2 + EMULATED,
     "AVX-512 with BW": AVX2 + EMULATED + "#define __AVX512BW__ 1\n",
     "AVX-512 of a Zen 4": ZEN4,
@@ -59,7 +60,7 @@ def compile_for(processor: str, monkeypatch: pytest.MonkeyPatch, step: str | Non
     compile_otherwise(monkeypatch, {name: PROCESSORS[processor] + source for name, source in sources.items()})
 
 
-@pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AMX"]))
+@pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AVX2 with VNNI", "AMX"]))
 def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Lets what is loaded from then on run as on another processor."""
     return lambda: compile_for(request.param, monkeypatch)
