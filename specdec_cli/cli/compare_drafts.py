@@ -13,6 +13,8 @@ from specdec_cli import drafters
 from specdec_cli.cli.arms import OwnArms, arms_from
 from specdec_cli.cli.measured_run import ComparedRun
 from specdec_cli.cli.measurement_options import (
+    FURTHEST,
+    K_MAX,
     BatchSize,
     DryRun,
     Exhaustive,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 )
 def compare_drafts(
     context: typer.Context,
-    k_max: KMax = 8,
+    k_max: KMax = None,
     exhaustive: Exhaustive = False,
     repeats: Annotated[int, repeats_option()] = 2,
     batch_size: BatchSize = 1,
@@ -78,20 +80,24 @@ def compare_drafts(
     """
     check_template(shared, chat)
     resolved = shared.resolve_drafts()
-    k_max, capped = depth_within_rates(resolved[0].recipe.speculation, k_max)
-    options = _CompareOptions(repeats, batch_size, chat, k_max, exhaustive, trace)
+    speculation = resolved[0].recipe.speculation
+    goes_further = k_max is None and not speculation.is_synthetic and speculation.tree is None
+    k_max, capped = depth_within_rates(speculation, k_max or K_MAX)
+    furthest = FURTHEST if goes_further else k_max
+    options = _CompareOptions(repeats, batch_size, chat, k_max, furthest, exhaustive, trace)
     names = _names([draft.recipe for draft in resolved])
     _check(resolved, shared, options)
     check_files(shared, {"--trace": trace})
-    arms = arms_from(context, resolved, names, options, shared, dry_run, are_several=True, k_max=k_max)
+    arms = arms_from(context, resolved, names, options, shared, dry_run, are_several=True, k_max=furthest)
     return CompareRun(arms, options, capped).start(dry_run)
 
 
 @dataclass(frozen=True, slots=True)
 class _CompareOptions(MeasurementOptions):
-    """The command's further options."""
+    """The command's further options. k goes up to `furthest` while a draft's best k is the largest."""
 
     k_max: int
+    furthest: int
     exhaustive: bool
     trace: Path | None
 
@@ -211,6 +217,7 @@ class CompareRun(ComparedRun["DraftComparison"]):
             arms.contenders(),
             arms.workload,
             options.k_max,
+            options.furthest,
             options.batch_size,
             options.repeats,
             options.exhaustive,

@@ -26,20 +26,21 @@ if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Gates, Speculation, WorkloadSection
 
 HOW = "Measurement"
+K_MAX, FURTHEST = 8, 32  # without --k-max: where the search for k ends, and where while the best is the largest
 _TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")
 
 
-def k_max_option(meaning: str, shown: str | bool = True) -> Any:
-    """The option `--k-max` of a command.
-
-    Args:
-        meaning: its help.
-        shown: the default in words where it depends on what is found.
-    """
-    return typer.Option("--k-max", min=1, max=MOST_DEPTH, help=meaning, show_default=shown, rich_help_panel=HOW)
-
-
-KMax = Annotated[int, k_max_option("Largest k to consider.")]
+KMax = Annotated[
+    int | None,
+    typer.Option(
+        "--k-max",
+        min=1,
+        max=MOST_DEPTH,
+        help="Largest k to consider.",
+        show_default=f"{K_MAX}, or up to {FURTHEST} while the best is the largest",
+        rich_help_panel=HOW,
+    ),
+]
 Exhaustive = Annotated[
     bool,
     typer.Option(

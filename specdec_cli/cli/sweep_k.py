@@ -13,9 +13,12 @@ from specdec_cli.cli.arms import OwnArms
 from specdec_cli.cli.endpoint_options import ApiKey, EndpointTimeout
 from specdec_cli.cli.honoured import ENGINE, HERE, other_engine, refuse_without_effect
 from specdec_cli.cli.measurement_options import (
+    FURTHEST,
     HOW,
+    K_MAX,
     DryRun,
     Exhaustive,
+    KMax,
     TraceFile,
     check_files,
     check_fixed_depth,
@@ -23,7 +26,6 @@ from specdec_cli.cli.measurement_options import (
     check_speculates,
     chosen_prompts,
     depth_within_rates,
-    k_max_option,
     num_prompts_words,
     repeats_option,
     whole_numbers,
@@ -65,7 +67,6 @@ _LEFT_OUT = (
     "speculation.tree",
 )
 _MOST_TOGETHER = 1024
-_K_MAX, _FURTHEST = 8, 32  # without --k-max: where a sweep begins to end, and where it ends in any case
 
 BatchSizes = Annotated[
     str,
@@ -87,10 +88,7 @@ BatchSizes = Annotated[
 )
 def sweep_k(
     context: typer.Context,
-    k_max: Annotated[
-        int | None,
-        k_max_option("Largest k to consider.", shown="8, or up to 32 while the best is the largest"),
-    ] = None,
+    k_max: KMax = None,
     exhaustive: Exhaustive = False,
     repeats: Annotated[int | None, repeats_option("1; 2 with --exhaustive", "Maximum number of times")] = None,
     tree: Trees = None,
@@ -129,7 +127,7 @@ def sweep_k(
     place, named = source.place
     refuse_without_effect(context, place, named)
     if place != HERE:
-        prediction = acceptance_run(shared, source, k_max or _K_MAX, chat, dry_run)
+        prediction = acceptance_run(shared, source, k_max or K_MAX, chat, dry_run)
         refuse_without_effect(context, place, named, prediction.arms.resolved)
         return prediction.start(dry_run)
     resolved = shared.resolve()
@@ -139,19 +137,19 @@ def sweep_k(
         from specdec_cli.cli.sweep_engine import engine_sweep_run
 
         refuse_without_effect(context, ENGINE, f"--engine {resolved.recipe.engine.name}", resolved)
-        there = SweepOptions(repeats or 1, sizes[-1], chat, k_max or _K_MAX, sizes, write_recipe)
+        there = SweepOptions(repeats or 1, sizes[-1], chat, k_max or K_MAX, sizes, write_recipe)
         return engine_sweep_run(other, there, shared, dry_run).start(dry_run)
     recipe = resolved.recipe
     repeats = repeats or (2 if exhaustive else 1)
     goes_further = k_max is None and not recipe.speculation.is_synthetic
-    k_max, capped = depth_within_rates(recipe.speculation, k_max or _K_MAX)
+    k_max, capped = depth_within_rates(recipe.speculation, k_max or K_MAX)
     trees = wanted_trees(tree or [], recipe.speculation, k_max)
     options = SweepOptions(repeats, sizes[-1], chat, k_max, sizes, write_recipe, exhaustive, trace, trees, goes_further)
     _check(recipe, options)
     check_regression(recipe, shared)
     check_files(shared, {"--trace": trace, "--write-recipe": write_recipe})
     unknowable = _unknowable(recipe, options)
-    largest, room = (_FURTHEST if goes_further else k_max), {"tree": f"dynamic:{MOST_NODES}" if trees else None}
+    largest, room = (FURTHEST if goes_further else k_max), {"tree": f"dynamic:{MOST_NODES}" if trees else None}
     prompts = chosen_prompts(recipe.workload, chat, only_at_hand=dry_run)
     arms = OwnArms([resolved], ["draft"], options, prompts, shared, k_max=largest, room=room)
     return OwnSweepRun(arms, options, resolved, capped, unknowable).start(dry_run)
@@ -296,9 +294,9 @@ class OwnSweepRun(SweepRun["Sweeps"]):
         """Consider larger ks if the best one is predicted to be the largest and nothing limits it; whether it does."""
         old = self.options.k_max
         best = (traced.predict(old, costs).fastest_k for costs in by_size.values())
-        if not self.options.goes_further or old >= _FURTHEST or old not in best:
+        if not self.options.goes_further or old >= FURTHEST or old not in best:
             return False
-        self.options = replace(self.options, k_max=min(2 * old, _FURTHEST))
+        self.options = replace(self.options, k_max=min(2 * old, FURTHEST))
         self._end_at_draft(engine)
         if self.options.k_max > old:
             self.notices.append(f"k = {old} was predicted to be best, so larger ones were considered, too")
@@ -329,7 +327,7 @@ class OwnSweepRun(SweepRun["Sweeps"]):
         probes = probe_trees(self.options.k_max) if self.options.trees else ()
         trees = tuple(dict.fromkeys([*probes, *self.options.shapes]))
 
-        name = f"draft, {size} together{'' if self.options.k_max <= _K_MAX else f', k up to {self.options.k_max}'}"
+        name = f"draft, {size} together{'' if self.options.k_max <= K_MAX else f', k up to {self.options.k_max}'}"
         return profile_workload(
             arms.engine,
             arms.workload,

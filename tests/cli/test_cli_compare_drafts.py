@@ -14,6 +14,7 @@ from toy_clock import toy_clock
 from toy_engine import END, LETTERS, LetterTokenizer, TableLM
 
 from specdec_cli import drafters
+from specdec_cli.cli import compare_drafts as command
 from specdec_cli.cli.main import run
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
@@ -170,6 +171,24 @@ def test_k_ends_where_the_synthetic_rates_do(loaded, capsys: pytest.CaptureFixtu
     document = checked(capsys.readouterr().out)
     assert [one["k"] for one in document["rows"][0]["measured"]] == [1, 2]
     assert "k ends at 2, not at 3, because so many synthetic acceptance rates are given" in document["notices"]
+
+
+def test_a_draft_that_is_best_at_the_largest_k_is_considered_further(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "K_MAX", 2)
+    monkeypatch.setattr(command, "FURTHEST", 4)
+    words = ["compare-drafts", *given("good", "expensive"), "-n", "16", "--num-prompts", "6", "--json", "--quiet"]
+    assert run(words) == 0
+    document = checked(capsys.readouterr().out)
+    rows = {row["draft"]: row for row in document["rows"]}
+    assert (document["plan"]["k_max"], rows["good"]["best_k"]) == (4, 4)
+    assert {name: len(row["predicted"]) for name, row in rows.items()} == {"good": 4, "expensive": 2}
+    [notice] = [one for one in document["notices"] if "larger ones were considered" in one]
+    assert notice == "good: k = 2 was predicted to be best, so larger ones were considered, too"
+    assert any(
+        "good is fastest at k = 4; it is the largest k considered: `--k-max 8`" in one for one in document["notices"]
+    )
 
 
 def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -301,8 +301,8 @@ def test_49_25_a_sweep_goes_on_while_the_largest_k_is_the_best(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_target(monkeypatch)
-    monkeypatch.setattr(sweep_command, "_K_MAX", 2)
-    monkeypatch.setattr(sweep_command, "_FURTHEST", 4)
+    monkeypatch.setattr(sweep_command, "K_MAX", 2)
+    monkeypatch.setattr(sweep_command, "FURTHEST", 4)
     words = ["sweep-k", "-d", "ngram:min=1", "-n", "24", "--num-prompts", "6", "--json", "--quiet"]
     assert run(words) == 0
     document = checked(capsys.readouterr().out)

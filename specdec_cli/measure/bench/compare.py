@@ -24,7 +24,7 @@ from specdec_cli.measure.bench.sweep import profile_workload
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Predicted, Prediction
-from specdec_cli.measure.predict.traced import Traced, target_trace
+from specdec_cli.measure.predict.traced import Traced, target_trace, trace_further
 from specdec_cli.measure.predict.tracing import Tell, Watch, in_phase, trace_draft
 from specdec_cli.measure.stats import Paired
 from specdec_cli.measure.workload.workload import Workload
@@ -51,6 +51,7 @@ class Contender:
         method: how it drafts.
         engine: the shared target with this draft; None where another engine decodes.
         k: at which it is measured; None where that is predicted.
+        k_max: largest k that was considered; 0 before that is known.
         costs: of its steps; None before they are measured, and where it never drafts.
         prediction: None where the trace does not tell.
         tracks: what was measured, by k.
@@ -60,6 +61,7 @@ class Contender:
     method: str
     engine: Engine | None = None
     k: int | None = None
+    k_max: int = 0
     costs: Costs | None = None
     prediction: Prediction | None = None
     tracks: dict[int, Track] = field(default_factory=dict)
@@ -131,6 +133,7 @@ class DraftComparison:
         contenders: drafts around one target.
         workload: what is decoded.
         k_max: largest k.
+        furthest: largest k for a draft that is predicted to be best at the largest one so far.
         batch_size: requests of one task that are decoded together.
         repeats: how often every arm decodes every group.
         is_exhaustive: whether every k is measured.
@@ -143,6 +146,7 @@ class DraftComparison:
     contenders: Sequence[Contender]
     workload: Workload
     k_max: int
+    furthest: int = 0
     batch_size: int = 1
     repeats: int = 2
     is_exhaustive: bool = False
@@ -173,31 +177,60 @@ class DraftComparison:
             self.notices += trace.notices
         seconds = max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS)
         for contender in rivals:
-            contender.costs = profile_workload(
-                contender.loaded,
-                self.workload,
-                contender.deepest(self.k_max),
-                self.batch_size,
-                seconds,
-                in_phase(tell, f"measuring the cost of a step with {contender.draft} costs"),
-                journal=self.journal,
-                name=contender.draft,
-            )
-            if trace is not None:
-                self._predict(contender, contender.costs, trace, in_phase(tell, f"tracing {contender.draft}"))
+            contender.k_max = contender.deepest(self.k_max)
+            self._study_draft(contender, trace, seconds, tell)
         if trace is not None and is_new and path is not None:
             trace.save(path)
 
-    def _predict(self, contender: Contender, costs: Costs, trace: Trace, watch: Watch) -> None:
-        k_max, engine = contender.deepest(self.k_max), contender.loaded
+    def _study_draft(self, contender: Contender, trace: Trace | None, seconds: float, tell: Tell) -> None:
+        """Trace a draft, measure its costs and predict every k."""
+        watch, traced = in_phase(tell, f"tracing {contender.draft}"), None
+        if trace is not None and self._trace_draft(contender, trace, watch):
+            traced = Traced(trace, contender.draft, self.verify)
+        while True:
+            contender.costs = self._costs(contender, seconds, tell)
+            if traced is None:
+                return
+            contender.prediction = traced.predict(contender.k_max, contender.costs)
+            if not self._goes_further(contender):
+                return
+            trace_further(traced, contender.loaded, contender.k_max, tell)
+
+    def _costs(self, contender: Contender, seconds: float, tell: Tell) -> Costs:
+        """Costs of a draft's steps; those of an earlier run that this one continues are read."""
+        return profile_workload(
+            contender.loaded,
+            self.workload,
+            contender.k_max,
+            self.batch_size,
+            seconds,
+            in_phase(tell, f"measuring the cost of a step with {contender.draft} costs"),
+            journal=self.journal,
+            name=f"{contender.draft}{'' if contender.k_max <= self.k_max else f', k up to {contender.k_max}'}",
+        )
+
+    def _trace_draft(self, contender: Contender, trace: Trace, watch: Watch) -> bool:
+        """Trace a draft along the target's text; False where none can, and every k is measured."""
+        engine = contender.loaded
         try:
-            trace.drafts[contender.draft] = trace_draft(trace, engine.drafter, k_max, watch, engine.target)
+            trace.drafts[contender.draft] = trace_draft(trace, engine.drafter, contender.k_max, watch, engine.target)
         except UsageError as error:
             if not self.is_exhaustive:
                 raise
             self.notices.append(f"{error.message}: it is measured, not predicted")
-            return
-        contender.prediction = Traced(trace, contender.draft, self.verify).predict(k_max, costs)
+            return False
+        return True
+
+    def _goes_further(self, contender: Contender) -> bool:
+        """Consider larger ks if the best one is predicted to be the largest and nothing limits it; whether it does."""
+        old, prediction = contender.k_max, contender.prediction
+        if prediction is None or prediction.fastest_k != old:
+            return False
+        contender.k_max = contender.deepest(max(old, min(2 * old, self.furthest)))
+        if contender.k_max > old:
+            message = f"k = {old} was predicted to be best, so larger ones were considered, too"
+            self.notices.append(f"{contender.draft}: {message}")
+        return contender.k_max > old
 
     def depths(self, contender: Contender) -> list[int]:
         """The ks at which a draft is measured."""
@@ -208,7 +241,7 @@ class DraftComparison:
             return [min(contender.deepest(self.k_max), shape.depth)]
         best = contender.predicted_best()
         if self.is_exhaustive or best is None:
-            return list(range(1, contender.deepest(self.k_max) + 1))
+            return list(range(1, contender.k_max + 1))
         return [best.k]
 
     def measure(

@@ -150,17 +150,16 @@ def compare_body(
     ranking, choice, bench = comparison.ranking(), choose_draft(comparison), comparison.bench
     best = choice.fastest or next(contender for contender in ranking if contender.drafts)
     largest = [
-        f"{contender.draft} is fastest at k = {comparison.k_max}; "
-        f"{largest_words(comparison.k_max, contender.most_depth)}"
+        f"{contender.draft} is fastest at k = {contender.k_max}; {largest_words(contender.k_max, contender.most_depth)}"
         for contender in ranking
-        if contender.prediction is not None and comparison.best_k(contender) == comparison.k_max
+        if contender.prediction is not None and comparison.best_k(contender) == contender.k_max
     ]
     known = [notice for notice in (comparison.workload.notice, bench.hidden_tasks) if notice is not None]
     decode, latency = comparison.speedup(best), comparison.speedup(best, "latency")
     return CompareDocument(
         workload=comparison.workload,
         plan=ComparePlan(
-            k_max=comparison.k_max,
+            k_max=max([comparison.k_max, *(contender.k_max for contender in comparison.contenders)]),
             exhaustive=comparison.is_exhaustive,
             **passes_plan(bench, interrupted),
         ),
