@@ -3,9 +3,11 @@
     python benchmarks/clients.py http://127.0.0.1:8000 --folder T [--without http://127.0.0.1:8001] [--only openai]
 
 Whatever of openai, langchain-openai, litellm, guidellm and lm_eval is installed is tried, the rest is named as missing.
-`--folder` is the target's folder (for guidellm and lm-eval); `--without` a server of the same model with `-k 0`. The
-tool checks need a target whose chat template names the tools (the built-in one knows none; a copy with one that does is
-enough). Results are kept by model in results/clients.json, one entry for each client.
+AIPerf is tried where its program is on the PATH, against a server with `--metrics-prefix vllm
+--per-request-spec-decode-metrics detailed`. `--folder` is the target's folder (for guidellm, AIPerf and lm-eval);
+`--without` a server of the same model with `-k 0`. The tool checks need a target whose chat template names the tools
+(the built-in one knows none; a copy with one that does is enough).
+Results are kept by model in results/clients.json, one entry for each client.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,11 +28,14 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
+import client_aiperf
 import record
 from client_libraries import LIBRARIES, Place
 from client_lm_eval import lm_eval_rows
 
 CLIENTS = {name: module for name, (module, _) in LIBRARIES.items()} | {"guidellm": "guidellm", "lm_eval": "lm_eval"}
+PROGRAMS = (client_aiperf.PROGRAM,)
+"""Clients that run in an environment of their own."""
 NUM_REQUESTS = 12
 
 
@@ -86,6 +92,8 @@ def try_client(name: str, place: Place, options: argparse.Namespace) -> Iterator
         yield from try_library(name, place)
     elif name == "guidellm":
         yield from try_guidellm(place, options.folder)
+    elif name == client_aiperf.PROGRAM:
+        yield from client_aiperf.try_aiperf(place, options.folder)
     else:
         urls = {"with a draft": place.url} | ({"k=0": options.without} if options.without else {})
         with tempfile.TemporaryDirectory() as tasks:
@@ -106,7 +114,7 @@ def main() -> None:
     parser.add_argument("--folder", help="of the served target")
     parser.add_argument("--without", metavar="URL", help="a server of the same model without speculation")
     parser.add_argument("--api-key", default=os.environ.get("SPECDEC_API_KEY", "none"))
-    parser.add_argument("--only", action="append", choices=list(CLIENTS))
+    parser.add_argument("--only", action="append", choices=[*CLIENTS, *PROGRAMS])
     options = parser.parse_args()
     before = record.machine()
     url = options.url.rstrip("/")
@@ -114,8 +122,8 @@ def main() -> None:
     kept = record.RESULTS / "clients.json"
     results: dict[str, Any] = json.loads(kept.read_text())["results"] if kept.exists() else {}
     mine = results.setdefault(place.model, {})
-    for name in options.only or CLIENTS:
-        if find_spec(CLIENTS[name]) is None:
+    for name in options.only or [*CLIENTS, *PROGRAMS]:
+        if (shutil.which(name) if name in PROGRAMS else find_spec(CLIENTS[name])) is None:
             print(f"{name}: not installed")
             continue
         if name not in LIBRARIES and options.folder is None:
@@ -130,6 +138,9 @@ def main() -> None:
 
 
 def _version(name: str) -> str:
+    if name in PROGRAMS:
+        shown = subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout.split()
+        return shown[-1] if shown else "unknown"
     try:
         return version(name)
     except PackageNotFoundError:

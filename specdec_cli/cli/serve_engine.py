@@ -31,9 +31,11 @@ _BY_THE_FRONT = frozenset(
     }
     | {"allowed_hosts", "max_body_bytes", "max_json_depth", "log_format", "log_polls"}
 )
-_BY_THE_ENGINE = frozenset({"served_model_name", "tool_call_parser", "reasoning_parser"})
-_ACCEPTANCE = {"vllm": ("--per-request-spec-decode-metrics", "summary")}
-"""Arguments that make an engine report each request's acceptance."""
+_BY_THE_ENGINE = frozenset(
+    {"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"}
+)
+_ACCEPTANCE = {"vllm": "--per-request-spec-decode-metrics"}
+"""Option by which an engine reports each request's acceptance; an engine without a draft may refuse it."""
 
 
 def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
@@ -50,8 +52,11 @@ def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
     other = other_engine(resolved, shared)
     if other is None or not other.server().drafts:
         return other
-    option, value = _ACCEPTANCE[name]
-    return other if option in other.arguments else replace(other, arguments=(*other.arguments, option, value))
+    option, path = _ACCEPTANCE[name], "serve.per_request_spec_decode_metrics"
+    if option in other.arguments or resolved.origins[path] != "default":
+        return other  # the engine's own argument, or the recipe's setting among the engine's
+    value = resolved.recipe.serve.per_request_spec_decode_metrics
+    return replace(other, arguments=(*other.arguments, option, value))
 
 
 def show_command(other: OtherEngine, shared: Shared) -> None:

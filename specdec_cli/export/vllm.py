@@ -30,7 +30,7 @@ _OVERRIDDEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "
 def export(job: ExportJob) -> Export:
     """A script that starts the server."""
     settings = job.settings
-    arguments = engine_arguments(settings) | server_arguments(settings)
+    arguments = _with_acceptance(settings, engine_arguments(settings) | server_arguments(settings))
     words = [PROGRAM, "serve", settings.target, *flags(arguments)]
     following = settings.next_command()
     return Export({"vllm.sh": script(job.comment(following), words)}, frozenset({"vllm.sh"}), following)
@@ -38,8 +38,18 @@ def export(job: ExportJob) -> Export:
 
 def server_words(settings: ExportSettings) -> list[str]:
     """The words behind the program that start its server, without its address."""
-    arguments = engine_arguments(settings) | served(settings)
+    arguments = _with_acceptance(settings, engine_arguments(settings) | served(settings))
     return ["serve", settings.target, *flags(arguments)]
+
+
+def _with_acceptance(settings: ExportSettings, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the recipe's wish for each request's acceptance; vLLM refuses it without a draft."""
+    path = "serve.per_request_spec_decode_metrics"
+    level = settings.given(path)
+    if "speculative_config" not in arguments:
+        settings.without(path, "there is no draft")
+        return arguments
+    return arguments if level is None else arguments | {"per_request_spec_decode_metrics": level}
 
 
 def engine_arguments(settings: ExportSettings) -> dict[str, Any]:

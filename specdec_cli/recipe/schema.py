@@ -336,6 +336,8 @@ class Serve(Section):
     """Tool-call format of the model, by vLLM's name. null detects it from the chat template."""
     reasoning_parser: values.ReasoningParser | None = None
     """Reasoning format of the model, by vLLM's name, to separate thinking from content. null leaves it in content."""
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "summary"
+    """Acceptance in each response: none, summary, or detailed, which adds the counts of each step."""
     metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")
     """Prefix of the metrics' names. Use vllm for dashboards made for vLLM."""
     log_format: Literal["text", "json"] = "text"

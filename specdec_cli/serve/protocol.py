@@ -329,6 +329,7 @@ class GenerationBody(SamplingBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_spec_tokens_details: bool | None = Field(None, description="report acceptance in SGLang's `sglext`, too")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None

@@ -31,6 +31,7 @@ class Choice:
     def __init__(self, job: Job, echoed: str | None, plan: ResponsePlan) -> None:
         self.job = job
         self.counts = SpeculativeCounts()
+        self.draft_steps: list[tuple[int, int]] = []  # drafted and accepted tokens, kept for detailed metrics only
         self.token_ids: list[int] = []
         self.num_cached_tokens: int | None = None
         self.finish_reason: str | None = None
@@ -48,12 +49,15 @@ class Choice:
         self._has_answer = plan.reasoning is None
         self._stream: TextStream | None = None
         self._is_apart = False
+        self._keeps_steps = plan.model.serve.per_request_spec_decode_metrics == "detailed"
 
     def observe(self, delta: Delta) -> None:
         """Count what a step gave; of each delta once, before it is taken apart."""
         for step in delta.steps:
             self.counts.add(step)
             self.token_ids += step.tokens
+            if self._keeps_steps and step.num_drafted:
+                self.draft_steps.append((step.num_drafted, step.num_accepted))
         if self._counter is not None:
             self._counter.count(delta.token_ids, is_last=delta.finish_reason is not None)
         if delta.num_cached_tokens is not None:

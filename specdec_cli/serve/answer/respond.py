@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli import __version__
-from specdec_cli.events import SpeculativeCounts
 from specdec_cli.sampling.grammar import GrammarError
+from specdec_cli.serve.answer.acceptance import sglang_details, vllm_metrics
 from specdec_cli.serve.answer.choice import Choice
 from specdec_cli.serve.answer.logprobs import joined
 from specdec_cli.serve.errors import ApiError, as_api_error
@@ -84,6 +83,7 @@ class CompletionAnswer:
             "choices": choices,
             "usage": self._usage(),
             "metrics": self._metrics(),
+            **self._sglext(),
         }
 
     def opening(self) -> list[dict[str, Any]]:
@@ -107,10 +107,12 @@ class CompletionAnswer:
         return [self._chunk(choice) for part in parts for choice in self._streamed(index, part)]
 
     def closing(self) -> list[dict[str, Any]]:
-        """Chunks after the last delta: usage, if asked for."""
+        """Chunks after the last delta: SGLang's extension and usage, if asked for."""
+        sglext = self._sglext()
+        extra = [{**self._head, "choices": [], **sglext}] if sglext else []
         if not (self._options and self._options.include_usage):
-            return []
-        return [{**self._head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
+            return extra
+        return [*extra, {**self._head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
 
     def event(self, document: Mapping[str, Any]) -> bytes:
         """A chunk as a server-sent event."""
@@ -223,28 +225,25 @@ class CompletionAnswer:
         return usage
 
     def _metrics(self) -> dict[str, Any]:
-        """The request's acceptance, by vLLM's field names; trees, which vLLM does not report, add `tree_figures`."""
-        own = self._choices[0].job.num_speculative_tokens
-        k = self._plan.model.num_speculative_tokens if own is None else own
-        counts = [choice.counts for choice in self._choices]
-        total = SpeculativeCounts(
-            outcomes=sum((count.outcomes for count in counts), Counter()),
-            num_draft_nodes=sum(count.num_draft_nodes for count in counts),
-            ranks=sum((count.ranks for count in counts), Counter()),
-        )
-        histogram = total.acceptance_histogram + [0] * (k + 1 - len(total.acceptance_histogram))
-        return {
-            "speculative_decoding": {
-                "mean_acceptance_length": total.acceptance_length,
-                "draft_acceptance_rate": total.acceptance_rate,
-                "acceptance_histogram": histogram,
-                "num_spec_steps": total.num_drafts,
-                "num_accepted_draft_tokens": total.num_accepted_tokens,
-                "num_draft_tokens": total.num_draft_tokens,
-                "num_spec_tokens": k,
-                **total.tree_figures(),
-            }
-        }
+        """Acceptance of the request's only choice, by vLLM's field names; null for several, and if the server has no k.
+
+        A choice that decoded without a draft has counts of 0.
+        """
+        level, k = self._plan.model.serve.per_request_spec_decode_metrics, self._k(self._choices[0])
+        is_told = level != "none" and len(self._choices) == 1 and (k or self._plan.model.num_speculative_tokens)
+        figures = vllm_metrics(self._choices[0], k, is_detailed=level == "detailed") if is_told else None
+        return {"speculative_decoding": figures}
+
+    def _sglext(self) -> dict[str, Any]:
+        """SGLang's extension, if the request asks for it."""
+        if not self._plan.request.return_spec_tokens_details:
+            return {}
+        return {"sglext": sglang_details(self._choices, [self._k(choice) for choice in self._choices])}
+
+    def _k(self, choice: Choice) -> int:
+        """Most tokens of a choice's drafts: the request's own, else the server's."""
+        own = choice.job.num_speculative_tokens
+        return self._plan.model.num_speculative_tokens if own is None else own
 
 
 class _Message:

@@ -16,6 +16,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "speculative.n_min": _AT_ITS_START,
         "speculative.p_min": _AT_ITS_START,
         "prediction": "it drafts from no predicted text",
+        "return_spec_tokens_details": "it reports acceptance in `metrics.speculative_decoding`",
     }
 }
 """By engine and field: the reason."""

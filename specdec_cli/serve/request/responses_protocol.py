@@ -122,6 +122,7 @@ class ResponsesRequest(GenerationBody):
     max_tokens: Unused = None
     response_format: Unused = None
     return_token_ids: Literal[False] | None = None
+    return_spec_tokens_details: Literal[False] | None = None
 
     def ignored(self) -> list[str]:
         """Paths of unknown fields, and of `reasoning.encrypted_content`: reasoning items hold plain text here."""

@@ -12,6 +12,7 @@ from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.engine.jobs.ticket import merged
 from specdec_cli.errors import QueueFull, Unavailable
 from specdec_cli.events import TokenLogprob
+from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.answer.respond import CompletionAnswer, compact, sse
 from specdec_cli.serve.errors import ApiError, as_api_error
 from specdec_cli.serve.request.prepare import Prepared
@@ -54,15 +55,67 @@ def test_a_completion_document() -> None:
     assert usage["completion_tokens"] == 2 * len(WORDS)
     assert usage["total_tokens"] == num_prompt + 2 * len(WORDS)
     assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 6}
-    assert document["metrics"]["speculative_decoding"] == {
+    assert document["metrics"] == {"speculative_decoding": None}
+
+
+@pytest.mark.parametrize("given", [deltas(), [merged(deltas())]])
+@pytest.mark.parametrize("level", ["none", "summary", "detailed"])
+def test_a_request_reports_its_acceptance_as_vllm_does(level: str, given: list[Delta]) -> None:
+    model = facts(serve=Serve(per_request_spec_decode_metrics=level))
+    figures = whole(completion(over=model), given)["metrics"]["speculative_decoding"]
+    options = {"include_usage": True}
+    last = streamed(completion(over=model, stream=True, stream_options=options), given)[-1]
+    assert last["metrics"]["speculative_decoding"] == figures
+    if level == "none":
+        assert figures is None
+        return
+    steps = {"per_step_accepted": [2, 0], "per_step_drafted": [3, 2]} if level == "detailed" else {}
+    assert figures == steps | {
         "mean_acceptance_length": 2.0,
         "draft_acceptance_rate": 0.4,
-        "acceptance_histogram": [2, 0, 2, 0],
-        "num_spec_steps": 4,
-        "num_accepted_draft_tokens": 4,
-        "num_draft_tokens": 10,
+        "acceptance_histogram": [1, 0, 1, 0],
+        "num_spec_steps": 2,
+        "num_accepted_draft_tokens": 2,
+        "num_draft_tokens": 5,
         "num_spec_tokens": 3,
     }
+
+
+def test_acceptance_of_a_request_that_drafted_nothing() -> None:
+    """Length 1 and rate 0, as in vLLM; null on a server that drafts nothing."""
+    told = [replace(deltas()[0], finish_reason="length")]
+    figures = whole(completion(), told)["metrics"]["speculative_decoding"]
+    assert (figures["mean_acceptance_length"], figures["draft_acceptance_rate"]) == (1.0, 0.0)
+    assert (figures["acceptance_histogram"], figures["num_spec_steps"]) == ([0, 0, 0, 0], 0)
+    details = whole(completion(return_spec_tokens_details=True), told)["sglext"]["spec_tokens_details"]
+    assert (details["spec_verify_ct"], details["spec_correct_drafts_histogram"]) == (0, [])
+    plain = whole(completion(speculative={"enabled": False}, return_spec_tokens_details=True), told)
+    assert (plain["metrics"]["speculative_decoding"]["acceptance_histogram"]) == [0]
+    assert plain["sglext"] == {"spec_tokens_details": None}
+    without = whole(completion(over=facts(num_speculative_tokens=0)), told)
+    assert without["metrics"] == {"speculative_decoding": None}
+
+
+def test_acceptance_as_sglang_reports_it() -> None:
+    """An object for one choice, a list for several; a chunk of its own before the stream's last."""
+    asked = {"return_spec_tokens_details": True}
+    details = whole(completion(**asked), deltas())["sglext"]["spec_tokens_details"]
+    assert details == {
+        "spec_accept_rate": 2 / 6,
+        "spec_accept_length": len(WORDS) / 2,
+        "spec_cap_length": 0.0,
+        "spec_block_accept_length": 0.0,
+        "spec_num_correct_drafts": 2,
+        "spec_num_proposed_drafts": 6,
+        "spec_verify_ct": 2,
+        "spec_correct_drafts_histogram": [1, 0, 1],
+        "spec_cap_lens_histogram": [],
+    }
+    assert whole(completion(n=2, **asked), deltas())["sglext"]["spec_tokens_details"] == [details, details]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, own, last = streamed(chat(**asked, **options), deltas())
+    assert (own["choices"], own["sglext"]["spec_tokens_details"], "sglext" in last) == ([], details, False)
+    assert "sglext" not in whole(completion(), deltas())
 
 
 def test_a_chat_document() -> None:

@@ -281,6 +281,10 @@ def test_a_dry_run_prints_the_engines_command(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert printed.startswith("/opt/vllm/bin/vllm serve ")
     assert printed.endswith("--enforce-eager --per-request-spec-decode-metrics summary\n")
+    assert run([*words, "--per-request-spec-decode-metrics", "detailed"]) == 0
+    assert capsys.readouterr().out.count("--per-request-spec-decode-metrics detailed") == 1
+    assert run([*words, "-d", "none", "--per-request-spec-decode-metrics", "detailed"]) == 0
+    assert "per-request" not in capsys.readouterr().out
     assert run([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"].startswith("vllm serve ")
 
