@@ -58,6 +58,10 @@ def _dspark(folder: Path) -> None:
     publish_dflash(folder, random_block_weights(dspark="gated"), "dspark", markov_head_type="gated")
 
 
+def _dflash2(folder: Path) -> None:
+    publish_dflash(folder, random_block_weights(dflash2=True), "dflash2")
+
+
 FOLDERS: dict[str, Callable[[Path], Any]] = {
     "model": _model,
     "universal": _universal,
@@ -68,11 +72,14 @@ FOLDERS: dict[str, Callable[[Path], Any]] = {
     ),
     "dflash": lambda folder: publish_dflash(folder, random_block_weights(), "z-lab"),
     "dspark": _dspark,
+    "dflash2": _dflash2,
     "medusa": lambda folder: publish_medusa(folder, random_medusa_weights()),
     "pard": publish_pard,
     "pard2": publish_pard2,
 }  # fmt: skip
-"""Makers of the drafts that are read from a folder, by method; `dspark` is a variant of `dflash`."""
+"""Makers of the drafts that are read from a folder, by method or by kind."""
+KINDS = {"dspark": "dflash", "dflash2": "dflash"}
+"""Kinds that another kind's method runs."""
 _WORDS = {
     "ngram": "ngram:max=3,min=1",
     "suffix": "suffix:min_expected=0,min_prob=0.05",
@@ -82,7 +89,7 @@ _WORDS = {
 """How the drafts that need no folder are asked for where their defaults would seldom guess."""
 _PAIRS = {"ngram+eagle3": "ngram:max=3,min=1+{eagle3}", "suffix+model": "suffix:min_prob=0.3+{model}"}
 METHODS = sorted(drafters.methods())
-NAMES = [*(method for method in METHODS if method != "none"), "dspark", *_PAIRS]
+NAMES = [*(method for method in METHODS if method != "none"), *KINDS, *_PAIRS]
 """Every draft: each method of the registry, variants with parts of their own, and pairs."""
 
 
@@ -103,7 +110,7 @@ def specs(folder: Path) -> dict[str, str]:
     make_target("llama", folder / "target", 2, num_hidden_layers=NUM_LAYERS)
     TOKENIZER.save_pretrained(folder / "target")
     found: dict[str, str] = {}
-    for name in [*METHODS, "dspark"]:
+    for name in [*METHODS, *KINDS]:
         if name not in FOLDERS:
             has_folder = name not in drafters.without_model()
             assert not has_folder, f"`{name}` reads a folder: add a maker of a tiny one to tests/every_draft.py"

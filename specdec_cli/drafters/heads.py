@@ -138,8 +138,11 @@ class HeadDrafter(WithoutFeatures):
             )
             if ahead.behind is None:
                 return list(ahead.logits)
-            before = [[row.context[-1], *path[:-1]] for row, path in zip(rows, paths, strict=True)]
-            return [ahead.behind(*arguments) for arguments in zip(ahead.logits, ahead.states, before, strict=True)]
+            found = []
+            for its, states, row, path in zip(ahead.logits, ahead.states, rows, paths, strict=True):
+                before = [[row.context[-1], *path[:depth]] for depth in range(len(path))]
+                found.append(ahead.behind(its, [states[: len(tokens)] for tokens in before], before))
+            return found
         logits: list[list[Tensor]] = [[] for _ in rows]
         for depth in range(max(map(len, paths))):
             going = [i for i, path in enumerate(paths) if len(path) > depth]
@@ -202,19 +205,21 @@ class HeadDrafter(WithoutFeatures):
             grow_marginals(drafting, logits, self._num_tokens, self._name)
             return
         states = {draft.place: its for draft, its in zip(drafting, ahead.states, strict=True)}
+
+        def before(growing: Sequence[GrowingDraft]) -> tuple[list[Tensor], list[list[int]]]:
+            """The states of every end's block up to its own row, and the tokens before that."""
+            its = [(draft, draft.drafted, end) for draft in growing for end in draft.ends]
+            tokens = [[draft.row.context[-1], *drafted.tokens_to(end)] for draft, drafted, end in its]
+            return [states[draft.place][: draft.depth + 1] for draft, _, _ in its], tokens
+
         grow_whole(
             drafting,
             depths,
-            lambda growing: behind(rows_at(growing, logits), rows_at(growing, states), _tokens_before(growing)),
+            lambda growing: behind(rows_at(growing, logits), *before(growing)),
             self._num_tokens,
             self._name,
-            None if sure is None else lambda growing: sure(rows_at(growing, states), _tokens_before(growing)),
+            None if sure is None else lambda growing: sure(*before(growing)),
         )
-
-
-def _tokens_before(growing: Sequence[GrowingDraft]) -> list[int]:
-    """The token at every end."""
-    return [draft.tokens[end] if end >= 0 else draft.row.context[-1] for draft in growing for end in draft.ends]
 
 
 class PublishedDrafter(HeadDrafter):

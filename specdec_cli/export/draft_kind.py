@@ -65,7 +65,7 @@ def draft_kind(model: str | None, method: str | None, options: Mapping[str, Any]
     folder = None if model is None else folder_of(model)
     draft = None if folder is None else recognize(folder)
     most = None if draft is None else draft.format.most_tokens(draft.content)
-    if method not in (None, "model"):
+    if method not in (None, "model") and (draft is None or draft.kind.method != method):
         return DraftKind(str(method), model, dict(options), most_tokens=most)
     assert model is not None, "a draft has a model or a method"
     if folder is not None:

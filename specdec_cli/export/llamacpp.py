@@ -18,6 +18,7 @@ _TYPES = {
     DRAFT_MODEL: "draft-simple",
     "eagle3": "draft-eagle3",
     "dflash": "draft-dflash",
+    "dflash2": "draft-dflash",
     "dspark": "draft-dspark",
     "mtp": "draft-mtp",
 }

@@ -17,7 +17,7 @@ from specdec_cli.export.settings import ExportSettings
 NAME, VERSION = "SGLang", "0.5.23"
 _HEADS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
 _STEPS = {DRAFT_MODEL: "STANDALONE"} | _HEADS
-_BLOCKS = {"dflash": "DFLASH", "dspark": "DSPARK"}
+_BLOCKS = {"dflash": "DFLASH", "dflash2": "DFLASH", "dspark": "DSPARK"}
 _TREES = dict.fromkeys(_STEPS, "--speculative-eagle-topk") | {"ngram": "--speculative-ngram-max-bfs-breadth"}
 """What makes a tree of the drafts of a method, where SGLang has trees: a number of the likeliest children."""
 _ADAPTING = ("eagle", "eagle3")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_cli.export.draft_kind import DRAFT_MODEL
+from specdec_cli.export.draft_kind import DRAFT_MODEL, configuration, folder_of
 from specdec_cli.export.exported import Export, ExportJob, flags, script
 from specdec_cli.export.settings import ExportSettings
 
@@ -23,7 +23,15 @@ OWN_OPTIONS = (
 """Options that specdec alone decides, set or not: the two arms differ by them, or a figure rests on them."""
 SHORT_OPTIONS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
 _NO_END = 2**20  # sequences, the end of the last range of a table
-_HEADS = {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+_HEADS = {
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "p-eagle": "eagle3",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+}
+_V2_ALONE = ("dflash2", "dspark")
 _OVERRIDDEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -117,6 +125,7 @@ def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
         config |= {} if revision is None else {"revision": revision}
         config |= _parallel(settings)
     _check_modules(settings)
+    _check_block(settings)
     settings.chains_only()
     settings.without("draft.quantize", "vLLM reads drafts that are quantized already")
     settings.without("draft.device", "vLLM runs the draft where the target runs")
@@ -129,6 +138,17 @@ def _check_modules(settings: ExportSettings) -> None:
     num, k = settings.num_mtp_modules, settings.k
     if settings.draft.method == "mtp" and num and k > num and k % num:
         settings.warn(f"vLLM refuses k = {k} with {num} MTP modules: set k to {num}, or to a multiple of it")
+
+
+def _check_block(settings: ExportSettings) -> None:
+    """Warn of blocks that vLLM runs in one of its runners, or reads in another way."""
+    draft = settings.draft
+    if draft.method in _V2_ALONE:
+        settings.warn(f"vLLM runs {draft.what} in its V2 model runner alone, which has no CPU form")
+    folder = None if draft.model is None else folder_of(draft.model)
+    content = {} if folder is None else configuration(folder)
+    if draft.method == "dspark" and "speculators_model_type" in content and content.get("sample_from_anchor") is None:
+        settings.warn("vLLM takes `sample_from_anchor` for false where a draft's config.json lacks it: add it as true")
 
 
 def _method(settings: ExportSettings) -> dict[str, Any] | None:

@@ -254,7 +254,7 @@ def _block_config(job: DraftConversion) -> DFlashDraft:
     config = job.config
     assert isinstance(config, DFlashDraft), "the method has this configuration"
     parts = {
-        "DSpark's heads": config.dspark.rank > 0 or config.dspark.has_confidence,
+        f"parts of {config.source.kind.title}": config.source.kind.name != "dflash",
         "a mask embedding of its own": config.has_mask_embedding,
         "scaled embeddings or logits": (config.embedding_scale, config.logit_scale, config.softcap) != (1, 1, None),
     }

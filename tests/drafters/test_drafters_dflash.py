@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafts as they are published: guesses against the formulas, and texts against the target's."""
+"""DFlash, DFlash2 and DSpark drafts: guesses against the formulas, and texts against the target's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tree_loop import sampled_p_value
 from typed import not_none, stand_in
 
 from specdec_cli import drafters
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
@@ -86,6 +87,17 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "DSpark, gated": ("dspark", {"dspark": "gated"}, {"markov_head_type": "gated"}, {"from_anchor": True}),
     "DSpark, filling in": ("dspark", {"dspark": "vanilla"}, {"sample_from_anchor": False}, {}),
     "DSpark, 40 tokens": ("dspark", {"dspark": "vanilla", "drafted": 40}, {}, {"from_anchor": True}),
+    "DSpark, rnn": ("dspark", {"dspark": "rnn"}, {"markov_head_type": "rnn"}, {"from_anchor": True}),
+    "DSpark, unsaid": ("dspark", {"dspark": "vanilla"}, {"sample_from_anchor": None}, {"from_anchor": True}),
+    "JetSpec": ("z-lab", {}, {"causal_head": True}, {"windows": ((999, True), (999, True))}),
+    "DFlash2": ("dflash2", {"dflash2": True}, {}, {}),
+    "DFlash2, both ways": (
+        "dflash2", {"dflash2": True},
+        SLIDING | {"is_causal": False, "causal": True, "output_multiplier": 0.7, "final_logit_softcapping": 5.0},
+        {"windows": (None, (7, False)), "multiplier": 0.7, "softcap": 5.0},
+    ),
+    "DFlash2, sliding": ("dflash2", {"dflash2": True}, SLIDING, {"windows": (None, (7, True))}),
+    "DFlash2, speculators": ("dflash2 speculators", {"dflash2": True}, SLIDING, {"windows": (None, (7, False))}),
     "DeepSpec": ("deepspec", {"dspark": "vanilla"}, {}, {"from_anchor": True}),
 }  # fmt: skip
 
@@ -149,13 +161,13 @@ def test_default_layers() -> None:
     assert default_layers(28, 1) == (14,)
 
 
-@pytest.mark.parametrize("dspark", [None, "vanilla"])
+@pytest.mark.parametrize("form", ["z-lab", "DSpark", "DSpark, rnn", "DFlash2"])
 @pytest.mark.parametrize("tree", ["3,2,1", "dynamic:10"])
-def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, dspark, tmp_path: Path) -> None:
-    weights = random_block_weights(seed=4, dspark=dspark)
-    form = "z-lab" if dspark is None else "dspark"
-    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, form))
-    states, given = features_of(lm, TEXT, LAYERS), reference(lm, weights, from_anchor=dspark is not None)
+def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, form: str, tmp_path: Path) -> None:
+    kind, made, keys, read = FORMS[form]
+    weights = random_block_weights(seed=4, **made)
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, kind, **keys))
+    states, given = features_of(lm, TEXT, LAYERS), reference(lm, weights, **read)
     for begin, end in ((0, 8), (8, 12)):
         guess = drafter.propose([row(TEXT[: end + 1], states[begin:end], tree=TreeShape.parse(tree))])[0].drafted
         assert len(guess) > 4
@@ -170,7 +182,11 @@ def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, ds
 def trained(lm, text: Sequence[int], first: int, form: str, steps: int = 60) -> dict[str, Tensor]:
     """Weights fitted to one text in the layout of training, from a position on."""
     is_dspark = form == "dspark"
-    weights = random_block_weights(seed=8, dspark="vanilla" if is_dspark else None)
+    weights = random_block_weights(seed=8, dspark="vanilla" if is_dspark else None, dflash2=form == "dflash2")
+    for name in weights:  # as training begins: a plain DFlash draft
+        if "conv." in name or "codebook" in name:
+            weights[name] *= 0.1
+            weights[name] += torch.tensor([1.0, 0.0])[:, None] if "base_kernel" in name else 0
     given = reference(lm, {name: one.requires_grad_() for name, one in weights.items()}, from_anchor=is_dspark)
     starts = list(range(first, len(text) - BLOCK))
     states = features_of(lm, text, LAYERS)
@@ -181,13 +197,15 @@ def trained(lm, text: Sequence[int], first: int, form: str, steps: int = 60) -> 
     optimizer = torch.optim.Adam(trainable, lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
-        logits = given.logits(given.giving(given.states(states, text, starts)), before)
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
+        rows = given.giving(given.states(states, text, starts))
+        every = [given.logits(rows, before).clamp(min=-30), *([given.unary(rows)] if form == "dflash2" else [])]
+        losses = [torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten()) for logits in every]
+        torch.stack(losses).sum().backward()
         optimizer.step()
     return {name: one.detach() for name, one in weights.items()}
 
 
-@pytest.fixture(scope="module", params=["z-lab", "dspark"])
+@pytest.fixture(scope="module", params=["z-lab", "dspark", "dflash2"])
 def fitted(request: pytest.FixtureRequest, lm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     params = SamplingParams(max_new_tokens=42)
     text = [*PROMPTS[1], *tokens(decode(lm, None, 0, [PROMPTS[1]], params=params))[0]]
@@ -277,11 +295,15 @@ def test_the_confidence_head_decides_how_many_are_drafted(lm, tmp_path: Path) ->
 
 
 class TableBlocks:
-    """A block draft by tables: logits by anchor and depth, and a Markov head's by the token before."""
+    """A block draft by tables: logits by anchor and depth, corrected by the token before, or two candidates alone.
 
-    def __init__(self, table: Any, is_wrong: bool) -> None:
-        self.table, self.is_wrong = torch.tensor(table, dtype=torch.float32), is_wrong
-        self.most_tokens = 2
+    Its confidence in a row depends on the token before the row's.
+    """
+
+    most_tokens = 2
+
+    def __init__(self, table: Any, has_selector: bool = False) -> None:
+        self.table, self.has_selector = torch.tensor(table, dtype=torch.float32), has_selector
 
     def feed(self, new: object, depths: object) -> None:
         pass
@@ -294,35 +316,75 @@ class TableBlocks:
 
     def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
         rows = [self.table[token, :depth] for _, token, depth in ends]
-        return Ahead(rows, rows, self.behind)
+        return Ahead(rows, rows, self.behind, self.confidence)
 
-    def behind(self, logits: Tensor, states: Tensor, tokens: Sequence[int]) -> Tensor:
-        return logits + 2 * self.table[list(tokens), 3]
+    def behind(self, logits: Tensor, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
+        logits = logits + 2 * self.table[[tokens[-1] for tokens in before], 3]
+        if not self.has_selector:
+            return logits
+        best = logits.topk(2, -1)
+        return torch.full_like(logits, -torch.inf).scatter(1, best.indices, best.values)
+
+    def confidence(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
+        return self.sure([tokens[-1] for tokens in before])
+
+    def sure(self, tokens: Sequence[int]) -> Tensor:
+        return self.table[list(tokens), 1, 3].sigmoid()
 
 
 class TableDrafter(drafters.get("dflash")):  # type: ignore[misc]
+    """Drafts by tables; `fault` spoils what verification is told of a guess, or which guesses it is given."""
+
     taps = ()
+    fault: str | None = None
+    p_min = 0.0
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        found: list[Guesses] = super().propose(rows)
-        if self.sequences.is_wrong:  # q without the Markov head
-            for one, guess in zip(rows, found, strict=True):
-                states = self.sequences.ahead([(0, one.context[-1], 2)]).logits[0]
+        found: list[Guesses] = super().propose([replace(one, p_min=self.p_min) for one in rows])
+        for one, guess in zip(rows, found, strict=True):
+            table, tokens = self.sequences.table, guess.drafted.tokens
+            if self.fault == "q without the Markov head":
                 depths = [guess.drafted.depth(node) - 1 for node in range(len(guess.drafted))]
-                guess.q = states[depths].softmax(-1)
+                guess.q = table[one.context[-1], depths].softmax(-1)
+            if self.fault == "q of all tokens":
+                guess.q = torch.where(guess.q > 0, 0.7 * guess.q, 0.15)
+            if self.fault == "a cut by the token that it scores":
+                is_sure = (self.sequences.sure(tokens) >= 0.5).tolist()
+                num = is_sure.index(False) if False in is_sure else len(tokens)
+                guess.drafted, guess.q = Drafted.chain(tokens[:num]), guess.q[:num] if num else None
         return found
 
 
-@pytest.mark.parametrize("is_wrong", [False, True])
-@pytest.mark.parametrize(("tree", "verify"), [(None, "rejection"), (None, "block"), ("2,2", "auto")])
-def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong: bool) -> None:
-    table = Table.random(num_tokens=4, seed=1, sharpness=2.0)
+def table_drafter(table: Table, fault: str | None, p_min: float = 0.0, has_selector: bool = False) -> TableDrafter:
     drafter = TableDrafter("table", "0")
-    drafter._sequences = stand_in(TableBlocks(table.q, is_wrong))
+    drafter._sequences, drafter.fault, drafter.p_min = stand_in(TableBlocks(table.q, has_selector)), fault, p_min
     drafter._num_tokens, drafter._max_context = 4, 1 << 20
+    return drafter
+
+
+SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
+    # How the tables draft, and the fault that each of them can have.
+    "Markov": ({}, "q without the Markov head"),
+    "selector": ({"has_selector": True}, "q of all tokens"),
+    "confidence": ({"p_min": 0.5}, "a cut by the token that it scores"),
+}
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "tree", "verify"),
+    [
+        ("Markov", None, "rejection"), ("Markov", None, "block"), ("Markov", "2,2", "auto"),
+        ("selector", None, "rejection"), ("selector", None, "block"), ("selector", "2,2", "auto"),
+        ("confidence", None, "rejection"),
+    ],
+)  # fmt: skip
+def test_sampled_text_follows_the_target(kind: str, tree: str | None, verify: str, is_wrong: bool) -> None:
+    table, (how, fault) = Table.random(num_tokens=4, seed=1, sharpness=2.0), SAMPLED[kind]
+    drafter = table_drafter(table, fault if is_wrong else None, **how)
     params = SamplingParams(temperature=1.0, ignore_eos=True)
     p_value, length = sampled_p_value(table, drafter, params, 1_500, verify, tree)
-    assert 1.2 < length < 2.9
+    assert 1.1 < length < 2.9
     assert (p_value > 1e-6) is not is_wrong
 
 
@@ -334,7 +396,7 @@ def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
 
 def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:
     def found(form: str, **keys: Any):
-        weights = random_block_weights(dspark="vanilla" if form == "dspark" else None)
+        weights = random_block_weights(dspark="vanilla" if form == "dspark" else None, dflash2=form == "dflash2")
         folder = publish_dflash(tmp_path / f"{form}-{'-'.join(keys)}", weights, form, **keys)
         return preflight(resolve(sets=[f"target.model={lm.name}", f"draft.model={folder}"]).recipe, look())
 
@@ -346,6 +408,11 @@ def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:
     said = "drafts up to 5 tokens in one pass, with a Markov head of rank 6 and a confidence head"
     assert said in not_none(pair.head)
     assert not_none(pair.head).startswith("DSpark draft, speculators 0.9.0 format")
+    said = "in one pass, with convolutions over 2 rows and a selector among 6 candidates; 97 of 97 tokens"
+    pair = found("dflash2")
+    assert not_none(pair.head).endswith(said)
+    assert not_none(pair.head).startswith("DFlash2 draft, z-lab format: reads the outputs of layers 1, 2, 3")
+    assert (pair.draft_method, pair.errors) == ("dflash", [])
     pair = found("z-lab", target_layer_ids=None)
     assert pair.taps == (1, 3), "two layers that read one state each: 1 and 6 - 3"
     [problem] = found("z-lab", target_hidden_size=64).errors
@@ -365,12 +432,17 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "no block": ("z-lab", lambda c, w: c.update(block_size=1), "`block_size` .* not `1`"),
     "no layers": ("speculators", lambda c, w: c.pop("aux_hidden_state_layer_ids"), "no list of layers: `None`"),
     "embeddings": ("deepspec", lambda c, w: c.update(target_layer_ids=[-1, 2, 3]), "reads its target's embeddings"),
-    "DFlash 2": ("z-lab", lambda c, w: c.update(architectures=["DFlash2DraftModel"]), "of the kind `dflash2`"),
-    "another kind": ("speculators", lambda c, w: c.update(speculators_model_type="dflash2"), "of the kind `dflash2`"),
+    "no selector": ("dflash2", lambda c, w: w.pop("candidate_selector.successor_codebook"), "lacks the tensor"),
+    "no convolution": ("z-lab", lambda c, w: c.update(architectures=["DFlash2DraftModel"]), "lacks the tensor"),
+    "other candidates": ("dflash2", lambda c, w: c["dflash_config"].update(selector_top_k=0), "`selector_top_k` .*0`"),
+    "uneven groups": ("dflash2", lambda c, w: c["dflash_config"].update(conv_group_size=7), "`7`, .* 32 channels"),
+    "a reduced DFlash2": ("dflash2", lambda c, w: c.update(draft_vocab_size=40), "drafts 40 of 97 tokens"),
+    "another kind": ("speculators", lambda c, w: c.update(speculators_model_type="dflash9"), "of the kind `dflash9`"),
     "Domino": ("z-lab", lambda c, w: c["dflash_config"].update(projector_type="domino"), "of the kind `domino`"),
     "sinks": ("z-lab", lambda c, w: c["dflash_config"].update(attention_sink_bias=True), "`attention_sink_bias: True`"),
     "no window": ("z-lab", lambda c, w: c["dflash_config"].update(use_swa=True), "sliding layers without a window"),
-    "an RNN": ("dspark", lambda c, w: c.update(markov_head_type="rnn"), "of the type `rnn`"),
+    "another Markov head": ("dspark", lambda c, w: c.update(markov_head_type="lstm"), "of the type `lstm`"),
+    "no joint product": ("dspark", lambda c, w: c.update(markov_head_type="rnn"), "`markov_head.joint_proj.weight`"),
     "MLA": ("z-lab", lambda c, w: c.update(model_type="deepseek_v3"), "`deepseek_v3` layers"),
     "no layer": ("speculators", lambda c, w: c.pop("transformer_layer_config"), "no `transformer_layer_config`"),
 }  # fmt: skip
@@ -379,7 +451,8 @@ BAD: dict[str, tuple[str, Any, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_folder_is_one_sentence(lm, case: str, tmp_path: Path) -> None:
     form, spoil, said = BAD[case]
-    weights = random_block_weights(seed=2, dspark="vanilla" if form in ("dspark", "deepspec") else None)
+    weights = random_block_weights(seed=2, dspark="vanilla" if form in ("dspark", "deepspec") else None,
+                                   dflash2=form == "dflash2")  # fmt: skip
     folder = publish_dflash(tmp_path / "draft", weights, form)
     config = json.loads((folder / "config.json").read_text())
     spoil(config, weights)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_draft import KINDS
 from head_drafts import LAYERS, TEXT, features_of, loaded, reference
 from planted import refused_keys_kept
 from tiny_dflash import BlockReference, publish_dflash, random_block_weights
@@ -106,18 +107,20 @@ def mtp(target: Target, folder: Path) -> Family:
 
 
 def block(target: Target, folder: Path, form: str) -> Family:
-    """DFlash, and DSpark with its Markov head."""
-    is_dspark = form == "dspark"
-    weights = random_block_weights(drafted=DRAFTED, seed=3, dspark="vanilla" if is_dspark else None)
+    """DFlash, DFlash2 with its selector, and DSpark with its Markov head."""
+    is_dspark, drafted = form == "dspark", VOCAB if form == "dflash2" else DRAFTED
+    weights = random_block_weights(
+        drafted=drafted, seed=3, dspark="vanilla" if is_dspark else None, dflash2=form == "dflash2"
+    )
     drafter = loaded(target.lm, publish_dflash(folder, weights, form))
     options = {"from_anchor": True} if is_dspark else {}
-    given = BlockReference(weights, target.table, weights["lm_head.weight"], options=options)
+    given = BlockReference(weights, target.table, weights.get("lm_head.weight", target.head), options=options)
 
     def formula(states: Tensor, context: Sequence[int], drafted: Sequence[int]) -> Tensor:
         rows = given.giving(given.states(states, context, [len(context) - 1]))[0]
         return given.logits(rows[: len(drafted)], torch.tensor([context[-1], *drafted[:-1]]))
 
-    return Family(drafter, formula, torch.arange(DRAFTED) + weights["d2t"])
+    return Family(drafter, formula, torch.arange(drafted) + weights.get("d2t", 0))
 
 
 def pard2(target: Target, folder: Path) -> Family:
@@ -150,6 +153,7 @@ FAMILIES: dict[str, Callable[[Target, Path], Family]] = {
     "mtp": mtp,
     "dflash": lambda target, folder: block(target, folder, "speculators"),
     "dspark": lambda target, folder: block(target, folder, "dspark"),
+    "dflash2": lambda target, folder: block(target, folder, "dflash2"),
     "pard2": pard2,
     "medusa": medusa,
 }
@@ -189,7 +193,7 @@ PLANTED = {
     "refused keys kept": refused_keys_kept,
 }
 CANNOT = {
-    "d2t read as ids": {"eagle", "mtp", "pard2", "medusa"},  # which score all of the target's tokens
+    "d2t read as ids": {"eagle", "mtp", "dflash2", "pard2", "medusa"},  # which score all of the target's tokens
     "an embedding that is not shifted": {"medusa"},  # which reads no tokens, and keeps neither keys nor values
     "refused keys kept": {"medusa"},
 }
@@ -231,4 +235,4 @@ def test_faults_are_caught(
 
 def test_every_draft_that_reads_states_is_here() -> None:
     reading = {name for name, method in drafters.methods().items() if method.taps is not WithoutFeatures.taps}
-    assert reading == {*FAMILIES} - {"dspark"}
+    assert reading == {*FAMILIES} - {*KINDS}

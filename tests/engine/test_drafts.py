@@ -15,7 +15,7 @@ from typing import Any
 import planted_format
 import pytest
 import torch
-from every_draft import FOLDERS, TOKENIZER
+from every_draft import FOLDERS, KINDS, TOKENIZER
 from safetensors.torch import load_file, save_file
 from tiny_heads import publish, random_weights
 from tiny_models import make_tiny
@@ -83,7 +83,7 @@ def test_every_room_is_told_the_same_kind(target: str, name: str, tmp_path: Path
     FOLDERS[name](folder)
     plan = read_draft({"model": str(folder)}, ModelPlan(target), LoadSettings())
     assert draft_kind(str(folder), None, {}).method == not_none(plan.published).source.kind.name == name
-    assert plan.method == not_none(plan.published).method == ("dflash" if name == "dspark" else name)
+    assert plan.method == not_none(plan.published).method == KINDS.get(name, name)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "pard"])  # which has no tensors of its own

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_draft import METHODS, NAMES, Drafts
+from every_draft import KINDS, METHODS, NAMES, Drafts
 from planted import drafted_nodes_kept, refused_keys_kept
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, preempted, tokens
@@ -306,7 +306,7 @@ def test_a_traces_file_serves_the_draft_that_it_is_of(drafts: Drafts, name: str,
 READING = [name for name in METHODS if drafters.get(name).taps is not WithoutFeatures.taps]
 
 
-@pytest.mark.parametrize("name", [*READING, "dspark", "ngram+eagle3"])
+@pytest.mark.parametrize("name", [*READING, *KINDS, "ngram+eagle3"])
 def test_a_row_without_a_distribution_leaves_the_others_their_guesses(drafts: Drafts, name: str) -> None:
     """Those are asked again in the same step, with the features that they have brought already."""
     drafter, prompt = drafts.drafter(name), list(range(2, 22))
@@ -372,7 +372,7 @@ def keeps(drafter: Any, part: str | None) -> bool:
 
 
 @pytest.mark.parametrize("fault", OF_REFUSALS)
-@pytest.mark.parametrize("name", [*READING, "dspark"])
+@pytest.mark.parametrize("name", [*READING, *KINDS])
 def test_nothing_stays_of_refused_tokens(
     drafts: Drafts, name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

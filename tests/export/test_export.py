@@ -79,6 +79,40 @@ def test_a_k_beyond_what_the_draft_gives_is_told(
 
 
 @pytest.mark.parametrize(
+    ("engine", "configuration", "written", "warned"),
+    [
+        (
+            "vllm",
+            {"architectures": ["DFlash2DraftModel"]},
+            '"method": "dflash"',
+            "a DFlash2 draft in its V2 model runner",
+        ),
+        ("vllm", {"speculators_model_type": "dspark"}, '"method": "dspark"', "takes `sample_from_anchor` for false"),
+        (
+            "vllm",
+            {"architectures": ["Qwen3DSparkModel"]},
+            '"method": "dspark"',
+            "a DSpark draft in its V2 model runner",
+        ),
+        ("sglang", {"architectures": ["DFlash2DraftModel"]}, "DFLASH", None),
+        ("llamacpp", {"architectures": ["DFlash2DraftModel"]}, "draft-dflash", None),
+        ("llamacpp", {"architectures": ["Qwen3DSparkModel"]}, "draft-dspark", None),
+        ("trtllm", {"architectures": ["DFlash2DraftModel"]}, "", "has no counterpart of a DFlash2 draft"),
+    ],
+)
+def test_block_drafts_are_named_as_engines_name_them(
+    engine: str, configuration: dict[str, Any], written: str, warned: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    flags: dict[str, Any] = {"target.model": "org/target", "draft": {"model": str(tmp_path), "method": "dflash"}}
+    named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
+    made, warnings = export(engine, named, "0")
+    assert written in "".join(made.files.values())
+    assert warned is None or any(warned in one for one in warnings)
+    assert any("V2 model runner" in one for one in warnings) == (engine == "vllm")
+
+
+@pytest.mark.parametrize(
     ("engine", "draft", "words"),
     [
         ("sglang", {"method": "eagle3", "model": "org/head"}, "SGLang describes trees in another way, by --spec"),

@@ -127,7 +127,7 @@ def test_what_a_format_cannot_say_is_refused(lm, tmp_path: Path) -> None:
     refused("of the method `eagle3`, which has official and speculators", head, "z-lab")
     refused("the speculators format names the target", blocks, "speculators")
     refused("drafts 40 of 97 tokens, and z-lab's format drafts all", reduced, "z-lab")
-    refused("DSpark's heads", dspark, "speculators", target=lm.name)
+    refused("parts of DSpark", dspark, "speculators", target=lm.name)
     refused("scaled embeddings or logits", scaled, "speculators", target=lm.name)
     refused("of the method `p-eagle`, which has one format alone", parallel, "official")
     refused("2 decoder layers", publish(tmp_path / "several", several, "speculators", LAYERS), "official")

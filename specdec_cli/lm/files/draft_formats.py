@@ -27,7 +27,7 @@ class PublishedKind:
     Args:
         name: as other engines call it.
         what: for people, with its article and its title before the last word, such as "a set of Medusa heads".
-        method: the drafting method that runs it; empty for a kind that is refused by name.
+        method: the drafting method that runs it, named after a kind; empty for a kind that is refused by name.
         words: in the name of a hub repository, which tell it where there is no folder.
         layers: an example of the method's option `layers`, the target's hidden states that it reads; empty for a
             method that reads the final ones alone.
@@ -133,7 +133,7 @@ def recognize(folder: Path, content: dict[str, Any] | None = None) -> DraftFolde
 
 def pickled_files() -> list[str]:
     """Names of the pickled files that drafts may have under a format's own names."""
-    files = (file for row in FORMATS for file in (*row.files, *row.beside))
+    files = dict.fromkeys(file for row in FORMATS for file in (*row.files, *row.beside))
     return [file for file in files if not file.endswith(".safetensors")]
 
 
@@ -148,8 +148,8 @@ def kind_by_name(name: str) -> PublishedKind | None:
 
 
 def kinds_by_method() -> dict[str, PublishedKind]:
-    """The first kind of each drafting method that runs published drafts."""
-    return {kind.method: kind for kind in reversed(published_kinds()) if kind.method}
+    """The kind that each drafting method of published drafts has its name from."""
+    return {kind.name: kind for kind in published_kinds() if kind.name == kind.method}
 
 
 def _format_of(folder: Path, content: Content, tensors: Sequence[str]) -> DraftFormat | None:
@@ -223,23 +223,33 @@ def _eagle_kind(content: Content, tensors: Sequence[str]) -> str:
     return "p-eagle" if is_masked or published == "peagle" else "eagle3"
 
 
-def _dflash_kind(content: Content, tensors: Sequence[str]) -> str:
-    called = str([content.get("speculators_model_type"), content.get("architectures")]).lower()
-    is_markov = "dflash" not in called and any("markov_head." in name for name in tensors)
-    return "dspark" if "dspark" in called or is_markov else "dflash"
-
-
-def block_shape(content: Content) -> tuple[Any, bool]:
-    """Rows of a DFlash draft's block, as its configuration has them, and whether the first row drafts a token, too."""
+def block_keys(content: Content) -> dict[str, Any]:
+    """The keys of a DFlash draft's configuration, with those of `dflash_config` among and before them."""
     nested = content.get("dflash_config")
-    keys = {**content, **(nested if isinstance(nested, dict) else {})}
+    return {**content, **(nested if isinstance(nested, dict) else {})}
+
+
+def block_shape(content: Content, kind: str) -> tuple[Any, bool]:
+    """Rows of a block, as a configuration has them, and whether the first row drafts a token, too.
+
+    Args:
+        content: of the configuration.
+        kind: of the draft: DSpark's drafts begin with the first row unless their configuration says otherwise.
+    """
+    keys = block_keys(content)
     size = keys.get("block_size", 8 if "speculators_model_type" in content else 16)
-    return size, bool(keys.get("sample_from_anchor", _dflash_kind(content, ()) == "dspark"))
+    from_anchor = keys.get("sample_from_anchor")
+    return size, kind == "dspark" if from_anchor is None else bool(from_anchor)
 
 
-def _block_tokens(content: Content) -> int | None:
-    size, from_anchor = block_shape(content)
-    return None if type(size) is not int else size if from_anchor else size - 1
+def _block_tokens(kind: str) -> Callable[[Content], int | None]:
+    """Tokens that a draft of a kind gives in a pass, by its configuration."""
+
+    def count(content: Content) -> int | None:
+        size, from_anchor = block_shape(content, kind)
+        return None if type(size) is not int else size if from_anchor else size - 1
+
+    return count
 
 
 def _medusa_tokens(content: Content) -> int | None:
@@ -252,6 +262,8 @@ def _is_pard(content: Content) -> bool:
     return bool(content.get("spd_type", "pard" if "pard_token" in content else None) == "pard")
 
 
+_BLOCK_FLAGS = ("sample_from_anchor", "causal", "is_causal", "causal_head", "sliding_window_non_causal")
+_MASK_FILES = ("mask_embedding.pt",)
 _SPECULATOR = DraftFormat(
     module="", kinds=(PublishedKind("speculator", "a draft of the speculators library"),), words=("speculator",)
 )
@@ -293,21 +305,33 @@ FORMATS = (
         most_tokens=_medusa_tokens,
     ),
     DraftFormat(
+        module="dspark",
+        kinds=(PublishedKind("dspark", "a DSpark draft", "dflash", ("dspark",), "1-9-17", one_pass=True),),
+        words=("dspark",),
+        tensors=((r"(model\.)?markov_head\.",),),
+        beside=_MASK_FILES,
+        flags=(*_BLOCK_FLAGS, "enable_confidence_head", "confidence_head_with_markov"),
+        most_tokens=_block_tokens("dspark"),
+    ),
+    DraftFormat(
+        module="dflash2",
+        kinds=(PublishedKind("dflash2", "a DFlash2 draft", "dflash", ("dflash2",), "1-9-17", one_pass=True),),
+        words=("dflash2",),
+        marks=lambda content: "selector_rank" in block_keys(content),
+        tensors=((r"(model\.)?candidate_selector\.",),),
+        beside=_MASK_FILES,
+        flags=_BLOCK_FLAGS,
+        most_tokens=_block_tokens("dflash2"),
+    ),
+    DraftFormat(
         module="dflash",
-        kinds=(
-            PublishedKind("dflash", "a DFlash draft", "dflash", ("dflash",), "1-9-17", one_pass=True),
-            PublishedKind("dspark", "a DSpark draft", "dflash", ("dspark",), "1-9-17", one_pass=True),
-        ),
-        words=("dflash", "dspark"),
+        kinds=(PublishedKind("dflash", "a DFlash draft", "dflash", ("dflash",), "1-9-17", one_pass=True),),
+        words=("dflash",),
         keys=("dflash_config",),
-        tensors=((r"(model\.)?markov_head\.",), (r"fc\.weight", r"hidden_norm\.weight", r"layers\.0\..*q_norm")),
-        beside=("mask_embedding.pt",),
-        flags=(
-            *("sample_from_anchor", "causal", "is_causal", "sliding_window_non_causal"),
-            *("enable_confidence_head", "confidence_head_with_markov"),
-        ),
-        kind_of=_dflash_kind,
-        most_tokens=_block_tokens,
+        tensors=((r"fc\.weight", r"hidden_norm\.weight", r"layers\.0\..*q_norm"),),
+        beside=_MASK_FILES,
+        flags=_BLOCK_FLAGS,
+        most_tokens=_block_tokens("dflash"),
     ),
     DraftFormat(
         module="eagle",

@@ -1,29 +1,28 @@
-"""DFlash drafts (arXiv 2602.06036) and DSpark's: a block of mask rows that reads a context made of the target's states.
+"""DFlash drafts (arXiv 2602.06036): a block of mask rows that reads a context made of the target's states.
 
 Every layer's keys and values of the context come from one vector of each position, which joins the target's hidden
-states there. A block's rows attend to these and to each other, and each gives one token.
+states there. A block's rows attend to these and to each other, and each gives one token. JetSpec's drafts
+(arXiv 2606.18394) are such drafts with causal rows (`causal_head`). DSpark's and DFlash2's add parts of their own.
 
-Sources: z-lab/dflash (`dflash/model.py`), the speculators library (`models/dflash`, `models/dspark`) and
-deepseek-ai/DeepSpec (`modeling/dspark`). z-lab and DeepSpec name target layers by the state that leaves them
-(`target_layer_ids`), speculators by the state that enters them (`aux_hidden_state_layer_ids`). Where a block's rows
-predict the token at their own place, the first row gives none; DSpark's and those with `sample_from_anchor` predict the
-token behind it.
+Sources: z-lab/dflash (`dflash/model.py`) and the speculators library (`models/dflash`). z-lab names target layers by
+the state that leaves them (`target_layer_ids`), speculators by the state that enters them
+(`aux_hidden_state_layer_ids`). Where a block's rows predict the token at their own place, the first row gives none;
+those with `sample_from_anchor` predict the token behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
 from torch import Tensor
-from torch.nn import functional
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.files.draft_formats import DraftFolder, block_shape
+from specdec_cli.lm.files.draft_formats import DraftFolder, block_keys, block_shape
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
@@ -39,29 +38,12 @@ from specdec_cli.lm.heads.published import (
     listed_layers,
     vocabulary_shapes,
 )
-from specdec_cli.lm.heads.stacks import product_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
 
-_MARKOV = ("vanilla", "gated")
-
-
-@dataclass(frozen=True, slots=True)
-class DSparkHeads:
-    """The heads of DSpark behind a block's rows.
-
-    Args:
-        rank: of the Markov head; 0 without one.
-        is_gated: a row's own state scales the token before it.
-        has_confidence: whether there is a head that predicts acceptance.
-        confidence_reads_token: whether that reads the token before it, too.
-    """
-
-    rank: int = 0
-    is_gated: bool = False
-    has_confidence: bool = False
-    confidence_reads_token: bool = False
+_CAUSAL = ("is_causal", "causal", "causal_head")
+"""Keys that say of all layers whether a block's rows see those before them alone, the first that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +58,6 @@ class DFlashDraft(PublishedDraft):
         mask_token: that all rows but the first read.
         from_anchor: row i predicts the token behind its place, and a block gives B tokens; otherwise the token at its
             place, and a block gives B - 1.
-        dspark: its further heads.
         embedding_scale: of what the rows read.
         logit_scale: of the output layer's results.
         softcap: of the logits; None without one.
@@ -88,7 +69,6 @@ class DFlashDraft(PublishedDraft):
     block_size: int
     mask_token: int
     from_anchor: bool
-    dspark: DSparkHeads = field(default_factory=DSparkHeads)
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
@@ -108,14 +88,19 @@ class DFlashDraft(PublishedDraft):
         """Whether mask rows read an embedding of a file of its own."""
         return _mask_file(self.source).is_file()
 
+    @property
+    def parts(self) -> list[str]:
+        """Its parts beside layers, for people."""
+        return []
+
     def __str__(self) -> str:
         """For people: what it is, what it reads, and what it can draft."""
-        heads = [f"a Markov head of rank {self.dspark.rank}"] if self.dspark.rank else []
-        heads += ["a confidence head"] if self.dspark.has_confidence else []
-        kind = f"{'DSpark' if heads else 'DFlash'} draft, {self.file_format} format"
-        more = f", with {' and '.join(heads)}" if heads else ""
+        more = f", with {' and '.join(self.parts)}" if self.parts else ""
+        drafts = f"drafts up to {self.most_tokens} tokens in one pass{more}"
         vocabulary = f"{self.draft_vocab_size} of {self.layer.vocab_size} tokens"
-        return f"{kind}: reads {self.reading}; drafts up to {self.most_tokens} tokens in one pass{more}; {vocabulary}"
+        return (
+            f"{self.source.kind.title} draft, {self.file_format} format: reads {self.reading}; {drafts}; {vocabulary}"
+        )
 
     def usual_taps(self, num_layers: int) -> tuple[Tap, ...]:
         """Layers spread over the target."""
@@ -129,7 +114,7 @@ class DFlashDraft(PublishedDraft):
         return cached_numbers(self.layer, len(self.block_layers))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the layers, of what joins the target's states, and of further heads."""
+        """Of the layers, and of what joins the target's states."""
         size = int(self.layer.hidden_size)
         shapes: dict[str, tuple[int, ...]] = {
             "fc.weight": (size, self.num_taps * (self.target_hidden_size or 0)),
@@ -140,18 +125,6 @@ class DFlashDraft(PublishedDraft):
         for i in range(len(self.block_layers)):
             shapes |= layer_shapes(self.layer, size, f"layers.{i}.")
             shapes[f"layers.{i}.input_layernorm.weight"] = (size,)
-        return shapes | self._dspark_shapes(size)
-
-    def _dspark_shapes(self, size: int) -> dict[str, tuple[int, ...]]:
-        rank, shapes = self.dspark.rank, dict[str, tuple[int, ...]]()
-        if rank:
-            shapes["markov_head.markov_w1.weight"] = (self.vocab_size or 0, rank)
-            shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size or 0, rank)
-        if self.dspark.is_gated:
-            shapes |= {"markov_head.gate_proj.weight": (rank, size + rank), "markov_head.gate_proj.bias": (rank,)}
-        if self.dspark.has_confidence:
-            width = size + (rank if self.dspark.confidence_reads_token else 0)
-            shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias?": (1,)}
         return shapes
 
     @staticmethod
@@ -159,6 +132,9 @@ class DFlashDraft(PublishedDraft):
         """As in speculators folders."""
         name = name.removeprefix("model.")
         return {"draft_id_to_target_id": "d2t"}.get(name, name)
+
+
+BlockDraft = TypeVar("BlockDraft", bound=DFlashDraft)
 
 
 def default_layers(num_layers: int, num: int) -> tuple[int, ...]:
@@ -169,7 +145,7 @@ def default_layers(num_layers: int, num: int) -> tuple[int, ...]:
 
 
 def read(name: str, source: DraftFolder) -> DFlashDraft:
-    """The DFlash or DSpark draft in a folder.
+    """The DFlash draft in a folder.
 
     Args:
         name: of the draft, for messages.
@@ -179,9 +155,26 @@ def read(name: str, source: DraftFolder) -> DFlashDraft:
         UsageError: a variant that is not supported.
         RunError: its configuration cannot be read.
     """
+    return read_block(DFlashDraft, name, source, lambda _: {})
+
+
+def read_block(
+    kind: type[BlockDraft], name: str, source: DraftFolder, parts: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> BlockDraft:
+    """The draft in a folder, with the fields of its kind.
+
+    Args:
+        kind: its class.
+        name: of the draft, for messages.
+        source: the folder.
+        parts: the fields that the class has beside DFlash's, of the configuration's keys, nested ones among them.
+
+    Raises:
+        UsageError: a variant that is not supported.
+        RunError: its configuration cannot be read.
+    """
     content = source.content
-    nested = content.get("dflash_config")
-    keys = {**content, **(nested if isinstance(nested, dict) else {})}
+    keys = block_keys(content)
     is_speculators = "speculators_model_type" in content
     _check_variant(name, keys)
     own = content.get("transformer_layer_config") if is_speculators else content
@@ -189,26 +182,24 @@ def read(name: str, source: DraftFolder) -> DFlashDraft:
         raise UsageError(f"the configuration of `{name}` has no `transformer_layer_config`", AGAIN)
     layer = _layer_config(name, own)
     try:
-        block_size, from_anchor = block_shape(content)
-        return DFlashDraft(
+        block_size, from_anchor = block_shape(content, source.kind.name)
+        return kind(
             name=name,
             source=source,
             taps=_layers(name, keys, is_speculators),
             target_hidden_size=int(keys.get("target_hidden_size") or layer.hidden_size),
             vocab_size=int(layer.vocab_size),
-            draft_vocab_size=drafted_size(
-                DFlashDraft, name, source, keys.get("draft_vocab_size"), int(layer.vocab_size)
-            ),
+            draft_vocab_size=drafted_size(kind, name, source, keys.get("draft_vocab_size"), int(layer.vocab_size)),
             file_format=_file_format(source),
             layer=layer,
-            block_layers=_block_layers(name, keys, own, int(layer.num_hidden_layers)),
+            block_layers=_block_layers(name, keys, own, int(layer.num_hidden_layers), source.kind.name),
             block_size=_checked_block_size(name, block_size),
             mask_token=_mask_token(name, keys, source, int(layer.vocab_size)),
             from_anchor=from_anchor,
-            dspark=_dspark(name, keys),
             embedding_scale=float(keys.get("input_embedding_scale") or 1.0),
             logit_scale=float(keys.get("output_multiplier") or 1.0),
             softcap=float(keys.get("final_logit_softcapping") or 0.0) or None,
+            **parts(keys),
         )
     except (TypeError, ValueError, OverflowError) as error:
         message = f"`{source.path / 'config.json'}` is not a valid configuration: {first_line(error)}"
@@ -224,11 +215,9 @@ def _file_format(source: DraftFolder) -> str:
 def _check_variant(name: str, keys: Mapping[str, Any]) -> None:
     """Refuse relatives with further parts."""
     kind = keys.get("speculators_model_type", "dflash")
-    called = str(keys.get("architectures")).lower()
-    relative = kind if kind not in ("dflash", "dspark") else "dflash2" if "dflash2" in called else None
-    relative = relative or ("domino" if keys.get("projector_type") == "domino" else None)
-    if relative is not None:
-        raise UsageError(f"`{name}` is a draft of the kind `{relative}`, which is not supported", NONE_ELSE)
+    kind = "domino" if keys.get("projector_type") == "domino" else kind
+    if kind not in ("dflash", "dflash2", "dspark"):
+        raise UsageError(f"`{name}` is a draft of the kind `{kind}`, which is not supported", NONE_ELSE)
     for key, usual in (("attention_sink_bias", (None, False)), ("attention_value_scale", (None, 1, 1.0))):
         if keys.get(key) not in usual:
             raise UsageError(f"the draft `{name}` has `{key}: {keys[key]}`, which is not supported", NONE_ELSE)
@@ -267,16 +256,22 @@ def _mask_token(name: str, keys: Mapping[str, Any], source: DraftFolder, vocab_s
     return mask
 
 
-def _block_layers(name: str, keys: Mapping[str, Any], own: Mapping[str, Any], num: int) -> tuple[BlockLayer, ...]:
-    """How each layer attends: sliding layers are causal unless the configuration says otherwise, full ones are not."""
+def _block_layers(
+    name: str, keys: Mapping[str, Any], own: Mapping[str, Any], num: int, kind: str
+) -> tuple[BlockLayer, ...]:
+    """How each layer attends: sliding layers are causal unless the configuration says otherwise, full ones are not.
+
+    In speculators folders, DFlash2's sliding layers are not causal without a key, and DFlash's are.
+    """
     kinds = own.get("layer_types") or ["full_attention"] * num
     if keys.get("use_swa") and "sliding_attention" not in kinds:
         kinds = ["sliding_attention"] * num
     window = keys.get("swa_window_size") or own.get("sliding_window")
     if "sliding_attention" in kinds and type(window) is not int:
         raise UsageError(f"the draft `{name}` has sliding layers without a window", AGAIN)
-    every = keys.get("causal", keys.get("is_causal"))
-    sliding = not keys.get("sliding_window_non_causal", False)
+    every = next((keys[key] for key in _CAUSAL if keys.get(key) is not None), None)
+    is_open = kind == "dflash2" and "speculators_model_type" in keys
+    sliding = not keys.get("sliding_window_non_causal", is_open)
     layers = []
     for kind in kinds[:num]:
         is_sliding = kind == "sliding_attention"
@@ -286,18 +281,8 @@ def _block_layers(name: str, keys: Mapping[str, Any], own: Mapping[str, Any], nu
     return tuple(layers)
 
 
-def _dspark(name: str, keys: Mapping[str, Any]) -> DSparkHeads:
-    rank, kind = int(keys.get("markov_rank") or 0), str(keys.get("markov_head_type", "vanilla"))
-    if rank and kind not in _MARKOV:
-        message = f"the Markov head of `{name}` is of the type `{kind}`, which is not supported"
-        raise UsageError(message, NONE_ELSE)
-    has_confidence = bool(keys.get("enable_confidence_head", False))
-    reads = has_confidence and rank > 0 and bool(keys.get("confidence_head_with_markov", False))
-    return DSparkHeads(rank, rank > 0 and kind == "gated", has_confidence, reads)
-
-
 class BlockHead(PublishedHead):
-    """A DFlash draft, with DSpark's heads where it has them. A block is always whole, as in training."""
+    """A DFlash draft. A block is always whole, as in training."""
 
     draft: DFlashDraft
 
@@ -305,7 +290,6 @@ class BlockHead(PublishedHead):
         super().__init__(draft, target, draft.layer, "fc", draft.block_layers)
         mask = _mask_embedding(draft)
         self._mask = self.embed([draft.mask_token]) if mask is None else mask.to(target.device, target.dtype)
-        self._markov = product_of(self.weights, "markov_head.markov_w2") if draft.dspark.rank else None
         self.most_tokens, self.num_rows = draft.most_tokens, draft.block_size
 
     def mix(self, features: Tensor) -> Tensor:
@@ -333,50 +317,26 @@ class BlockHead(PublishedHead):
         return self.norm(states, "norm").view(len(anchors), self.draft.block_size, -1)
 
     def ahead(self, sequences: HeadSequences, ends: Sequence[tuple[int, int, int]]) -> Ahead:
-        """Logits of a block's rows; DSpark's heads look at the token before each, and nothing else does."""
+        """Logits of a block's rows."""
         feeds = [sequences.new_rows(handle, self.draft.block_size) for handle, _, _ in ends]
         rows = self.rows([token for _, token, _ in ends], feeds)
         rows = rows if self.draft.from_anchor else rows[:, 1:]
         states = [own[:depth] for own, (_, _, depth) in zip(rows, ends, strict=True)]
-        logits = list(torch.split(self.logits(torch.cat(states)), [len(own) for own in states]))
-        if self.draft.dspark.rank or self.draft.dspark.has_confidence:
-            return Ahead(logits, states, self.behind, self.confidence if self.draft.dspark.has_confidence else None)
+        return self.given(list(torch.split(self.logits(torch.cat(states)), [len(own) for own in states])), states)
+
+    def given(self, logits: list[Tensor], states: list[Tensor]) -> Ahead:
+        """The result of a pass with logits [depth, drafted vocabulary] and states [depth, hidden] of each sequence.
+
+        No token before a DFlash row's changes its logits.
+        """
         return Ahead([self.spread(own) for own in logits])
 
     def logits(self, output: Tensor) -> Tensor:
-        """Logits [n, drafted vocabulary] float32 of rows' states [n, hidden], before DSpark's Markov head."""
+        """Logits [n, drafted vocabulary] float32 of rows' states [n, hidden]."""
         logits = self.scores(output)
         logits = logits * self.draft.logit_scale if self.draft.logit_scale != 1 else logits
         cap = self.draft.softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    def behind(self, logits: Tensor, states: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Logits [n, V] float32 behind given tokens.
-
-        Args:
-            logits: as `logits` gives them [n, drafted vocabulary].
-            states: of the rows [n, hidden].
-            tokens: what stands before each row's token.
-        """
-        if self._markov is not None:
-            latent = self._before(tokens)
-            if self.draft.dspark.is_gated:
-                latent = latent * self._linear(torch.cat([states, latent], -1), "markov_head.gate_proj").sigmoid()
-            logits = logits + self._markov(latent).float()
-        return self.spread(logits)
-
-    def confidence(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
-        """P [n] that rows' tokens are accepted if those before them are; arguments as for `behind`."""
-        reads = self.draft.dspark.confidence_reads_token
-        features = torch.cat([states, self._before(tokens)], -1) if reads else states
-        return self._linear(features, "confidence_head.proj").float().sigmoid()[:, 0]
-
-    def _before(self, tokens: Sequence[int]) -> Tensor:
-        table = self.weights["markov_head.markov_w1.weight"]
-        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
-
-    def _linear(self, inputs: Tensor, name: str) -> Tensor:
-        return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
 
 def _mask_file(source: DraftFolder) -> Path:

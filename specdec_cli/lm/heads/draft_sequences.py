@@ -39,18 +39,21 @@ class HeadRow:
 class Ahead:
     """Logits of sequences' next tokens, all from one pass.
 
+    Of n rows, `behind` and `confidence` read for each the states [depth, hidden] of its sequence up to the row's own,
+    and as many tokens: that of the context's end and those drafted before the row's token.
+
     Args:
         logits: of each sequence [depth, V] float32; where `behind` is there, of the drafted vocabulary alone.
         states: of each sequence [depth, hidden], which `behind` and `confidence` read; empty without these.
-        behind: logits [n, V] of rows of `logits` and `states` behind the tokens before them; None where no token
-            before changes them.
-        confidence: P [n] that a token of such rows of `states` is accepted; None without a head for it.
+        behind: logits [n, V] of rows of `logits` [n, drafted vocabulary] behind the tokens before them; None where no
+            token before changes them.
+        confidence: P [n] that the token of such a row is accepted, whatever it is; None without a head for it.
     """
 
     logits: list[Tensor]
     states: list[Tensor] = field(default_factory=list)
-    behind: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
-    confidence: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    behind: Callable[[Tensor, Sequence[Tensor], Sequence[Sequence[int]]], Tensor] | None = None
+    confidence: Callable[[Sequence[Tensor], Sequence[Sequence[int]]], Tensor] | None = None
 
 
 class DraftSequences(ABC):

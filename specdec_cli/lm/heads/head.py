@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
     from specdec_cli.lm.heads.draft_sequences import Ahead
     from specdec_cli.lm.heads.head_sequences import HeadSequences
-    from specdec_cli.lm.heads.layer_stack import BlockLayer
+    from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack
 
 
 class Head(ABC):
@@ -126,12 +126,18 @@ class PublishedHead(Head):
         joins: str,
         block_layers: Sequence[BlockLayer] | None = None,
     ) -> None:
-        weights = checked_tensors(draft, target)
-        self.layers = stack_of(layer, weights, target, block_layers)
+        self.draft, weights = draft, checked_tensors(draft, target)
+        self.layers = self.stack(layer, weights, target, block_layers)
         super().__init__(target, weights, self.layers.key_shape, self.layers.key_shape)
-        self.draft, self._join = draft, product_of(weights, joins)
+        self._join = product_of(weights, joins)
         self._ids = draft.target_ids(weights, target.name, target.vocab_size)
         self._head = product_of(weights, "lm_head") if "lm_head.weight" in weights else None
+
+    def stack(
+        self, layer: Any, weights: dict[str, Tensor], target: LM, block_layers: Sequence[BlockLayer] | None
+    ) -> LayerStack:
+        """Its layers, as this machine runs them fastest; arguments as for `stack_of`."""
+        return stack_of(layer, weights, target, block_layers)
 
     def norm(self, hidden: Tensor, name: str) -> Tensor:
         """RMS norm by one of its weights, `name.weight`."""

@@ -79,13 +79,18 @@ class TorchStack(LayerStack):
         config: a transformers configuration of a Llama or a Qwen 3 model.
         weights: those of the layers named as in published folders: `layers.0.…`, `layers.1.…`.
         block_layers: how each layer attends; None has each slot see what its feed says.
+        layer: the class of each.
     """
 
     def __init__(
-        self, config: Any, weights: Mapping[str, Tensor], block_layers: Sequence[BlockLayer] | None = None
+        self,
+        config: Any,
+        weights: Mapping[str, Tensor],
+        block_layers: Sequence[BlockLayer] | None = None,
+        layer: type[HeadLayer] = HeadLayer,
     ) -> None:
         its = each_layer(weights)
-        self._layers = [HeadLayer(config, layer_weights) for layer_weights in its]
+        self._layers = [layer(config, layer_weights) for layer_weights in its]
         self._norms = [layer_weights.get("input_layernorm.weight") for layer_weights in its]
         self._block_layers, first = block_layers, self._layers[0]
         super().__init__((len(its) * first.num_kv_heads, first.head_size), first.epsilon)

@@ -92,6 +92,7 @@ def test_point_19_a_sentence_transformer_is_named(folder, file: str) -> None:
         ({"model_type": "mlp_speculator"}, "an MLP speculator"),
         ({"architectures": ["DFlashDraftModel"]}, "a DFlash draft"),
         ({"architectures": ["Qwen3DSparkModel"]}, "a DSpark draft"),
+        ({"architectures": ["DFlash2BeamDraftModel"]}, "a DFlash2 draft"),
     ],
 )
 def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, said: str) -> None:

@@ -1,0 +1,162 @@
+"""DSpark drafts (arXiv 2607.05147): DFlash drafts with a Markov head and a confidence head behind a block's rows.
+
+The Markov head adds to a row's logits what follows from the token before it: W2 e, where e is that token's row of W1. A
+gated head scales e by the row's own state, a recurrent one (`rnn`) carries a state along the block. The confidence head
+predicts that a row's token is accepted if those before it are; it reads what stands before that token alone, so that a
+guess may end where it is low and the output stays the target's.
+
+Sources: deepseek-ai/DeepSpec (`modeling/dspark`) and the speculators library (`models/dspark`). Rows predict the token
+behind their own place unless `sample_from_anchor` is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.draft_formats import DraftFolder
+from specdec_cli.lm.heads.dflash import BlockHead, DFlashDraft, read_block
+from specdec_cli.lm.heads.draft_sequences import Ahead
+from specdec_cli.lm.heads.head_sequences import HeadSequences
+from specdec_cli.lm.heads.published import NONE_ELSE
+from specdec_cli.lm.heads.stacks import product_of
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.door import LM
+
+_PRODUCTS = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}
+"""The types of Markov heads, and the product that each has beside W1 and W2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSparkDraft(DFlashDraft):
+    """A DSpark draft by its folder.
+
+    Args:
+        rank: of the Markov head; 0 without one.
+        markov_type: `vanilla`, `gated` or `rnn`.
+        has_confidence: whether there is a head that predicts acceptance.
+        confidence_reads_token: whether that reads the token before it, too.
+    """
+
+    rank: int
+    markov_type: str
+    has_confidence: bool
+    confidence_reads_token: bool
+
+    @property
+    def parts(self) -> list[str]:
+        """Its heads."""
+        kind = "" if self.markov_type == "vanilla" else f"{self.markov_type} "
+        markov = [f"a {kind}Markov head of rank {self.rank}"] if self.rank else []
+        return [*markov, *(["a confidence head"] if self.has_confidence else [])]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of DFlash's tensors and of the heads."""
+        shapes, rank, size = DFlashDraft.shapes(self), self.rank, int(self.layer.hidden_size)
+        if rank:
+            shapes["markov_head.markov_w1.weight"] = (self.vocab_size or 0, rank)
+            shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size or 0, rank)
+        product = _PRODUCTS[self.markov_type]
+        if rank and product is not None:
+            num, width = (rank, size + rank) if self.markov_type == "gated" else (3 * rank, size + 2 * rank)
+            shapes |= {f"markov_head.{product}.weight": (num, width), f"markov_head.{product}.bias": (num,)}
+        if self.has_confidence:
+            width = size + (rank if self.confidence_reads_token else 0)
+            shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias?": (1,)}
+        return shapes
+
+
+def read(name: str, source: DraftFolder) -> DSparkDraft:
+    """The DSpark draft in a folder.
+
+    Raises:
+        UsageError: a variant that is not supported.
+        RunError: its configuration cannot be read.
+    """
+
+    def parts(keys: Mapping[str, Any]) -> dict[str, Any]:
+        rank, markov_type = int(keys.get("markov_rank") or 0), str(keys.get("markov_head_type", "vanilla"))
+        if rank and markov_type not in _PRODUCTS:
+            message = f"the Markov head of `{name}` is of the type `{markov_type}`, which is not supported"
+            raise UsageError(message, NONE_ELSE)
+        has_confidence = bool(keys.get("enable_confidence_head", False))
+        reads = has_confidence and rank > 0 and bool(keys.get("confidence_head_with_markov", False))
+        return {
+            "rank": rank,
+            "markov_type": markov_type if rank else "vanilla",
+            "has_confidence": has_confidence,
+            "confidence_reads_token": reads,
+        }
+
+    return read_block(DSparkDraft, name, source, parts)
+
+
+class DSparkHead(BlockHead):
+    """A DSpark draft: a row's logits and confidence depend on the tokens before it."""
+
+    draft: DSparkDraft
+
+    def __init__(self, draft: DSparkDraft, target: LM) -> None:
+        super().__init__(draft, target)
+        self._markov = product_of(self.weights, "markov_head.markov_w2") if draft.rank else None
+
+    def given(self, logits: list[Tensor], states: list[Tensor]) -> Ahead:
+        """Logits that `behind` completes."""
+        return Ahead(logits, states, self.behind, self.confidence if self.draft.has_confidence else None)
+
+    def behind(self, logits: Tensor, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [n, V] float32 of rows behind given tokens; arguments as `Ahead` has them."""
+        if self._markov is not None:
+            logits = logits + self._markov(self._latent(states, before)).float()
+        return self.spread(logits)
+
+    def confidence(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
+        """P [n] that rows' tokens are accepted if those before them are; arguments as `Ahead` has them."""
+        features = torch.stack([own[-1] for own in states])
+        if self.draft.confidence_reads_token:
+            features = torch.cat([features, self._rows_of([tokens[-1] for tokens in before])], -1)
+        return self._linear(features, "confidence_head.proj").float().sigmoid()[:, 0]
+
+    def _latent(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
+        """The input [n, rank] of W2."""
+        if self.draft.markov_type == "rnn":
+            return self._recurrent(states, before)
+        latent = self._rows_of([tokens[-1] for tokens in before])
+        if self.draft.markov_type == "gated":
+            own = torch.stack([its[-1] for its in states])
+            latent = latent * self._linear(torch.cat([own, latent], -1), "markov_head.gate_proj").sigmoid()
+        return latent
+
+    def _recurrent(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
+        """The recurrent head's output [n, rank] at the end of each path, from zeros at its block's start."""
+        carried = states[0].new_zeros(len(states), self.draft.rank)
+        latent = torch.zeros_like(carried)
+        for depth in range(max(map(len, before))):
+            going = [i for i, tokens in enumerate(before) if len(tokens) > depth]
+            tokens = self._rows_of([before[i][depth] for i in going])
+            inputs = torch.cat([carried[going], tokens, torch.stack([states[i][depth] for i in going])], -1)
+            gate, candidate, output = self._linear(inputs, "markov_head.joint_proj").chunk(3, -1)
+            kept = gate.sigmoid()
+            carried[going] = kept * carried[going] + (1 - kept) * candidate.tanh()
+            latent[going] = output.tanh()
+        return latent
+
+    def _rows_of(self, tokens: Sequence[int]) -> Tensor:
+        """Rows [n, rank] of W1."""
+        table = self.weights["markov_head.markov_w1.weight"]
+        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
+
+    def _linear(self, inputs: Tensor, name: str) -> Tensor:
+        return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+
+def sequences(draft: DSparkDraft, target: LM, _num_tokens: int) -> HeadSequences:
+    """The draft's sequences, its weights loaded."""
+    return HeadSequences([DSparkHead(draft, target)], target, draft.name)
