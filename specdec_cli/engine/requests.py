@@ -60,8 +60,10 @@ def _check_messages(messages: Sequence[Any]) -> None:
         content = message.get("content") if is_whole else None
         if not isinstance(content, str | list) and not (content is None and is_whole and message.get("tool_calls")):
             raise UsageError(f"`{_shown(message)}` is no chat message", _FORMS)
-        if isinstance(content, str):
-            check_unicode(content, "a message")
+        parts = [part.get("text") for part in content or () if isinstance(part, Mapping)]
+        for text in [content, *parts] if isinstance(content, list | tuple) else [content]:
+            if isinstance(text, str):
+                check_unicode(text, "a message")
 
 
 def _shown(value: Any) -> str:

@@ -135,7 +135,8 @@ class Tokenizer:
         """Token ids of a conversation by the tokenizer's chat template, which brings its own special tokens.
 
         Args:
-            messages: `{"role": ..., "content": ...}`, oldest first.
+            messages: `{"role": ..., "content": ...}`, oldest first, as OpenAI's API has them: content is text or a list
+                of text parts, arguments of calls are JSON as text or as an object.
             add_generation_prompt: end with the head of the assistant's turn.
             tools: functions that the model may call, as OpenAI describes them; the template must know of tools.
             continue_final_message: leave the last turn open, so that the model goes on with it.
@@ -144,7 +145,10 @@ class Tokenizer:
         Raises:
             UsageError: the tokenizer has no chat template, or the template refuses the messages.
         """
-        text = self.render_chat(
+        from specdec_cli.text.conversation import render_conversation
+
+        text = render_conversation(
+            self,
             messages,
             add_generation_prompt,
             tools=tools,
@@ -164,7 +168,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Text of a conversation by the chat template; arguments and errors as `chat`."""
+        """Text that the chat template makes of messages as they are; arguments and errors as `chat`."""
         import jinja2
 
         from specdec_cli.template_limits import TemplateLimitError

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.serve.tools.call_format import CallFormat
 from specdec_cli.serve.tools.json_calls import BareObjects, MarkedObjects, MistralCalls, NamedJson
-from specdec_cli.serve.tools.probe import CALL_ID, CALLED, SAID, written_call, written_prompt, written_text
 from specdec_cli.serve.tools.python_calls import BracketedPython, PythonLines
 from specdec_cli.serve.tools.tag_calls import GlmCalls, TaggedCalls
+from specdec_cli.text.call_probe import CALL_ID, CALLED, SAID, written_call, written_prompt, written_text
 
 if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer

@@ -10,9 +10,9 @@ from typed import not_none, stand_in
 
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.request.history import call_writers
 from specdec_cli.serve.tools.formats import FORMATS, PARSERS
 from specdec_cli.serve.tools.parser import ToolPlan
+from specdec_cli.text.call_history import call_writers
 
 CUT = '{"city": "Rom'
 MALFORMED = [

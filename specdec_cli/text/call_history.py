@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_core import from_json
 
-from specdec_cli.serve.tools.formats import FORMATS
-from specdec_cli.serve.tools.probe import CALL_ID, CALLED, written_call
+from specdec_cli.text.call_probe import CALL_ID, CALLED, written_call
 
 if TYPE_CHECKING:
-    from specdec_cli.serve.protocol import MessageToolCall
     from specdec_cli.text.tokenizer import Tokenizer
 
 _TEXT = '{"probe_key": "probe'
 """Arguments that a token limit cut."""
 _SHORT_ID = 9
+
+
+class CallForm(Protocol):
+    """A format of tool calls that writes them as text."""
+
+    def write(self, calls: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
+        """The text of calls: of each its name, the text of its arguments, and what can be read of them."""
+        ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +47,13 @@ class CallWriter:
     takes_texts: bool = True
     has_short_ids: bool = False
     splits_turns: bool = False
-    form: str | None = None
+    form: CallForm | None = None
 
-    def turns(self, turn: dict[str, Any], calls: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
+    def turns(self, turn: dict[str, Any], calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """A turn with its calls; where it is split, its text and further fields stand in the first one."""
         if self.form is not None:
-            functions = [(call.function.name, _text(call.function.arguments)) for call in calls]
-            written = FORMATS[self.form].write([(name, text, _members(text)) for name, text in functions])
+            functions = [(name, _text(arguments)) for name, arguments in map(_function, calls)]
+            written = self.form.write([(name, text, _members(text)) for name, text in functions])
             return [turn | {"content": "\n".join(filter(None, (turn["content"], written)))}]
         objects = self._calls(calls)
         if not self.splits_turns:
@@ -53,15 +61,13 @@ class CallWriter:
         rest = {"role": turn["role"], "content": ""}
         return [(rest if place else turn) | {"tool_calls": [call]} for place, call in enumerate(objects)]
 
-    def _calls(self, tool_calls: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
-        return [
-            {
-                **self._id(call.id, place),
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": self._arguments(call.function.arguments)},
-            }
-            for place, call in enumerate(tool_calls)
-        ]
+    def _calls(self, tool_calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        calls = []
+        for place, call in enumerate(tool_calls):
+            name, arguments = _function(call)
+            function = {"name": name, "arguments": self._arguments(arguments)}
+            calls.append({**self._id(call.get("id"), place), "type": "function", "function": function})
+        return calls
 
     def id_of(self, call_id: str) -> str:
         """A call's id."""
@@ -83,7 +89,7 @@ class CallWriter:
 
 
 @lru_cache(maxsize=32)
-def call_writers(tokenizer: Tokenizer, chat_template: str, form: str | None) -> tuple[CallWriter, ...]:
+def call_writers(tokenizer: Tokenizer, chat_template: str, form: CallForm | None) -> tuple[CallWriter, ...]:
     """Ways to give a template its calls, best first; the first is what the template makes most of.
 
     Args:
@@ -102,6 +108,11 @@ def call_writers(tokenizer: Tokenizer, chat_template: str, form: str | None) -> 
     ways = tuple(dict.fromkeys((best, *others)))
     short = (CallWriter(way.takes_objects, way.takes_texts, has_short_ids=True) for way in ways)
     return (*ways, *short, CallWriter(best.takes_objects, best.takes_texts, splits_turns=True))
+
+
+def _function(call: Mapping[str, Any]) -> tuple[str, Any]:
+    """A call's name and its arguments as they were given."""
+    return call["function"].get("name", ""), call["function"].get("arguments")
 
 
 def _text(arguments: Any) -> str:
