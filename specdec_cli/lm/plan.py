@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-import transformers
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.decoders import AUTO as AUTO_DECODER
@@ -20,6 +20,7 @@ from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.adapter import adapter_of, check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
+from specdec_cli.lm.files.backend_tokenizer import BackendTokenizer
 from specdec_cli.lm.files.checkpoint import Checkpoint, clear_errors, find_checkpoint, remote_code_error
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import gguf_header_of, gguf_links, read_gguf_tokenizer
@@ -41,7 +42,6 @@ from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, check_tokenize
 from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_bytes, weights_files
 from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.lm.from_files import model_from_files, registered_attention
 from specdec_cli.lm.int4_blocks import int4_bytes, int4_obstacle, quantize_model
 from specdec_cli.lm.kernels.kinds import Kind, kind_for
 from specdec_cli.lm.llama.native import missing
@@ -51,7 +51,6 @@ from specdec_cli.lm.oracle import Oracle, RoundingError
 from specdec_cli.lm.reference import CHECKED_ROWS, OUTPUTS
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.settings import ModelSettings
-from specdec_cli.lm.template_limits import limit_templates
 from specdec_cli.lm.transformers_lm import CacheArguments, TransformersLM
 
 if TYPE_CHECKING:
@@ -333,7 +332,7 @@ class ModelPlan:
         raised: list[SpecdecError] = []
         for check in checks:
             try:
-                with quiet(), clear_errors(self.name):
+                with clear_errors(self.name), self._quiet():
                     check()
             except SpecdecError as error:
                 raised.append(error.with_traceback(None))  # whose frames may hold a model
@@ -394,7 +393,7 @@ class ModelPlan:
         """
         if max_model_len is None and not taps and not drafts:
             return
-        with quiet(), clear_errors(self.name):
+        with clear_errors(self.name), self._quiet():
             config = self.text_config
         own = own_context(config)
         if own is not None and max_model_len is not None and max_model_len > own:
@@ -424,7 +423,7 @@ class ModelPlan:
         """
         for obstacle in self.obstacles:
             raise obstacle
-        with quiet(), clear_errors(self.name):
+        with clear_errors(self.name), self._quiet():
             self.check_room()
             model = self._model(progress).to(self.device).eval()
             oracle = _oracle(model, self.is_in_blocks) if check else None
@@ -490,6 +489,8 @@ class ModelPlan:
             from specdec_cli.lm.integer_blocks import model_of_integers
 
             return model_of_integers(self, self.integers)
+        from specdec_cli.lm.from_files import model_from_files, registered_attention
+
         if self.is_dummy:
             attention = registered_attention(self.config)
             return dummy.build(self.name, self.config, self.dtype, self.device, attention, self.trust_remote_code)
@@ -548,32 +549,45 @@ class ModelPlan:
         Raises:
             RunError: there is none, or it is broken.
         """
-        limit_templates()
         name, folder, trusted = self.name, self.folder, self.trust_remote_code
         if not any((folder / file).exists() for file in TOKENIZER_FILES) and not list(folder.glob("*.model")):
-            with quiet():
+            with self._quiet():
                 config = self.stored_config
             if self.is_dummy:
                 return dummy.stand_in_tokenizer(config)
             raise RunError(f"model `{name}` has no tokenizer", "give a model folder that holds `tokenizer.json`")
+        try:
+            if name in BUILTIN:
+                return BackendTokenizer.of_folder(folder, name)
+            if gguf_links(folder):
+                tokenizer = read_gguf_tokenizer(folder)
+                # An adapter may have a tokenizer of its own, with tokens in its settings alone.
+                return tokenizer if adapter_of(folder) is None else tokenizer.of_transformers
+        except Exception as error:
+            raise tokenizer_error(name, folder, error) from error
+        import transformers
+
+        from specdec_cli.lm.template_limits import limit_templates
+
+        limit_templates()
         with quiet():
             try:
-                if gguf_links(folder):
-                    return read_gguf_tokenizer(folder)
-                if name in BUILTIN:  # its class is known, which transformers would search for among all of its models
-                    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-                else:
-                    tokenizer = transformers.AutoTokenizer.from_pretrained(
-                        folder, trust_remote_code=trusted, local_files_only=True
-                    )
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    folder, trust_remote_code=trusted, local_files_only=True
+                )
             except Exception as error:
                 if (folder / "config.json").is_file():  # which transformers reads first; it may be the broken one
                     self.checkpoint.config(trusted)
                 raise remote_code_error(name, error) or tokenizer_error(name, folder, error) from error
-            if name not in BUILTIN:
-                check_tokenizer(name, folder, tokenizer)
+            check_tokenizer(name, folder, tokenizer)
         tokenizer.name_or_path = name  # messages name the model as the user does, and not the hub's cache
         return tokenizer
+
+    def _quiet(self) -> AbstractContextManager[None]:
+        """A `quiet` context; transformers is imported first if it reads this model."""
+        if not self.is_plain_torch:
+            import transformers  # noqa: F401  # `quiet` is for one that is imported
+        return quiet()
 
 
 def device_named(device: str) -> torch.device:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
-
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.classes import model_class_of
@@ -139,6 +137,8 @@ def _reasons(config: Any) -> Iterator[str]:
 
 def _not_causal(name: str, config: Any) -> UsageError:
     """The error for a configuration that transformers does not list among the causal LMs."""
+    import transformers
+
     kind = config.model_type
     hint = f"choose a causal LM ({FAMILIES})"
     if (

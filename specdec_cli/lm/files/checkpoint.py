@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
@@ -22,8 +21,7 @@ from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adap
 from specdec_cli.lm.files.gguf_choice import local_gguf
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
-from specdec_cli.lm.files.hub import Wanted, fetch
-from specdec_cli.lm.files.model_folder import ModelFolder
+from specdec_cli.lm.files.model_folder import ModelFolder, Wanted
 from specdec_cli.lm.files.names import SHAPE, check_name
 from specdec_cli.lm.files.reading import (
     broken_link,
@@ -82,6 +80,8 @@ class Checkpoint(ModelFolder):
 
     def _transformers_config(self, kind: str, trust_remote_code: bool, changes: dict[str, int]) -> Any:
         """The configuration by transformers' class for its `model_type`, or by the model's own code."""
+        import transformers
+
         has_code = "AutoConfig" in (self.content.get("auto_map") or {})
         names_another_file = "configuration_files" in self.content
         if kind == "mistral" and "layer_types" in self.content:  # as transformers' AutoConfig does
@@ -143,6 +143,8 @@ def _own_checkpoint(name: str, revision: str | None, wanted: Wanted) -> Checkpoi
         raise broken_link(path)
     gguf = local_gguf(name) if name.strip() else None
     if gguf is None and not (name.strip() and path.is_dir()):
+        from specdec_cli.lm.files.hub import fetch  # takes a tenth of a second
+
         path = fetch(name, revision, wanted)
         gguf = path if path.suffix == SUFFIX and path.is_file() else None
     if gguf is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import transformers
-
 
 def model_class_of(config: Any) -> Any:
     """The class that transformers lists for a configuration: a causal LM's, else a multimodal one's; None without."""
+    import transformers
+
     listed = (
         mapping.get(type(config), None)
         for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING)
@@ -21,6 +21,8 @@ def auto_class_of(config: Any) -> Any:
 
     A multimodal model is loaded whole and decodes text alone: images and sounds are for its other parts.
     """
+    import transformers
+
     is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     return (
         transformers.AutoModelForMultimodalLM

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast
-from transformers.initialization import no_init_weights
 
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.backend_tokenizer import BackendTokenizer
 from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.names import SHAPE, SHAPES, check_own_name
 from specdec_cli.lm.machine.device_memory import check_room
@@ -88,6 +87,8 @@ def build(
     weight_bytes = num_parameters(on_meta(config, dtype, trust_remote_code)) * dtype.itemsize
     hint = f"choose a smaller model or dtype, or fewer layers: `{SHAPE}llama-2-70b?layers=2`"
     check_room(name, weight_bytes, str(dtype).removeprefix("torch."), device, hint)
+    from transformers.initialization import no_init_weights
+
     with no_init_weights(), device:
         model = auto_class_of(config).from_config(
             config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
@@ -117,7 +118,7 @@ def fill(model: Any) -> None:
             piece.copy_(scaled[: len(piece)])
 
 
-class StandIn(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers is untyped here
+class StandIn(BackendTokenizer):
     """The tokenizer of a model that has none."""
 
     is_stand_in = True
@@ -142,4 +143,4 @@ def stand_in_tokenizer(config: Any) -> StandIn:
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = tokenizers.decoders.ByteLevel()
-    return StandIn(tokenizer_object=made, name_or_path="dummy")
+    return StandIn(made, {}, "dummy")

@@ -10,7 +10,6 @@ import atexit
 import json
 import math
 import shutil
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import transformers.integrations.gguf
 from tokenizers import Tokenizer
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.backend_tokenizer import BackendTokenizer
 from specdec_cli.lm.files.contents import check_gguf
 from specdec_cli.lm.files.gguf_header import GgufHeader, PassedList, read_lists
 from specdec_cli.lm.files.gguf_split import gguf_parts, read_model_header
@@ -107,8 +106,7 @@ def _made(name: str, paths: tuple[Path, ...], states: tuple[tuple[int, int], ...
     check_gguf(name, header)
     folder = Path(mkdtemp(prefix="specdec-gguf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with quiet():
-        _write(folder / "config.json", _config(name, paths[0], header))
+    _write(folder / "config.json", _config(name, paths[0], header))
     ends = _write_tokenizer(name, paths[0], header, folder)
     _write(folder / GENERATION_FILE, _sampling(header) | {"eos_token_id": ends})
     for place, path in enumerate(paths):
@@ -155,7 +153,8 @@ def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
         config.vocab_size = embedding.shape[0]
-    content: dict[str, Any] = config.to_diff_dict() | {"dtype": header.dtype}
+    own = config.to_dict() if isinstance(config, PlainConfig) else config.to_diff_dict()
+    content: dict[str, Any] = own | {"dtype": header.dtype}
     content.pop("transformers_version", None)
     return content
 
@@ -174,7 +173,7 @@ def _llama_config(header: GgufHeader) -> PlainConfig | None:
     ids = {name: header.metadata[key] for key, name in tokens.items() if key in header.metadata}
     rope = {"rope_theta": given.pop("rope_theta"), "rope_type": "default"}
     more = {"rope_parameters": rope, "hidden_act": "silu", "tie_word_embeddings": "output.weight" not in header.tensors}
-    return CONFIGS[header.architecture](**{"head_dim": hidden // heads} | given | ids | more)
+    return CONFIGS[header.architecture](**{"head_dim": hidden // heads, **given, **ids, **more})
 
 
 def _llama_entries(architecture: str) -> dict[str, str]:
@@ -189,20 +188,23 @@ def _transformers_config(name: str, path: Path, header: GgufHeader) -> Any:
         UsageError: transformers does not know the architecture, or does not read it from several files.
         RunError: the header is no configuration.
     """
+    import transformers
     from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config
 
-    is_newer = header.architecture in transformers.integrations.gguf.GGUF_CONFIG_ARCHS
+    is_newer = header.architecture in GGUF_CONFIG_ARCHS
     if is_newer and len(header.paths) > 1:
         message = f"transformers reads `{header.architecture}` from one GGUF file, and `{name}` is in several"
         raise UsageError(message, "join them: `llama-gguf-split --merge FIRST-PART NEW-FILE`")
     try:
-        if is_newer:
-            entries = {key: getattr(value, "length", value) for key, value in header.metadata.items()}
-            given = transformers.integrations.gguf.get_gguf_config(entries, tuple(header.tensors))
-        else:
-            with patch("gguf.GGUFReader", lambda _: _Fields(header)):
-                given = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)["config"]
-        return transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
+        with quiet():
+            if is_newer:
+                entries = {key: getattr(value, "length", value) for key, value in header.metadata.items()}
+                given = get_gguf_config(entries, tuple(header.tensors))
+            else:
+                with patch("gguf.GGUFReader", lambda _: _Fields(header)):
+                    given = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)["config"]
+            return transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
     except MemoryError as error:
         raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model") from error
     except Exception as error:
@@ -345,25 +347,12 @@ def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) ->
     return list(given.ends)
 
 
-def read_gguf_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder made by `gguf_folder`.
-
-    transformers' own search for it would read the file five times.
-    """
-    settings = read_object(folder / _SETTINGS) | {"name_or_path": str(gguf_source(folder))}
+def read_gguf_tokenizer(folder: Path) -> BackendTokenizer:
+    """The tokenizer in a folder made by `gguf_folder`."""
+    name = str(gguf_source(folder))
     if folder in _built:
-        return transformers.PreTrainedTokenizerFast(tokenizer_object=_Handed(_built.pop(folder)), **settings)
-    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER), **settings)
-
-
-@dataclass(slots=True)
-class _Handed:
-    """A tokenizer that no one else has, for a library that would make a copy of it, by way of its JSON."""
-
-    tokenizer: Tokenizer
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Tokenizer:
-        return self.tokenizer
+        return BackendTokenizer(_built.pop(folder), read_object(folder / _SETTINGS), name)
+    return BackendTokenizer.of_folder(folder, name)
 
 
 class _Fields:

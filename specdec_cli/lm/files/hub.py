@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from huggingface_hub.errors import (
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.files.draft_formats import pickled_files
 from specdec_cli.lm.files.gguf_choice import choose_gguf
+from specdec_cli.lm.files.model_folder import Wanted
 from specdec_cli.lm.files.names import is_hub_name
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
@@ -27,28 +27,6 @@ _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 _PICKLED = "pytorch_model*.bin"
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
 _SECONDS = 5  # for the hub's answers
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The files of a model that are wanted.
-
-    Args:
-        trust_remote_code: its Python files.
-        has_weights: its weights, now or later.
-        is_head: it holds a draft head, whose weights may be pickled.
-        fetches_weights: of a hub id, the weights are fetched now.
-    """
-
-    trust_remote_code: bool
-    has_weights: bool
-    is_head: bool
-    fetches_weights: bool
-
-    @property
-    def is_model(self) -> bool:
-        """Whether it has to be a language model with weights."""
-        return self.has_weights and not self.is_head
 
 
 def is_cached(name: str) -> bool:

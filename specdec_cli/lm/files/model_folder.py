@@ -61,6 +61,28 @@ class ModelFolder:
         return parse_object(self.config_path, self.config_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The files of a model that are wanted.
+
+    Args:
+        trust_remote_code: its Python files.
+        has_weights: its weights, now or later.
+        is_head: it holds a draft head, whose weights may be pickled.
+        fetches_weights: of a hub id, the weights are fetched now.
+    """
+
+    trust_remote_code: bool
+    has_weights: bool
+    is_head: bool
+    fetches_weights: bool
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it has to be a language model with weights."""
+        return self.has_weights and not self.is_head
+
+
 def check_local_files(name: str, is_model: bool = True) -> None:
     """Refuse a model's local files as loading does, as far as names, headers and its configuration tell.
 

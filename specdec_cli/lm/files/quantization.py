@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from specdec_cli.errors import NotFiniteError, RunError, UsageError
 from specdec_cli.lm.files.dequantize import is_known, obstacle
@@ -74,7 +73,7 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
         raise UsageError(
             f"`{name}` is already quantized (`{method}`) and cannot be quantized to `{quantize}`", "set it to none"
         )
-    if method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if method not in _methods():
         raise RunError(f"`{name}` is quantized by `{method}`, which transformers does not load", _HINT)
     _quantizer(name, given, method)
     shared = _shared_scale(given, method)
@@ -82,6 +81,14 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
         raise UsageError(
             f"`{name}` is quantized by `{method}` with {shared}: a draft would change the target's output", _HINT
         )
+
+
+def _methods() -> Mapping[str, Any]:
+    """The forms that transformers loads, by their names."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    methods: Mapping[str, Any] = AUTO_QUANTIZATION_CONFIG_MAPPING
+    return methods
 
 
 def method_of(config: Any) -> str | None:
@@ -99,7 +106,7 @@ def method_of(config: Any) -> str | None:
 def stays_quantized(config: Any) -> str | None:
     """The form of weights that are still quantized once transformers has loaded them; None for plain ones."""
     given, method = settings_of(config), method_of(config)
-    if given is None or method is None or method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if given is None or method is None or method not in _methods():
         return method
     return None if is_dequantized(config) else method
 
@@ -107,7 +114,7 @@ def stays_quantized(config: Any) -> str | None:
 def is_dequantized(config: Any) -> bool:
     """Whether transformers turns a checkpoint's quantized weights into plain ones on this machine as it loads them."""
     given, method = settings_of(config), method_of(config)
-    if given is None or method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if given is None or method not in _methods():
         return False
     try:
         quantizer = _quantizer("", given, method)
@@ -178,6 +185,8 @@ def _quantizer(name: str, given: dict[str, Any], method: str | None) -> Any:
     Raises:
         RunError: it does not.
     """
+    import transformers
+
     try:
         with quiet():
             quantizer = transformers.quantizers.AutoHfQuantizer.from_config(copy.deepcopy(given), pre_quantized=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,7 +111,15 @@ def broken_link(path: Path) -> RunError:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' bars, warnings and reports off the terminal while something loads."""
+    """Keep transformers' bars, warnings and reports off the terminal while something loads.
+
+    A caller that needs transformers imports it first; this does not.
+    """
+    if "transformers" not in sys.modules:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+        return
     from transformers.utils import logging as transformers_logging
 
     verbosity = transformers_logging.get_verbosity()

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import is_protobuf_available, is_sentencepiece_available, is_tiktoken_available
-
 from specdec_cli.errors import RunError
 from specdec_cli.libraries import blamed
 from specdec_cli.lm.files.reading import first_line
@@ -36,6 +34,8 @@ def check_tokenizer(name: str, folder: Path, tokenizer: Any) -> None:
         lone = next((path.name for path in sorted(folder.glob("*.tiktoken"))), None)
         reason = "" if lone is None else f": transformers reads `{lone}` by the name `tokenizer.model` alone"
         raise RunError(f"the tokenizer of `{name}` is empty but for special tokens{reason}", _HINT)
+    from transformers.utils import is_sentencepiece_available
+
     lone_file = next(iter(sorted(folder.glob("*.model"))), None)
     is_own_code = type(tokenizer).__module__.startswith("transformers_modules")
     if lone_file is None or is_own_code or any((folder / file).is_file() for file in VOCABULARIES):
@@ -82,6 +82,8 @@ def tokenizer_error(name: str, folder: Path, error: Exception) -> RunError:
     lone = next(iter(sorted(folder.glob("*.model"))), None)
     if lone is None or (folder / "tokenizer.json").is_file():
         return RunError(*blamed(f"the tokenizer of `{name}` does not load: {first_line(error)}", _HINT))
+    from transformers.utils import is_protobuf_available, is_sentencepiece_available, is_tiktoken_available
+
     is_ranks = _is_ranks(lone)
     sentencepiece = {"sentencepiece": is_sentencepiece_available(), "protobuf": is_protobuf_available()}
     needed = {"tiktoken": is_tiktoken_available()} if is_ranks else sentencepiece

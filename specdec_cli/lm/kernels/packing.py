@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.lm.kernels.block_sizes import INT4, INT8, row_bytes
 from specdec_cli.lm.kernels.kinds import Kind, can_pack, pack
@@ -22,8 +21,9 @@ from specdec_cli.lm.kernels.linear import PackedLinear
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _ORDINARY = (nn.Parameter, FakeTensor)  # the second in `fake_tensors`
-# Subclasses of torch's linear layer that write the same product in other words.
-_LIKE_LINEAR = {"FalconLinear"}
+_TRANSPOSED = "Conv1D"  # GPT-2's linear layer, which keeps its weight the other way round
+# It, and subclasses of torch's linear layer that write the same product in other words.
+_LIKE_LINEAR = {_TRANSPOSED, "FalconLinear"}
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 FEWEST_NUMBERS = 2**17
 """In a float32 weight that is packed: oneDNN's operator takes longer to call, which a smaller one does not make up."""
@@ -95,7 +95,7 @@ def is_linear(module: nn.Module) -> bool:
     It is torch's linear layer, GPT-2's or Falcon's, and no other class; its weight is a matrix of floating-point
     numbers, with no scales beside it; nothing was attached that computes before, behind or instead of it.
     """
-    is_known = type(module) in (nn.Linear, Conv1D) or type(module).__name__ in _LIKE_LINEAR
+    is_known = type(module) is nn.Linear or type(module).__name__ in _LIKE_LINEAR
     return is_known and is_untouched(module) and has_plain_weight(module)
 
 
@@ -151,7 +151,7 @@ def _needs_bits(model: nn.Module) -> bool:
 
 
 def _num_inputs(module: Any) -> int:
-    return int(module.weight.shape[0] if isinstance(module, Conv1D) else module.in_features)
+    return int(module.weight.shape[0] if type(module).__name__ == _TRANSPOSED else module.in_features)
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def pack_model(model: Any, kind: Kind) -> None:
             _pack_siblings(parent, names, kind, packs)
         for name, module in list(parent.named_children()):
             if module not in read and packs(module):
-                weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
+                weight = module.weight.t().contiguous() if type(module).__name__ == _TRANSPOSED else module.weight
                 packed = pack(weight, module.bias, kind)
                 packed.weight = weight.new_empty(0)  # some forwards ask for its dtype
                 setattr(parent, name, packed)

@@ -7,6 +7,7 @@ transformers' in the same operations. The built-in pair and most GGUF files are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec_cli.lm.files.plain_config import PlainConfig
 
-_ROPES = ("default", "linear", "llama3", "yarn")
+_ROPES: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {"factor", "original_max_position_embeddings"},
+}
+"""Kinds of rotary positions, and what is read of each beside `rope_theta`."""
+_YARN_TURNS = 32, 1
 
 
 def _linear(num_inputs: int, num_outputs: int, bias: bool = False) -> nn.Linear:
@@ -49,11 +56,15 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         rope, size = config.rope_parameters, config.head_dim
-        if rope["rope_type"] == "default":
-            exponents = torch.arange(0, size, 2, dtype=torch.int64, device="cpu").float() / size
-            self._frequencies, self._scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
-        else:
-            self._frequencies, self._scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+        exponents = torch.arange(0, size, 2, dtype=torch.int64, device="cpu").float() / size
+        self._frequencies, self._scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
+        if rope["rope_type"] == "linear":
+            self._frequencies /= rope["factor"]
+        elif rope["rope_type"] == "llama3":
+            self._frequencies = _llama3_frequencies(rope, self._frequencies)
+        elif rope["rope_type"] == "yarn":
+            by_default = {"original_max_position_embeddings": config.max_position_embeddings}
+            self._frequencies, self._scale = _yarn_frequencies(by_default | rope, size)
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Both [1, n, D] in the dtype of hidden states, of positions [1, n]."""
@@ -61,6 +72,35 @@ class RotaryEmbedding(nn.Module):
         angles = torch.cat((angles, angles), -1)
         cosines, sines = angles.cos() * self._scale, angles.sin() * self._scale
         return cosines.to(hidden.dtype), sines.to(hidden.dtype)
+
+
+def _llama3_frequencies(rope: Mapping[str, Any], plain: Tensor) -> Tensor:
+    """Frequencies [D / 2] of Llama 3.1: slow ones divided by a factor, fast ones kept, a mixture between them."""
+    low, high, original = (
+        rope[key] for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    wavelengths = 2 * math.pi / plain
+    is_slow, is_fast = wavelengths > original / low, wavelengths < original / high
+    frequencies = torch.where(is_slow, plain / rope["factor"], plain)
+    share = (original / wavelengths - low) / (high - low)
+    mixed = (1 - share) * frequencies / rope["factor"] + share * frequencies
+    return torch.where(~is_slow & ~is_fast, mixed, frequencies)
+
+
+def _yarn_frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
+    """Frequencies [D / 2] of YaRN (arXiv:2309.00071) with its usual limits, and the scale of cosines and sines."""
+    theta, factor, original = (rope[key] for key in ("rope_theta", "factor", "original_max_position_embeddings"))
+
+    def place(num_turns: int) -> float:
+        """Where a frequency makes so many turns within the original context."""
+        return float((size * math.log(original / (num_turns * 2 * math.pi))) / (2 * math.log(theta)))
+
+    first, last = max(math.floor(place(_YARN_TURNS[0])), 0), min(math.ceil(place(_YARN_TURNS[1])), size - 1)
+    places = torch.arange(size // 2, dtype=torch.float32, device="cpu")
+    plain_share = 1 - ((places - first) / (last - first or 0.001)).clamp(0, 1)
+    periods = theta ** (torch.arange(0, size, 2, device="cpu").float() / size)
+    frequencies = 1.0 / (factor * periods) * (1 - plain_share) + 1.0 / periods * plain_share
+    return frequencies, 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
 
 
 class Attention(nn.Module):
@@ -219,8 +259,9 @@ CLASSES: dict[str, type[LlamaForCausalLM]] = {
 def is_plain(config: Mapping[str, Any]) -> bool:
     """Whether these modules are all of a model, by the content of its configuration."""
     rope, needed = config.get("rope_parameters", {}), ("head_dim", "tie_word_embeddings")
-    is_known = config.get("model_type") in CLASSES and rope.get("rope_type") in _ROPES
-    return is_known and all(key in config for key in needed)
+    known = _ROPES.get(rope.get("rope_type"))
+    is_known = known is not None and rope.keys() <= known | {"rope_type", "rope_theta"}
+    return is_known and config.get("model_type") in CLASSES and all(key in config for key in needed)
 
 
 def read_builtin_model(folder: Path, config: PlainConfig, dtype: torch.dtype) -> LlamaForCausalLM:

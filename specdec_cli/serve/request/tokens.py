@@ -58,7 +58,7 @@ def tokenizer_info(model: ModelInfo) -> dict[str, Any]:
     """
     tokenizer = _tokenizer(None, model)
     return {
-        "tokenizer_class": type(tokenizer.hf).__name__,
+        "tokenizer_class": type(getattr(tokenizer.hf, "of_transformers", tokenizer.hf)).__name__,
         "vocab_size": tokenizer.num_tokens,
         **{name: getattr(tokenizer.hf, name, None) for name in _SPECIAL},
         "bos_token_id": tokenizer.bos_token_id,

@@ -19,7 +19,6 @@ from typed import not_none
 
 from specdec_cli.lm.load import load_tokenizer
 
-FILES = "specdec_cli.lm.files.tokenizer_files"
 LINES = [
     "The old dog sleeps by the door, and nobody wakes it.", "Numbers such as 12 and 345 are split.",
     "A line with signs: (a) [b] - c!", "the the the dog door old",
@@ -130,8 +129,8 @@ def test_39_the_missing_package_of_a_sentencepiece_file_is_named(
 ) -> None:
     pieces = piece("<unk>", 0, 2) + b"".join(piece(letter, -place) for place, letter in enumerate("▁abc"))
     (folder / "tokenizer.model").write_bytes(pieces)
-    monkeypatch.setattr(f"{FILES}.is_sentencepiece_available", lambda: absent != "sentencepiece")
-    monkeypatch.setattr(f"{FILES}.is_protobuf_available", lambda: absent != "protobuf")
+    monkeypatch.setattr("transformers.utils.is_sentencepiece_available", lambda: absent != "sentencepiece")
+    monkeypatch.setattr("transformers.utils.is_protobuf_available", lambda: absent != "protobuf")
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     said = refusal(folder, load_tokenizer)
     assert "is the sentencepiece file `tokenizer.model`" in said.message
@@ -142,7 +141,7 @@ def test_39_the_missing_package_of_a_sentencepiece_file_is_named(
 
 def test_39_the_missing_package_of_a_tiktoken_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ranks(folder)
-    monkeypatch.setattr(f"{FILES}.is_tiktoken_available", lambda: False)
+    monkeypatch.setattr("transformers.utils.is_tiktoken_available", lambda: False)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     said = refusal(folder, load_tokenizer)
     assert "is the tiktoken file `tokenizer.model`, which takes `tiktoken`: `tiktoken` is not installed" in said.message
