@@ -68,7 +68,10 @@ class EngineArms(Arms):
         engine = self.engines[draft]
         process = engine.process(self.screen, k, self.tell, lambda: self.stopped())
         drafts = engine.server(k).drafts
-        made = ServerArm(name, process, self.recipe.sampling, drafts, self.options.chat, self.options.batch_size)
+        options, protocol = self.options, engine.protocol
+        made = ServerArm(
+            name, process, self.recipe.sampling, drafts, options.chat, options.batch_size, protocol=protocol
+        )
         self._arms[name] = made
         return made
 

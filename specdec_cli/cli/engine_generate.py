@@ -1,4 +1,4 @@
-"""`specdec generate --engine vllm`: prompts decoded by another engine, one after the other."""
+"""`specdec generate --engine NAME`: prompts decoded by another engine, one after the other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class EngineGenerateRun(GenerateRun):
         """Every prompt alone, so that the server's counters tell what each one accepted."""
         made, process = self.engine.server(), self.engine.process(self.screen, stopped=stopped)
         self.screen.say(f"starting {made.name}")
-        self._arm = arm = ServerArm(made.name, process, self.recipe.sampling, made.drafts, self.chat)
+        self._arm = arm = ServerArm(
+            made.name, process, self.recipe.sampling, made.drafts, self.chat, protocol=self.engine.protocol
+        )
         rows = self.prompts.rows
         writer = Writer(self.screen.stdout, self.screen.stdout_colour, goes_on=self.shared.output is not None)
         texts = None if self.shared.json else Texts([row.index for row in rows], writer)

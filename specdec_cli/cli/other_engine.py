@@ -15,16 +15,18 @@ from specdec_cli.export import ServerCommand, server_command
 from specdec_cli.export.draft_kind import folder_of
 from specdec_cli.export.settings import ExportSettings
 from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
-from specdec_cli.measure.elsewhere.launch import find_program, refuse_options, split_arguments
+from specdec_cli.measure.elsewhere.launch import find_program, refuse_options, split_arguments, wheel_program
+from specdec_cli.measure.elsewhere.protocols import PROTOCOLS
+from specdec_cli.recipe.keys import default_of
 from specdec_cli.report.pace import Pace
 from specdec_cli.verification import RULES
 
 if TYPE_CHECKING:
     from specdec_cli.cli.shared import Shared
+    from specdec_cli.measure.endpoint.endpoint import Endpoint
     from specdec_cli.recipe import Resolved
     from specdec_cli.report.view import Screen
 
-_REFUSED_WITH_A_DRAFT = ("min_p", "logit_bias")
 _NO_CACHE = "engine.enable_prefix_caching"
 
 
@@ -77,6 +79,9 @@ class OtherEngine:
             return Promise("synthetic", is_lossless=False)
         if recipe.sampling.temperature == 0:
             return Promise("greedy", is_lossless=True, keeps_tokens=True)
+        own = self.server().verifies_by
+        if own is not None:
+            return Promise(own, is_lossless=True)
         rule = RULES.get(recipe.speculation.verify)
         return Promise("block" if rule is not None and rule.judges_jointly else "rejection", is_lossless=True)
 
@@ -89,6 +94,11 @@ class OtherEngine:
             self,
             resolved=replace(self.resolved, recipe=recipe.model_copy(update={"engine": engine}), origins=origins),
         )
+
+    @property
+    def protocol(self) -> type[Endpoint]:
+        """The class that asks its server."""
+        return PROTOCOLS[self.resolved.recipe.engine.name]
 
     def server(self, k: int | None = None) -> ServerCommand:
         """The recipe in the engine's own words.
@@ -106,10 +116,13 @@ class OtherEngine:
         if settings.k and not made.drafts:
             raise UsageError(f"{made.name} has no draft like {settings.draft.what}", "name another draft with --draft")
         if made.drafts:
-            for name in _REFUSED_WITH_A_DRAFT:
+            for name in made.refused_with_draft:
                 if getattr(recipe.sampling, name):
                     message = f"{made.name} refuses `sampling.{name}` together with speculation"
                     raise UsageError(message, "leave it out, or decode without a draft: -k 0")
+        for name in made.refused_sampling:
+            if getattr(recipe.sampling, name) != default_of(f"sampling.{name}"):
+                raise UsageError(f"{made.name} has no `sampling.{name}`", "leave it out")
         if recipe.structured.is_given:
             key = next(iter(recipe.structured.given))
             raise UsageError(f"`structured.{key}` has no effect with --engine {recipe.engine.name}", "leave it out")
@@ -128,8 +141,9 @@ class OtherEngine:
 
     def shown(self, k: int | None = None) -> str:
         """The command line for people; the program need not be there."""
-        program = self.command or self.server(k).program
-        return f"{program} {shlex.join(self.words(k))}"
+        made = self.server(k)
+        words = [*wheel_program(self.command, made.wheel), *self.words(k)]
+        return f"{self.command or made.program} {shlex.join(words)}"
 
     def process(
         self,
@@ -150,7 +164,8 @@ class OtherEngine:
             RunError: its program is not there.
         """
         made = self.server(k)
-        words = (*find_program(self.command, made.program, made.name), *self.words(k))
+        program = find_program(self.command, made.program, made.name)
+        words = (*program, *wheel_program(self.command, made.wheel), *self.words(k))
         return EngineProcess(made.name, words, self.timeout_s, tell or _seldom(screen), stopped)
 
     def unknown_version(self, version: str | None) -> str | None:

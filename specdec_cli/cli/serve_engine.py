@@ -31,11 +31,6 @@ _BY_THE_FRONT = frozenset(
     }
     | {"allowed_hosts", "max_body_bytes", "max_json_depth", "log_format", "log_polls"}
 )
-_BY_THE_ENGINE = frozenset(
-    {"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"}
-)
-_ACCEPTANCE = {"vllm": "--per-request-spec-decode-metrics"}
-"""Option by which an engine reports each request's acceptance; an engine without a draft may refuse it."""
 
 
 def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
@@ -44,16 +39,16 @@ def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
     Raises:
         UsageError: a setting of the server that neither the front nor the engine has.
     """
-    name = resolved.recipe.engine.name
-    for key in Serve.model_fields if name != "specdec" else ():
-        if key not in _BY_THE_FRONT | _BY_THE_ENGINE and resolved.origins[f"serve.{key}"] != "default":
-            hint = "leave it out, or give the engine's own option with --engine-args"
-            raise UsageError(f"`serve.{key}` has no effect with --engine {name}", hint)
     other = other_engine(resolved, shared)
-    if other is None or not other.server().drafts:
-        return other
-    option, path = _ACCEPTANCE[name], "serve.per_request_spec_decode_metrics"
-    if option in other.arguments or resolved.origins[path] != "default":
+    if other is None:
+        return None
+    made, path = other.server(), "serve.per_request_spec_decode_metrics"
+    for key in Serve.model_fields:
+        if key not in _BY_THE_FRONT and key not in made.serve_keys and resolved.origins[f"serve.{key}"] != "default":
+            hint = "leave it out, or give the engine's own option with --engine-args"
+            raise UsageError(f"`serve.{key}` has no effect with --engine {resolved.recipe.engine.name}", hint)
+    option = made.acceptance
+    if not made.drafts or option is None or option in other.arguments or resolved.origins[path] != "default":
         return other  # the engine's own argument, or the recipe's setting among the engine's
     value = resolved.recipe.serve.per_request_spec_decode_metrics
     return replace(other, arguments=(*other.arguments, option, value))

@@ -149,6 +149,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
             stopped=lambda: self.arms.stopped(),
             check=self._check,
             cpu_seconds=lambda: self.running.process.cpu_seconds,
+            protocol=self.arms.engines[0].protocol,
         )
 
     def measure(self, study: EngineSweep, stopped: Callable[[], bool]) -> None:

@@ -1,7 +1,8 @@
 """Recipes for other engines: one file per engine, each naming the version that it was checked against.
 
 The folder is the registry. An engine's file has `NAME` and `VERSION`, for people, and `export`, which turns a recipe
-into files that are ready to run.
+into files that are ready to run. The file of an engine that `--engine` starts has `server_words` as well, and the
+constants from which `server_command` makes a `ServerCommand`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from specdec_cli.export.exported import Export, ExportJob
@@ -47,6 +49,12 @@ class ServerCommand:
         warnings: sentences about what it does not do as the recipe says.
         own_options: those that `--engine-args` must not hold, whether they are among the words or not.
         short_options: short names of options, to the long ones.
+        refused_with_draft: sampling settings that the engine refuses together with speculation.
+        refused_sampling: sampling settings that it does not have at all.
+        serve_keys: keys of `serve` that its command line has.
+        acceptance: option by which it reports each request's acceptance; None where it always does.
+        verifies_by: its rule above temperature 0; None where the recipe chooses one.
+        wheel: a program of ours for a Python that has the engine's wheel; None where only its own program starts it.
     """
 
     name: str
@@ -57,6 +65,12 @@ class ServerCommand:
     warnings: tuple[str, ...]
     own_options: tuple[str, ...]
     short_options: Mapping[str, str]
+    refused_with_draft: tuple[str, ...]
+    refused_sampling: tuple[str, ...]
+    serve_keys: frozenset[str]
+    acceptance: str | None
+    verifies_by: str | None
+    wheel: Path | None
 
 
 def server_command(name: str, resolved: Resolved) -> ServerCommand:
@@ -72,10 +86,23 @@ def server_command(name: str, resolved: Resolved) -> ServerCommand:
     module = import_module(f"{__name__}.{ENGINES[name]}")
     settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME, is_here=True)
     words = tuple(module.server_words(settings))
-    drafts = "--speculative-config" in words
     settings.warn_of_the_rest()
-    warnings, owned = tuple(settings.warnings), (module.OWN_OPTIONS, module.SHORT_OPTIONS)
-    return ServerCommand(module.NAME, module.PROGRAM, words, module.CHECKED, drafts, warnings, *owned)
+    return ServerCommand(
+        name=module.NAME,
+        program=module.PROGRAM,
+        words=words,
+        checked=module.CHECKED,
+        drafts=module.SPECULATES in words,
+        warnings=tuple(settings.warnings),
+        own_options=module.OWN_OPTIONS,
+        short_options=module.SHORT_OPTIONS,
+        refused_with_draft=module.REFUSED_WITH_DRAFT,
+        refused_sampling=module.REFUSED_SAMPLING,
+        serve_keys=module.SERVE_KEYS,
+        acceptance=module.ACCEPTANCE,
+        verifies_by=module.VERIFIES_BY,
+        wheel=module.WHEEL,
+    )
 
 
 def export(

@@ -22,6 +22,15 @@ OWN_OPTIONS = (
 )
 """Options that specdec alone decides, set or not: the two arms differ by them, or a figure rests on them."""
 SHORT_OPTIONS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
+SPECULATES = "--speculative-config"
+"""The option of every command line that speculates."""
+REFUSED_WITH_DRAFT, REFUSED_SAMPLING = ("min_p", "logit_bias"), ()
+SERVE_KEYS = frozenset(
+    {"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"}
+)
+ACCEPTANCE = "--per-request-spec-decode-metrics"
+"""An engine without a draft may refuse it."""
+VERIFIES_BY = WHEEL = None
 _NO_END = 2**20  # sequences, the end of the last range of a table
 _HEADS = {
     "eagle": "eagle",

@@ -98,6 +98,7 @@ class EngineSweep(Study):
         stopped: whether to stop.
         check: takes the engine's version before anything is measured, and raises where nothing can be predicted.
         cpu_seconds: processor time of the server that runs; None where it is not known.
+        protocol: asks its server.
 
     Attributes:
         version: of the engine, as it says.
@@ -121,6 +122,7 @@ class EngineSweep(Study):
     stopped: Callable[[], bool] = never
     check: Callable[[str | None], None] = lambda _: None
     cpu_seconds: Callable[[], float] | None = None
+    protocol: type[Endpoint] = Endpoint
     by_size: Sequence[EngineSize] = field(init=False, default=())
     version: str | None = field(init=False, default=None)
     num_requests: int = field(init=False, default=0)
@@ -166,7 +168,8 @@ class EngineSweep(Study):
             runs[k] = EngineRun(k, tuple(self._round(url, size, rows, k) for rows in self._rounds(size)), load)
 
     async def _trace(self, url: str) -> Trace:
-        async with Endpoint(parse_address(url, ENGINE_OPTION), None, _SILENCE_SECONDS, _TRACED_AT_A_TIME) as target:
+        address = parse_address(url, ENGINE_OPTION)
+        async with self.protocol(address, None, _SILENCE_SECONDS, _TRACED_AT_A_TIME) as target:
             model = await target.choose_model("")
             self.version = await target.version()
             self.check(self.version)
@@ -190,6 +193,7 @@ class EngineSweep(Study):
             concurrency=size,
             repeats=self.repeats,
             timeout_s=_SILENCE_SECONDS,
+            protocol=self.protocol,
         )
         before = self._usage()
         totals, after = measured_pass(plan, self.sampling, rows, drafts=k > 0), self._usage()

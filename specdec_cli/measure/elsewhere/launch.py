@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import socket
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from specdec_cli.errors import RunError, UsageError
 
@@ -39,6 +41,18 @@ def find_program(command: str | None, program: str, name: str) -> tuple[str, ...
         where = "is not on PATH" if command is None else "is no program that can be run"
         raise RunError(f"`{words[0]}` {where}", _HINT.format(name=name, program=program))
     return tuple(words)
+
+
+def wheel_program(command: str | None, wheel: Path | None) -> tuple[str, ...]:
+    """The program of ours that a Python runs for its engine's wheel; nothing where the command is the engine's own.
+
+    Args:
+        command: what `--engine-command` says.
+        wheel: the program; None for an engine that is no wheel.
+    """
+    last = command.split()[-1] if command and command.strip() else ""
+    is_python = re.fullmatch(r"python[\d.]*(\.exe)?", Path(last.strip("'\"")).name) is not None
+    return (str(wheel),) if wheel is not None and is_python else ()
 
 
 def split_arguments(text: str | None) -> tuple[str, ...]:

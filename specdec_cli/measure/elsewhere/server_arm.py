@@ -5,6 +5,7 @@ Each run is one request at a time or a batch sent together; the increase of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, Address, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
+from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.machine import interruption
@@ -34,6 +36,8 @@ NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 DYING_SECONDS = 15.0
 """How long an engine that no longer answers may take to end."""
 _SILENCE_SECONDS = 300.0
+_VERSION = re.compile(r"^version: (\S+)", re.MULTILINE)
+"""The version that an engine writes into its log, where its server does not tell it."""
 
 
 class ServerArm(EndpointArm):
@@ -46,6 +50,7 @@ class ServerArm(EndpointArm):
         drafts: whether the engine speculates, so that it must count.
         chat: whether prompts are messages.
         concurrency: most requests at a time.
+        protocol: asks its server.
 
     Attributes:
         notices: sentences about its counters.
@@ -61,8 +66,10 @@ class ServerArm(EndpointArm):
         drafts: bool,
         chat: bool = False,
         concurrency: int = 1,
+        protocol: type[Endpoint] = Endpoint,
     ) -> None:
-        plan = EndpointPlan(Address("", ""), chat=chat, concurrency=concurrency, timeout_s=_SILENCE_SECONDS)
+        address = Address("", "")
+        plan = EndpointPlan(address, chat=chat, concurrency=concurrency, timeout_s=_SILENCE_SECONDS, protocol=protocol)
         super().__init__(plan, sampling, name)
         self.notices: list[str] = []
         self.process, self.drafts = process, drafts
@@ -85,6 +92,8 @@ class ServerArm(EndpointArm):
         extra = {name: value for name, value in NEUTRAL.items() if name not in self.fields}
         self.plan = replace(self.plan, address=address, extra_body=extra | {"return_token_ids": True})
         super().start()
+        if self.version is None and (told := _VERSION.search(self.process.log_text)):
+            self.version = told[1]
         self._page = self.page()
 
     def run(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> ArmRun | None:

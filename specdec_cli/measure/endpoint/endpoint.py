@@ -152,7 +152,7 @@ class Endpoint:
         """
         from httpx2 import EventSource
 
-        url = self.address.api + path
+        url = self._url(path)
         answer = Answer(perf_counter())
         request = self._client.build_request("POST", url, json=body)
         with self._clear_errors():
@@ -182,7 +182,19 @@ class Endpoint:
         Raises:
             EndpointError: it failed; the server's words are in the sentence.
         """
-        url = self.address.api + path
+        answer = await self._post(path, body)
+        if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list) or not answer["choices"]:
+            words = self._say.words(json.dumps(answer))
+            raise self._say.error(f"`{self._url(path)}` answers without choices: {words}")
+        return answer
+
+    def _url(self, path: str) -> str:
+        """Address of a path of the API."""
+        return self.address.api + path
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send one request that is not streamed, and read its JSON."""
+        url = self._url(path)
         request = self._client.build_request("POST", url, json=body)
         with self._clear_errors():
             response, _ = await self._send(request)
@@ -192,10 +204,7 @@ class Endpoint:
             raise self._refusal(response, url)
         self.num_bytes += len(request.content) + len(response.content)
         self.num_requests += 1
-        answer = self._json(response.text, url)
-        if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list) or not answer["choices"]:
-            raise self._say.error(f"`{url}` answers without choices: {self._say.words(response.text)}")
-        return answer
+        return self._json(response.text, url)
 
     async def _get(self, url: str, timeout_s: float | None = None) -> Response:
         """Send a GET request and read the whole answer."""

@@ -120,7 +120,7 @@ class EndpointArm:
 
     async def _open(self) -> None:
         plan = self.plan
-        self._endpoint = endpoint = Endpoint(plan.address, plan.key, plan.timeout_s, plan.concurrency)
+        self._endpoint = endpoint = plan.protocol(plan.address, plan.key, plan.timeout_s, plan.concurrency)
         await endpoint.__aenter__()
         self.proxy = endpoint.proxy
         self.model = await endpoint.choose_model(self.model)

@@ -11,6 +11,7 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.address import Address
 from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.refusal import EndpointError
 from specdec_cli.measure.endpoint.request_fields import MaxTokensField
 
@@ -32,6 +33,7 @@ class EndpointPlan:
         timeout_s: longest silence of the server.
         extra_body: fields of every request beside the benchmark's own.
         max_tokens_field: the field that holds the most tokens of an answer.
+        protocol: asks the server; another class than `Endpoint` for a server whose own API tells more.
     """
 
     address: Address
@@ -46,6 +48,7 @@ class EndpointPlan:
     timeout_s: float = 300.0
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     max_tokens_field: MaxTokensField = "max_tokens"
+    protocol: type[Endpoint] = Endpoint
 
     def __post_init__(self) -> None:
         """Check that something decides when a request is sent."""
