@@ -2,7 +2,7 @@
 """Exports read by each engine's own parser, with models of a few kilobytes in place of hub ids.
 
 python scripts/check_exports.py vllm --python /opt/vllm/bin/python
-python scripts/check_exports.py llamacpp             # `llama-server` on PATH
+python scripts/check_exports.py llamacpp             # `llama-server` on PATH, or --python with xllamacpp
 
 The engine's package is in the Python that --python names (default: this one). Exits with 1 if the engine refuses one.
 """

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -122,11 +123,15 @@ def mlx(folder: Path) -> None:
 
 
 def llamacpp(folder: Path) -> None:
-    """`llama-server`'s parser: the script's own options, and then `--help`, which ends it."""
+    """`llama-server`'s parser, in this Python's wheel or on PATH; there `--help` behind the options ends it."""
     words = command(folder / "llamacpp.sh")
-    done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
+    assert words[0] == "llama-server", words
+    own = Path(__file__).with_name("xllamacpp_parser.py")
+    asked = [sys.executable, str(own), *words[1:]] if find_spec("xllamacpp") else [*words, "--help"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        said = done.stderr.strip().splitlines()
+        raise RuntimeError(next((line for line in said if line.startswith("error")), said[-1]))
 
 
 PARSERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
@@ -143,6 +148,8 @@ PARSERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 
 def version(engine: str) -> str:
     """The engine's version, as its packages or its program say it."""
+    if engine == "llamacpp" and find_spec("xllamacpp"):
+        return f"xllamacpp {import_module('xllamacpp').__version__}"
     if engine == "llamacpp":
         done = subprocess.run(["llama-server", "--version"], capture_output=True, text=True, check=True)
         return (done.stderr + done.stdout).strip().splitlines()[0]

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "limit": ("sampled", {"speculation.disable_by_batch_size": 12}),
     "confident": ("sampled", {"speculation.depth_policy": "confidence", "speculation.p_min": 0.3}),
     "synthetic": ("sampled", {"speculation.synthetic_acceptance_length": 2.5}),
+    "llama.cpp's own": ("ngram", {"draft": {"method": "ngram-map-k4v", "size_n": 8, "min_hits": 2}}),
+    "hashed": ("ngram", {"draft": {"method": "ngram-mod"}}),
     "loading": ("sampled", {"target.load_format": "dummy", "target.dtype": "float16", "target.device": "cuda"}),
     "generation": ("sampled", {"target.generation_config": "none", "target.chat_template": "{{ messages }}"}),
     "template": ("sampled", {"target.default_chat_template_kwargs": {"thinking": False}}),

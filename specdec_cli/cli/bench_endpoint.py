@@ -66,6 +66,7 @@ def _plan(resolved: Resolved, server: EndpointOptions, options: MeasurementOptio
     rate = parse_rate(server.request_rate)
     max_tokens_field = server.max_tokens_field or "max_tokens"
     check_max_tokens_field(max_tokens_field, options.chat)
+    timeout: dict[str, Any] = {} if server.timeout_s is None else {"timeout_s": server.timeout_s}
     return EndpointPlan(
         address=parse_address(server.url),
         key=check_key(key_of(server.key)),
@@ -78,7 +79,7 @@ def _plan(resolved: Resolved, server: EndpointOptions, options: MeasurementOptio
         extra_body=parse_extra_body(server.extra_body),
         max_tokens_field=max_tokens_field,
         repeats=options.repeats,
-        **({} if server.timeout_s is None else {"timeout_s": server.timeout_s}),
+        **timeout,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.cli.other_engine import OtherEngine, showing_log
 from specdec_cli.cli.place import PLAIN, Arms
+from specdec_cli.drafters.elsewhere import REMEMBER_REQUESTS
 from specdec_cli.measure.documents.parts import EngineResult
 from specdec_cli.measure.elsewhere.near_ties import LeftText, left_texts, words
 from specdec_cli.measure.elsewhere.server_arm import ServerArm, requests_of
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 _ONE_BY_ONE = (
     "the servers ran one after the other, the one without a draft first, because each takes the memory that it finds: "
     "a machine that becomes slower or faster between them changes the speed-up"
+)
+_REMEMBERS = (
+    "`{}` drafts from earlier requests as well: a prompt that is sent again is drafted from its own answer, "
+    "so measure with --repeats 1"
 )
 
 
@@ -108,6 +113,7 @@ class EngineArms(Arms):
             _ONE_BY_ONE,
             *([unknown] if unknown else []),
             *self.warnings(),
+            *(_REMEMBERS.format(method) for method in self._methods() if method in REMEMBER_REQUESTS),
         ]
         for name, arm in self._arms.items():
             several = f"{name}: " if len(self._arms) > 2 else ""
@@ -127,6 +133,9 @@ class EngineArms(Arms):
     def showing_failures(self) -> AbstractContextManager[None]:
         """Show the last lines of the log of an engine that fails."""
         return showing_log(self.screen)
+
+    def _methods(self) -> list[str | None]:
+        return [engine.resolved.recipe.draft.method for engine in self._drafting]
 
     def _version(self) -> str | None:
         return next((arm.version for arm in self._arms.values() if arm.version is not None), None)

@@ -438,9 +438,10 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         str,
         ("--engine-command",),
         ELSEWHERE,
-        help="Program of the other engine, in whatever environment it is installed; env VARIABLE=VALUE may precede it.",
+        help="Program of the other engine, in an environment of its own, or a Python with xllamacpp; "
+        "env VARIABLE=VALUE may precede it.",
         metavar="COMMAND",
-        default="vllm, on PATH",
+        default="vllm or llama-server, on PATH",
     ),
     Option(
         "engine_args",

@@ -120,6 +120,9 @@ class OtherEngine:
                 if getattr(recipe.sampling, name):
                     message = f"{made.name} refuses `sampling.{name}` together with speculation"
                     raise UsageError(message, "leave it out, or decode without a draft: -k 0")
+            if recipe.speculation.tree is not None:
+                message = f"`speculation.tree` has no effect with --engine {recipe.engine.name}: it drafts chains"
+                raise UsageError(message, "leave it out")
         for name in made.refused_sampling:
             if getattr(recipe.sampling, name) != default_of(f"sampling.{name}"):
                 raise UsageError(f"{made.name} has no `sampling.{name}`", "leave it out")

@@ -22,6 +22,7 @@ from specdec_cli.cli.names import name_problems
 from specdec_cli.cli.options import OPTIONS, SPECULATIVE_CONFIG, Option
 from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
+from specdec_cli.drafters.elsewhere import ELSEWHERE, engine_of
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
 from specdec_cli.recipe import DraftMethods, Recipe, Resolved, resolve, resolve_drafts
@@ -34,8 +35,8 @@ _OF_ANOTHER_ENGINE = ("engine.start_timeout_seconds", "engine.distributed_execut
 
 
 def draft_methods() -> DraftMethods:
-    """The drafting methods and their options, from the drafters' folder."""
-    return DraftMethods(tuple(drafters.methods()), _method_options, drafters.create, drafters.parse_first)
+    """The drafting methods and their options: those of the drafters' folder, and those of other engines."""
+    return DraftMethods((*drafters.methods(), *ELSEWHERE), _method_options, drafters.create, drafters.parse_first)
 
 
 def _method_options(method: str) -> dict[str, Any]:
@@ -142,7 +143,10 @@ class Shared:
 
     def _check_engine(self, recipe: Recipe) -> None:
         """Refuse another engine where the command starts none, and options about one where none is asked for."""
-        name = recipe.engine.name
+        name, only_in = recipe.engine.name, engine_of(recipe.draft.method)
+        if only_in not in (None, name) and (self.loads_models or name != "specdec"):
+            hint = f"add --engine {only_in}, or name another draft with --draft"
+            raise UsageError(f"only llama.cpp has the draft `{recipe.draft.method}`", hint)
         if name != "specdec" and not self.takes_engine:
             hint = "`bench`, `sweep-k`, `compare-drafts`, `generate` and `serve` do; or set engine.name to specdec"
             raise UsageError(f"`engine.name` is `{name}`, and this command starts no other engine", hint)
@@ -150,7 +154,7 @@ class Shared:
         flags += ["--engine-command"] if self.engine_command is not None else []
         flags += ["--engine-args"] if self.engine_args is not None else []
         if name == "specdec" and flags and not self.takes_parallel:
-            raise UsageError(f"`{flags[0]}` has no effect without another engine", "add --engine vllm")
+            raise UsageError(f"`{flags[0]}` has no effect without another engine", "add --engine NAME")
 
     def _check_devices(self, recipe: Recipe) -> None:
         """Refuse models on several devices where specdec itself decodes."""

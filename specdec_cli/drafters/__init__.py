@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from specdec_cli.call_checks import fits, kind_name
 from specdec_cli.drafters.contract import Drafter
+from specdec_cli.drafters.elsewhere import ELSEWHERE
 from specdec_cli.drafters.heads import published_drafter
 from specdec_cli.errors import UsageError, closest
 from specdec_cli.lm.files.draft_formats import kinds_by_method
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 _NOT_METHODS = {
-    *("__init__", "contract", "growing_draft", "heads", "language_model"),
+    *("__init__", "contract", "elsewhere", "growing_draft", "heads", "language_model"),
     *("self_drafter", "suffix_index", "translated_lm"),
     "fallback",  # its form is `A+B`
 }
@@ -70,7 +71,7 @@ def get(method: str) -> type[Drafter]:
     Raises:
         UsageError: no such method, or one from outside that lacks a part of the drafters' contract.
     """
-    known = methods()
+    known: dict[str, type[Drafter]] = {**methods(), **ELSEWHERE}
     if method in known:
         return known[method]
     if "." not in method:
@@ -178,7 +179,7 @@ def parse_spec(spec: str) -> dict[str, Any]:
     """
     if not spec.strip():
         raise UsageError("the draft is empty", _HINT + ", ".join(without_model()))
-    known = [name for name in methods() if name != "model"]
+    known = [name for name in (*methods(), *ELSEWHERE) if name != "model"]
     name, colon, rest = spec.partition(":")
     is_folder = os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~"))
     is_folder = is_folder or (bool(rest) and os.path.isdir(os.path.expanduser(name)))  # `FOLDER:Q4_K_M`

@@ -7,13 +7,44 @@ temperature.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from specdec_cli.export.draft_kind import DRAFT_MODEL
+from specdec_cli.drafters.elsewhere import ELSEWHERE, lookup_arguments
+from specdec_cli.errors import UsageError
+from specdec_cli.export.draft_kind import DRAFT_MODEL, folder_of
 from specdec_cli.export.exported import HERE, Export, ExportJob, flags, quoted, script
 from specdec_cli.export.settings import ExportSettings, is_gguf, is_hub_choice
 
 NAME, VERSION = "llama.cpp", "of November 2026"
+PROGRAM = "llama-server"
+CHECKED = ("b11549",)
+"""Builds whose options were checked."""
+OWN_OPTIONS = (
+    *("--spec-type", "--spec-default", "--spec-draft-model", "--spec-draft-hf", "--spec-draft-n-max", "--model"),
+    *("--hf-repo", "--hf-file", "--alias", "--cache-prompt", "--spec-synth-len", "--spec-synth-rates", "--metrics"),
+)
+"""Options that specdec alone decides, set or not: the two arms differ by them, or a figure rests on them."""
+SHORT_OPTIONS = {
+    "-m": "--model",
+    "-md": "--spec-draft-model",
+    "--model-draft": "--spec-draft-model",
+    "-a": "--alias",
+    "-hf": "--hf-repo",
+    "-hfr": "--hf-repo",
+    "-hff": "--hf-file",
+    "-hfd": "--spec-draft-hf",
+    "-c": "--ctx-size",
+    "-np": "--parallel",
+    "-b": "--batch-size",
+}
+SPECULATES = "--spec-type"
+"""The option of every command line that speculates."""
+REFUSED_WITH_DRAFT, REFUSED_SAMPLING = (), ("stop_token_ids", "min_tokens", "skip_special_tokens")
+SERVE_KEYS = frozenset({"served_model_name"})
+ACCEPTANCE = None
+VERIFIES_BY = "exact-match"
+WHEEL = Path(__file__).parents[1] / "measure" / "elsewhere" / "xllamacpp_server.py"
 _TYPES = {
     DRAFT_MODEL: "draft-simple",
     "eagle3": "draft-eagle3",
@@ -50,19 +81,47 @@ def export(job: ExportJob) -> Export:
     return Export(files, frozenset(files), following)
 
 
+def server_words(settings: ExportSettings) -> list[str]:
+    """The words behind the program that start its server on this machine, without its address.
+
+    Raises:
+        UsageError: a model is no GGUF file.
+    """
+    arguments = _gguf(settings, "target", settings.target, []) | _speculation(settings, [])
+    server = {name: value for name, value in _server(settings).items() if name not in ("host", "port", *_SAMPLING)}
+    server["parallel"] = settings.value("engine.max_num_seqs")
+    return flags(arguments | server | {"kv_unified": True})
+
+
+def _synthetic(settings: ExportSettings) -> dict[str, Any]:
+    """Acceptance at random. Its length and rates count as specdec's do."""
+    rates = settings.given("speculation.synthetic_acceptance_rates")
+    length = settings.given("speculation.synthetic_acceptance_length")
+    if rates is not None:
+        return {"spec_synth_rates": ",".join(map(str, rates))}
+    return {} if length is None else {"spec_synth_len": length}
+
+
 def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]:
     draft, k = settings.draft, settings.k
     if not k:
         return {}
     settings.one_k()
-    settings.exact_match()
+    synthetic = _synthetic(settings)
+    if not synthetic:
+        settings.exact_match()
     if draft.method == "ngram":
         settings.chains_only()
         if draft.option("min") not in (None, draft.option("max")):
             settings.warn(f"draft.min = {draft.option('min')} is left out: llama.cpp looks for n-grams of one length")
         sizes = {"spec_ngram_simple_size_n": draft.option("max"), "spec_ngram_simple_size_m": k}
-        return {"spec_type": "ngram-simple"} | {name: value for name, value in sizes.items() if value is not None}
-    kind = _TYPES.get(draft.method)
+        found = {name: value for name, value in sizes.items() if value is not None}
+        return {"spec_type": "ngram-simple"} | found | synthetic
+    if draft.method in ELSEWHERE:
+        settings.chains_only()
+        options = {name: draft.option(name) for name in draft.options}
+        return {"spec_type": draft.method} | lookup_arguments(draft.method, options, k) | synthetic
+    kind = _spec_type(settings)
     if kind is None:
         settings.no_counterpart()
         return {}
@@ -71,13 +130,27 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
         arguments |= _gguf(settings, "draft", settings.draft_model, convert)
     arguments |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
     least = settings.chains_only(knows_confidence=True)
-    return arguments | ({} if least is None else {"spec_draft_p_min": least})
+    return arguments | ({} if least is None else {"spec_draft_p_min": least}) | synthetic
+
+
+def _spec_type(settings: ExportSettings) -> str | None:
+    """The type of a draft with a model: by the recipe's method, else by the architecture that its GGUF file names."""
+    draft = settings.draft
+    path = folder_of(draft.model) if draft.method == DRAFT_MODEL and draft.model is not None else None
+    if path is not None and path.is_file():
+        from specdec_cli.lm.files.gguf_header import read_gguf_header
+
+        return _TYPES.get(read_gguf_header(str(draft.model), path).architecture, _TYPES[DRAFT_MODEL])
+    return _TYPES.get(draft.method)
 
 
 def _server(settings: ExportSettings) -> dict[str, Any]:
     host, port = settings.address
     arguments: dict[str, Any] = {"host": host, "port": port, "metrics": True}
     length, sequences = settings.given("engine.max_model_len"), settings.given("engine.max_num_seqs")
+    caches = settings.given("engine.enable_prefix_caching")
+    if caches is not None:
+        arguments |= {"cache_prompt": caches} | ({} if caches else {"cache_ram": 0})
     if length is not None:
         arguments["ctx_size"] = length * (sequences or 1)  # shared by the slots
     simple = {"parallel": "engine.max_num_seqs", "batch_size": "engine.max_num_batched_tokens"}
@@ -114,6 +187,9 @@ def _gguf(settings: ExportSettings, section: str, name: str, convert: list[str])
         from specdec_cli.lm.files.gguf_choice import local_gguf  # transformers behind it takes a second to import
 
         return {option: str(local_gguf(name) or name)}
+    if settings.is_here:
+        hint = "`specdec export llamacpp` writes a script that converts it"
+        raise UsageError(f"llama.cpp runs GGUF files, and `{name}` is none", hint)
     outtype = _OUTTYPES.get(str(settings.value(f"{section}.dtype")), "auto")
     words = [name, "--outtype", outtype, "--outfile", f"$HERE/{section}.gguf"]
     if section == "draft" and settings.draft.method != DRAFT_MODEL:

@@ -25,9 +25,7 @@ SHORT_OPTIONS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size",
 SPECULATES = "--speculative-config"
 """The option of every command line that speculates."""
 REFUSED_WITH_DRAFT, REFUSED_SAMPLING = ("min_p", "logit_bias"), ()
-SERVE_KEYS = frozenset(
-    {"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"}
-)
+SERVE_KEYS = frozenset({"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"})
 ACCEPTANCE = "--per-request-spec-decode-metrics"
 """An engine without a draft may refuse it."""
 VERIFIES_BY = WHEEL = None

@@ -193,8 +193,8 @@ class EngineSection(Section):
 
     model_config = ConfigDict(title="Engine")
 
-    name: Literal["specdec", "vllm"] = "specdec"
-    """Engine that decodes: specdec, or an installed vLLM, which is started as a subprocess."""
+    name: Literal["specdec", "vllm", "llamacpp"] = "specdec"
+    """Engine that decodes: specdec, or an installed vLLM or llama.cpp, whose server is started as a subprocess."""
     distributed_executor_backend: Literal["mp", "ray", "uni", "external_launcher"] | None = None
     """How another engine runs on several devices or machines, such as mp or ray; it chooses by default."""
     start_timeout_seconds: float = Field(600.0, gt=0)

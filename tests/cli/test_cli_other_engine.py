@@ -70,8 +70,13 @@ def test_sampling_that_vllm_refuses_is_refused() -> None:
 
 
 def test_settings_that_are_left_out_are_named() -> None:
-    made = asked("target.model=m/m", "draft.model=d/d", "draft.quantize=int8", "speculation.tree=2,1").server()
-    assert [one.split(" = ")[0] for one in made.warnings] == ["speculation.tree", "draft.quantize"]
+    made = asked("target.model=m/m", "draft.model=d/d", "draft.quantize=int8", "draft.dtype=float16").server()
+    assert [one.split(" = ")[0] for one in made.warnings] == ["draft.quantize", "draft.dtype"]
+
+
+def test_a_tree_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"`speculation\.tree` has no effect with --engine vllm: it drafts chains"):
+        asked("target.model=m/m", "draft.model=d/d", "speculation.tree=2,1").server()
 
 
 def test_an_unknown_release_is_named() -> None:

@@ -12,6 +12,10 @@ _LEVEL = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?$")
 _USAGE = re.compile(r"^[\w.-]+(?: [\w.-]+)*: error: (.*)$")
+_LLAMACPP_ERROR = re.compile(
+    r"^(?:\d+\.\d\d\.\d{3}\.\d{3} E [^:]*(?:::?[^ :]*)*|error(?: while handling argument \"[^\"]*\")?|xllamacpp): (.*)$"
+)
+"""llama.cpp's errors: those of its log, of which the first is the cause, of its options, and of its wheel."""
 _OF_PYDANTIC = re.compile(r"^\s+(?:Value error, |Assertion failed, )?(.*?) \[type=\w+,.*$")
 _FRAMES = ("Traceback (", 'File "', "During handling", "The above exception", "^", "~")
 _BARS = re.compile(r"\d+%\||it/s|s/it")
@@ -27,7 +31,7 @@ _MOST_CHARACTERS = 300
 def reason(log: str) -> str | None:
     """The engine's own words for why it ended; None where the log holds no error."""
     lines = list(_lines(log))
-    refused = next((match[1] for line in lines if (match := _USAGE.match(line))), None)
+    refused = next((match[1] for line in lines if (match := _USAGE.match(line) or _LLAMACPP_ERROR.match(line))), None)
     if refused is not None:
         return _short(refused)
     places = [place for place, line in enumerate(lines) if _EXCEPTION.match(line)]

@@ -50,9 +50,10 @@ def wheel_program(command: str | None, wheel: Path | None) -> tuple[str, ...]:
         command: what `--engine-command` says.
         wheel: the program; None for an engine that is no wheel.
     """
-    last = command.split()[-1] if command and command.strip() else ""
-    is_python = re.fullmatch(r"python[\d.]*(\.exe)?", Path(last.strip("'\"")).name) is not None
-    return (str(wheel),) if wheel is not None and is_python else ()
+    words = [word for word in shlex.split(command or "") if word != "env" and "=" not in word.partition("/")[0]]
+    is_python = bool(words) and re.fullmatch(r"python[\d.]*(\.exe)?", Path(words[0]).name) is not None
+    has_program = any(word == "-m" or word.endswith(".py") for word in words[1:])
+    return (str(wheel),) if wheel is not None and is_python and not has_program else ()
 
 
 def split_arguments(text: str | None) -> tuple[str, ...]:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.llamacpp import LlamaCppEndpoint
 
-PROTOCOLS: dict[str, type[Endpoint]] = {"vllm": Endpoint}
+PROTOCOLS: dict[str, type[Endpoint]] = {"vllm": Endpoint, "llamacpp": LlamaCppEndpoint}

@@ -9,15 +9,20 @@ from typing import Any
 from specdec_cli.serve.errors import ApiError, bad_field
 
 _AT_ITS_START = "it drafts as it was started, and reports this request's acceptance by itself"
+_OF_SPECDEC = {
+    "speculative": _AT_ITS_START,
+    "speculative.n_max": _AT_ITS_START,
+    "speculative.n_min": _AT_ITS_START,
+    "speculative.p_min": _AT_ITS_START,
+    "prediction": "it drafts from no predicted text",
+}
 REFUSED: Mapping[str, Mapping[str, str]] = {
-    "vllm": {
-        "speculative": _AT_ITS_START,
-        "speculative.n_max": _AT_ITS_START,
-        "speculative.n_min": _AT_ITS_START,
-        "speculative.p_min": _AT_ITS_START,
-        "prediction": "it drafts from no predicted text",
-        "return_spec_tokens_details": "it reports acceptance in `metrics.speculative_decoding`",
-    }
+    "vllm": _OF_SPECDEC | {"return_spec_tokens_details": "it reports acceptance in `metrics.speculative_decoding`"},
+    "llamacpp": _OF_SPECDEC
+    | {
+        "return_spec_tokens_details": "it reports acceptance in `timings`",
+        "cache_salt": "its slots share cached prompts among all requests",
+    },
 }
 """By engine and field: the reason."""
 

@@ -2,7 +2,6 @@
 # Written by specdec X.Y.Z for llama.cpp of November 2026.
 # Nothing was measured: give the result of a measurement with --measured FILE.
 # Warning: draft.min = 2 is left out: llama.cpp looks for n-grams of one length.
-# Warning: engine.enable_prefix_caching = true is left out: llama.cpp has no such setting, or specdec does not know it.
 # Measure it: specdec bench --endpoint http://127.0.0.1:8000 -t meta-llama/Llama-3.1-8B-Instruct --set sampling.max_new_tokens=256
 # A hub id must be downloaded first: convert_hf_to_gguf.py reads folders (or add --remote).
 set -euo pipefail

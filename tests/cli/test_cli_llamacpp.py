@@ -1,0 +1,192 @@
+"""`--engine llamacpp`: recipes in llama-server's words, and runs with a stand-in for the wheel `xllamacpp`.
+
+SPECDEC_PYTHON_LLAMACPP names a Python that has the real wheel, and SPECDEC_GGUF a small model for it.
+"""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from specdec_cli.cli.main import run
+from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.shared import Shared
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.documents.bench import BenchDocument
+from specdec_cli.measure.documents.compare_drafts import CompareDocument
+from specdec_cli.measure.documents.generate import GenerateDocument
+from specdec_cli.measure.endpoint import counters
+
+WHEEL = Path(__file__).parents[1] / "fake_wheel"
+PYTHON = [sys.executable, "-S", "-X", f"fake-vllm-of={os.getpid()}"]
+COMMAND = shlex.join(["env", f"PYTHONPATH={WHEEL}", *PYTHON])
+ON_STAND_IN = ["--engine", "llamacpp", "--engine-command", COMMAND, "-t", "t.gguf", "-n", "9", "--quiet"]
+RATES = ("speculation.synthetic_acceptance_rates=[0.9,0.5]", "speculation.num_speculative_tokens=2")
+ONCE = ["--num-prompts", "2", "--repeats", "1", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
+    monkeypatch.setattr(counters, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    Path("t.gguf").write_bytes(b"GGUF")
+
+
+def ways(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FAKE_LLAMACPP", text)
+
+
+def words(*sets: str, args: str | None = None) -> str:
+    shared = Shared(sets=("engine.name=llamacpp", "target.model=a/b:Q4_0", *sets), takes_engine=True, engine_args=args)
+    return shlex.join(OtherEngine.of(shared.resolve(), shared).words())
+
+
+@pytest.mark.parametrize(
+    ("draft", "option"),
+    [
+        (("method=ngram-simple", "size_n=3"), "ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 5"),
+        (("method=ngram", "max=4"), "ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 5"),
+        (
+            ("method=ngram-map-k", "min_hits=2"),
+            "--spec-ngram-map-k-min-hits 2 --spec-ngram-map-k-size-n 12 --spec-ngram-map-k-size-m 5",
+        ),
+        (("method=ngram-map-k4v",), "ngram-map-k4v --spec-ngram-map-k4v-size-n 12"),
+        (("method=ngram-mod",), "--spec-ngram-mod-n-match 24 --spec-ngram-mod-n-min 5 --spec-ngram-mod-n-max 5"),
+        (("method=ngram-cache",), "--spec-type ngram-cache --spec-draft-n-max 5"),
+        (("model=c/d:Q4_0",), "draft-simple --spec-draft-hf c/d:Q4_0 --spec-draft-n-max 5 --spec-draft-n-min 0"),
+        (("method=eagle3", "model=c/d:Q4_0"), "--spec-type draft-eagle3 --spec-draft-hf c/d:Q4_0"),
+        (("method=mtp",), "--spec-type draft-mtp --spec-draft-n-max 5"),
+    ],
+)
+def test_a_draft_becomes_a_type_of_speculation(draft: tuple[str, ...], option: str) -> None:
+    assert option in words(*(f"draft.{one}" for one in draft), "speculation.num_speculative_tokens=5")
+
+
+def test_settings_become_options() -> None:
+    made = words("draft.method=ngram-simple", *RATES, args="--threads 1")
+    assert "--hf-repo a/b:Q4_0" in made
+    assert "--spec-synth-rates 0.9,0.5" in made
+    assert made.endswith("--metrics --parallel 8 --kv-unified --threads 1")
+    assert "--spec-draft-p-min 0.4" in words(
+        "draft.model=c/d:Q4_0", "speculation.depth_policy=confidence", "speculation.p_min=0.4"
+    )
+    assert "spec" not in words("draft.method=none")
+
+
+@pytest.mark.parametrize(
+    ("sets", "refusal"),
+    [
+        (("speculation.tree=2,1", "draft.method=ngram"), r"`speculation\.tree` has no effect with --engine llamacpp"),
+        (("draft.method=suffix",), "llama.cpp has no draft like suffix decoding"),
+        (("draft.method=self-int8",), "llama.cpp has no draft like an int8 copy of the target"),
+        (("draft.method=none", "sampling.min_tokens=3"), r"llama.cpp has no `sampling\.min_tokens`"),
+        (("draft.method=none", "sampling.skip_special_tokens=false"), r"no `sampling\.skip_special_tokens`"),
+        (("draft.method=none", "target.model=some/model"), "llama.cpp runs GGUF files, and `some/model` is none"),
+    ],
+)
+def test_what_it_has_not_is_refused_by_name(sets: tuple[str, ...], refusal: str) -> None:
+    with pytest.raises(UsageError, match=refusal):
+        words(*sets)
+
+
+@pytest.mark.parametrize("argument", ["--spec-type none", "-md x.gguf", "--no-cache-prompt", "--model y", "-np 2"])
+def test_options_that_specdec_chooses_are_refused_by_name(argument: str) -> None:
+    with pytest.raises(UsageError, match=f"must not hold `{argument.split()[0]}`: specdec chooses it"):
+        words("draft.method=ngram-mod", args=argument)
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["bench"], ["bench", "--engine", "vllm"], ["chat"]])
+def test_its_drafts_are_refused_elsewhere(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "-d", "ngram-mod"]) == 2
+    assert "only llama.cpp has the draft `ngram-mod`" in capsys.readouterr().err
+
+
+def test_options_of_its_drafts_have_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--engine", "llamacpp", "-d", "ngram-map-k:size_n=0"]) == 2
+    assert "`size_n` of `ngram-map-k` must be from 1 to 1024, not `0`" in capsys.readouterr().err
+
+
+def test_both_arms_are_measured_and_counted_as_the_server_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(monkeypatch, "")
+    assert run(["bench", *ON_STAND_IN, "-d", "ngram-mod", "-k", "3", *ONCE]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, BenchDocument.json_schema())
+    counts = found["draft"]["speculative"]
+    assert (counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"]) == (6, 18, 10)
+    assert (found["lossless"]["checked_tokens"], found["lossless"]["mismatches"]) == (18, 0)
+    assert found["lossless"]["verify"] == "greedy"
+    assert found["engine"]["version"] == "b11549"
+    assert "xllamacpp_server.py" in found["engine"]["commands"]["with the draft"]
+    assert "--spec-type" not in found["engine"]["commands"]["without a draft"]
+    assert any("`ngram-mod` drafts from earlier requests" in notice for notice in found["notices"])
+
+
+def test_drafts_are_compared_and_a_difference_has_its_gap(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(monkeypatch, "differs")
+    drafts = ["-d", "ngram-simple", "-d", "ngram-cache", "--set", "speculation.num_speculative_tokens=3"]
+    assert run(["compare-drafts", *ON_STAND_IN, *drafts, *ONCE, "--chat"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, CompareDocument.json_schema())
+    assert {row["draft"] for row in found["rows"]} == {"ngram-simple", "ngram-cache"}
+    differences = found["engine"]["differences"]
+    assert len(differences) == 4
+    assert {one["position"] for one in differences} == {8}
+
+
+def test_it_generates(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ways(monkeypatch, "")
+    assert run(["generate", *ON_STAND_IN, "-d", "ngram-simple", "-k", "3", "--json", "the cat sat"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, GenerateDocument.json_schema())
+    only = found["outputs"][0]
+    assert (only["completion_tokens"], only["prompt_tokens"], only["finish_reason"]) == (9, 3, "length")
+    assert only["text"].split() == ["the", "cat", "sat"] * 3
+    assert only["speculative"]["num_accepted_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("way", "more", "reason"),
+    [
+        ("die", [], "llama.cpp ended before it was ready (exit code 1): failed to open GGUF file 'x.gguf'"),
+        ("", ["--engine-args", "--no-such-option 3"], "(exit code 2): unrecognized arguments: --no-such-option 3"),
+        ("crash=1", [], "llama.cpp ended while it was needed (killed by SIGKILL)"),
+    ],
+)
+def test_its_refusal_is_one_sentence(
+    way: str, more: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(monkeypatch, way)
+    assert run(["generate", *ON_STAND_IN, "-d", "none", *more, "the cat sat"]) == 1
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_the_real_wheel_decodes_with_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    python, model = os.environ.get("SPECDEC_PYTHON_LLAMACPP"), os.environ.get("SPECDEC_GGUF")
+    if python is None or model is None:
+        pytest.skip("SPECDEC_PYTHON_LLAMACPP names a Python with xllamacpp, and SPECDEC_GGUF a model")
+    texts = {}
+    line = ["generate", "--engine", "llamacpp", "--engine-command", python, "--engine-args", "--threads 1", "-t", model]
+    for draft in (
+        "none",
+        "ngram-simple:size_n=2",
+        "ngram-map-k:size_n=2",
+        "ngram-map-k4v:size_n=2",
+        "ngram-mod:n_match=2",
+    ):
+        prompt = "one two three four one two three four one two three four one two"
+        options = ["-d", draft, "-k", "4", "-n", "24", "--set", "engine.max_model_len=256", "--quiet", "--json"]
+        assert run([*line, *options, prompt]) == 0
+        found = json.loads(capsys.readouterr().out)
+        texts[draft] = found["outputs"][0]["token_ids"]
+        assert (found["totals"]["speculative"]["num_draft_tokens"] > 0) == (draft != "none")
+    assert len(set(map(tuple, texts.values()))) == 1
