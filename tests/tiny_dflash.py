@@ -154,10 +154,10 @@ class BlockReference:
             return rows
         base = self.weights[f"{name}base_kernel"]
         delta = normed @ self.weights[f"{name}kernel_projection.weight"].T
-        groups, total = HIDDEN // GROUP, torch.zeros_like(rows)
+        groups, total = delta.shape[1] // (2 * NUM_TAPS), torch.zeros_like(rows)
         for tap in range(NUM_TAPS):
             first = (side * NUM_TAPS + tap) * groups
-            own = delta[:, first : first + groups].repeat_interleave(GROUP, 1)
+            own = delta[:, first : first + groups].repeat_interleave(HIDDEN // groups, 1)
             is_in_block = torch.arange(len(rows)) % BLOCK >= tap
             total = total + is_in_block[:, None] * (base[side, tap] + own) * rows.roll(tap, 0)
         return total

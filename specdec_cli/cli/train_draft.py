@@ -314,7 +314,11 @@ class _TrainCommand:
     def _document(self, session: TrainingSession, events: Sequence[TrainingEvent], is_interrupted: bool) -> Any:
         from specdec_cli.train.documents import TrainDocument
 
-        settled = {**session.method.settled(), "learning_rate": session.method.learning_rate}
+        settled = {
+            **session.method.settled(),
+            "learning_rate": session.method.learning_rate,
+            "loss": session.method.loss,
+        }
         body = TrainDocument.of_events(events, settled, session.data.notices, is_interrupted).as_json()
         return envelope(TrainDocument, self._recipe.as_dict(), body, **machine_of(session.engine))
 

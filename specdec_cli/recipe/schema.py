@@ -375,10 +375,10 @@ class Train(Section):
     """Weight decay of AdamW."""
     max_grad_norm: float = Field(0.5, gt=0, le=10**6)
     """Clip gradients to this norm."""
-    loss: Literal["kl", "ce", "tv", "hybrid"] = "kl"
-    """Divergence from the target's distribution: kl (forward KL), ce, tv (total variation), or hybrid (KL and TV)."""
+    loss: Literal["kl", "ce", "tv", "ce-tv", "hybrid"] | None = None
+    """Divergence from the target's distribution: kl, ce, tv, ce-tv or hybrid. null takes kl, for dspark ce-tv."""
     depth: int | None = Field(None, ge=1, le=MOST_DEPTH)
-    """Tokens to learn to draft: unrolled steps (eagle3), tokens of a pass (dflash, pard) or heads (medusa)."""
+    """Tokens to learn to draft: unrolled steps (eagle3), tokens of a pass (block drafts, pard) or heads (medusa)."""
     depth_decay: float = Field(0.8, gt=0, le=1)
     """Weight of each depth in the loss, relative to the one before."""
     layers: values.LayerNumbers = None
@@ -394,13 +394,13 @@ class Train(Section):
     num_key_value_heads: int | None = Field(None, ge=1, le=2**16)
     """Key/value heads to keep (distill). null keeps the target's ratio of them to attention heads."""
     num_layers: int | None = Field(None, ge=1, le=1024)
-    """Decoder layers of the draft (dflash, distill). null takes a quarter of the target's, for dflash one to five."""
+    """Decoder layers of the draft (block drafts, distill). null takes a quarter of the target's, for blocks 1 to 5."""
     num_anchors: int = Field(512, ge=1, le=2**20)
-    """Blocks to draw from each answer at most (dflash)."""
+    """Blocks to draw from each answer at most (dflash, dflash2, dspark)."""
     sample_from_anchor: bool = False
     """A block's rows predict the token behind their own (dflash), so that B rows give B tokens and not B - 1."""
     mask_token: int | None = Field(None, ge=0, le=2**31 - 1)
-    """Token that stands for those not drafted yet (dflash, pard). null takes the rarest token of the data."""
+    """Token that stands for those not drafted yet (block drafts, pard). null takes the rarest token of the data."""
     start_from: str | None = Field(None, min_length=1)
     """Model with the target's tokenizer to begin with (pard, distill). null prunes the target itself (distill)."""
     keep_answers: bool = False

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import Any
 
 from specdec_cli import __version__
-from specdec_cli.lm.files.draft_formats import kinds_by_method
+from specdec_cli.lm.files.draft_formats import published_kinds
 from specdec_cli.quantities import counted
 from specdec_cli.recipe import Recipe
 from specdec_cli.recipe.present import yaml_value
@@ -47,7 +47,7 @@ class TrainedDraft:
     def card(self) -> str:
         """The model card in Markdown, with the metadata that model hubs read above it."""
         target, method = str(self.recipe.target.model), self.recipe.train.method
-        kind = kinds_by_method().get(method)
+        kind = next((kind for kind in published_kinds() if kind.name == method), None)
         what = "Draft model" if kind is None else " ".join(kind.what.split()[-2:])
         licence = _licence_of(target)
         named = Path(target).name

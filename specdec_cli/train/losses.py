@@ -31,6 +31,11 @@ def total_variation(q: Tensor, p: Tensor) -> Tensor:
     return (p.exp() - q.exp()).abs().sum(-1) / 2
 
 
+def entropy_and_variation(q: Tensor, p: Tensor) -> Tensor:
+    """0.1 of cross-entropy and 0.9 of the sum of |p - q|, as DSpark's authors weigh them (arXiv 2607.05147): [n]."""
+    return 0.1 * cross_entropy(q, p) + 1.8 * total_variation(q, p)
+
+
 def hybrid(q: Tensor, p: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean) -> Tensor:
     """λ KL + (1 - λ) TV with λ = exp(-3 α), α the mean acceptance, without gradient: [n].
 
@@ -50,6 +55,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,
     "ce": cross_entropy,
     "tv": total_variation,
+    "ce-tv": entropy_and_variation,
     "hybrid": hybrid,
 }
 """By their names in recipes; each takes log-probabilities of the draft, then of the target."""
@@ -78,7 +84,10 @@ class MeanLoss:
             p: of the target [n, V].
             weights: of the positions [n]; None weighs all alike.
         """
-        losses = self._each(q, p)
+        return self.mean(self._each(q, p), weights)
+
+    def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The same of positions' losses [n]."""
         return (losses if weights is None else weights * losses).sum() / self._num(losses)
 
     def _mean(self, values: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ class TrainingMethod(ABC):
         drafts_with: the drafting method that runs the folder; None for a folder with a plain language model.
         own_settings: those of `OWN_SETTINGS` that it reads.
         starts_trained: whether the network begins as a trained model.
+        usual_loss: the loss that it trains with unless the settings name one.
 
     Raises:
         UsageError: the settings have one that it does not read.
@@ -100,6 +101,7 @@ class TrainingMethod(ABC):
     drafts_with: ClassVar[str | None]
     own_settings: ClassVar[frozenset[str]] = frozenset()
     starts_trained: ClassVar[bool] = False
+    usual_loss: ClassVar[str] = "kl"
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         self.check(settings)
@@ -127,6 +129,11 @@ class TrainingMethod(ABC):
         """
         usual = _RATE * min(1.0, _RATE_WIDTH / self.target.hidden_size) / (10 if self.starts_trained else 1)
         return self.settings.learning_rate or max(1e-5, usual)
+
+    @property
+    def loss(self) -> str:
+        """The loss's name: the settings', or the method's usual one."""
+        return self.settings.loss or self.usual_loss
 
     @property
     def taps(self) -> Sequence[Tap]:

@@ -62,7 +62,11 @@ def matched(q: Tensor, p: Tensor, depths: Tensor, num_depths: int) -> tuple[Tens
     Returns:
         Shares [depths] float32, 0 where nothing was counted, and how many rows were counted [depths] float32.
     """
-    is_match = (q.argmax(-1) == p.argmax(-1)).float()
-    num = torch.zeros(num_depths, device=q.device).index_add_(0, depths, torch.ones_like(is_match))
-    num_matched = torch.zeros(num_depths, device=q.device).index_add_(0, depths, is_match)
-    return num_matched / num.clamp(min=1), num
+    return mean_by_depth((q.argmax(-1) == p.argmax(-1)).float(), depths, num_depths)
+
+
+def mean_by_depth(values: Tensor, depths: Tensor, num_depths: int) -> tuple[Tensor, Tensor]:
+    """Means of values [n] float32 by depth and how many each has, both [depths] float32; see `matched`."""
+    num = torch.zeros(num_depths, device=values.device).index_add_(0, depths, torch.ones_like(values))
+    total = torch.zeros(num_depths, device=values.device).index_add_(0, depths, values)
+    return total / num.clamp(min=1), num

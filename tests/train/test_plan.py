@@ -24,6 +24,8 @@ from specdec_cli.train.target import TrainingTarget
 METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"draft_vocab_size": 40},
     "dflash": {},
+    "dflash2": {},
+    "dspark": {},
     "pard": {},
     "medusa": {"depth": 3},
     "distill": {"num_layers": 2, "intermediate_size": 20},

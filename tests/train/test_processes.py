@@ -27,6 +27,8 @@ SEEDS = [11, 12, 13]
 METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"depth": 3, "draft_vocab_size": 40},
     "dflash": {"depth": 3, "num_anchors": 4},
+    "dflash2": {"depth": 3, "num_anchors": 4},
+    "dspark": {"depth": 3, "num_anchors": 4},
     "pard": {"depth": 4},
     "medusa": {"depth": 3},
     "distill": {"num_layers": 2},

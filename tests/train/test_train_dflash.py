@@ -17,7 +17,6 @@ from training_cases import batch_of, drafted_text, fitted, method_of, own_sample
 from typed import not_none
 
 from specdec_cli.errors import UsageError
-from specdec_cli.train.methods import dflash
 from specdec_cli.train.methods.dflash import DFlashModule, DFlashTraining, _spread_layers, loss_decay
 from specdec_cli.train.samples import Sample, TrainingBatch
 
@@ -108,7 +107,7 @@ def test_planted_faults_change_the_loss(lm, fault: str, monkeypatch: pytest.Monk
     with torch.no_grad():
         right = module(batch).value
         if fault == "no decay":
-            monkeypatch.setattr(dflash, "loss_decay", lambda _: 1e9)
+            monkeypatch.setattr(module, "_decay", 1e9)
         wrong = module(FAULTS[fault](module, batch)).value
     assert abs(float(right - expected.detach())) < 1e-4
     assert abs(float(wrong - expected.detach())) > 1e-3

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 METHODS = {
     "dflash": "dflash:DFlashTraining",
+    "dflash2": "dflash2:DFlash2Training",
     "distill": "distill:DistillTraining",
+    "dspark": "dspark:DSparkTraining",
     "eagle3": "eagle3:Eagle3Training",
     "medusa": "medusa:MedusaTraining",
     "pard": "pard:PardTraining",

@@ -7,7 +7,9 @@ where drafts sample from the anchor, the one behind it. The loss of row i weighs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +49,7 @@ class DFlashTraining(TrainingMethod):
 
     name: ClassVar[str] = "dflash"
     drafts_with: ClassVar[str | None] = "dflash"
+    kind: ClassVar[str] = "DFlash"
     own_settings: ClassVar[frozenset[str]] = frozenset(
         {"layers", "num_layers", "intermediate_size", "num_anchors", "sample_from_anchor", "mask_token"}
     )
@@ -55,7 +58,7 @@ class DFlashTraining(TrainingMethod):
         super().__init__(settings, target)
         check_mask_token(settings, target.lm.vocab_size)
         if self.block_size < 2:
-            raise UsageError("a DFlash block of one row drafts nothing from masks", "train with a larger --depth")
+            raise UsageError(f"a {self.kind} block of one row drafts nothing from masks", "train with a larger --depth")
 
     @property
     def taps(self) -> Sequence[Tap]:
@@ -68,9 +71,14 @@ class DFlashTraining(TrainingMethod):
         return self.settings.depth or _DEFAULT_DEPTH
 
     @property
+    def from_anchor(self) -> bool:
+        """Whether a block's rows predict the token behind their own."""
+        return self.settings.sample_from_anchor
+
+    @property
     def block_size(self) -> int:
         """Rows of a block."""
-        return self.depth if self.settings.sample_from_anchor else self.depth + 1
+        return self.depth if self.from_anchor else self.depth + 1
 
     @property
     def num_layers(self) -> int:
@@ -94,35 +102,53 @@ class DFlashTraining(TrainingMethod):
     def build(self) -> DFlashModule:
         """Random layers; the first states are those of the anchor's token and of the mask."""
         torch.manual_seed(self.settings.seed)
-        config, size = self._layer_config(), self.target.hidden_size
+        config = self._layer_config()
+        weights = {name: weight.to(self.target.device) for name, weight in self.first_weights(config).items()}
+        return self.module_type()(config, weights, self.target.embedding(), self.target.output_layer(), self)
+
+    def module_type(self) -> type[DFlashModule]:
+        """The class of the network."""
+        return DFlashModule
+
+    def first_weights(self, config: Qwen3Config) -> dict[str, Tensor]:
+        """Values to begin with, by published names."""
+        size, joined = self.target.hidden_size, len(self.taps) * self.target.hidden_size
         weights = first_layer_weights(config, self.num_layers)
-        joined = len(self.taps) * size
         weights |= {"fc.weight": torch.randn(size, joined) * joined**-0.5}
-        weights |= {"hidden_norm.weight": torch.ones(size), "norm.weight": torch.ones(size)}
-        weights = {name: weight.to(self.target.device) for name, weight in weights.items()}
-        return DFlashModule(config, weights, self.target.embedding(), self.target.output_layer(), self)
+        return weights | {"hidden_norm.weight": torch.ones(size), "norm.weight": torch.ones(size)}
 
     def save(self, module: DraftModule, folder: Path) -> None:
-        """Write z-lab's format, which has neither an embedding nor an output layer."""
+        """Write the authors' format, which has neither an embedding nor an output layer."""
         assert isinstance(module, DFlashModule), "a method saves what it has built"
         content = layer_content(self._layer_config(), self.num_layers) | {
-            "architectures": ["DFlashDraftModel"],
             "num_target_layers": self.target.num_layers,
-            "block_size": self.block_size,
             "base_model_name_or_path": self.target.lm.name,
-            "dflash_config": {
-                "mask_token_id": self.mask_token,
-                "target_layer_ids": list(self.taps),
-                "sample_from_anchor": self.settings.sample_from_anchor,
-            },
         }
-        write_draft(folder, content, module.tensors())
+        write_draft(folder, content | self.format_keys(), module.tensors())
+
+    @property
+    def shared_keys(self) -> dict[str, Any]:
+        """The mask token and the layers that it reads, by the names of all formats."""
+        return {"mask_token_id": self.mask_token, "target_layer_ids": list(self.taps)}
+
+    def format_keys(self) -> dict[str, Any]:
+        """The keys of a configuration that tell the format and its sizes: z-lab's."""
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "block_size": self.block_size,
+            "dflash_config": {**self.shared_keys, "sample_from_anchor": self.from_anchor},
+        }
 
     def settled(self) -> dict[str, Any]:
         """Layers read, the draft's own layers, block size and mask token."""
         sizes = {"layers": list(self.taps), "num_layers": self.num_layers, "depth": self.depth}
-        sizes |= {"block_size": self.block_size, "loss_decay": loss_decay(self.block_size)}
+        sizes |= {"block_size": self.block_size, "loss_decay": self.loss_decay}
         return sizes | ({"mask_token": self.mask_token} if hasattr(self, "mask_token") else {})
+
+    @property
+    def loss_decay(self) -> float:
+        """γ of the weights of a block's rows."""
+        return loss_decay(self.block_size)
 
     def _layer_config(self) -> Qwen3Config:
         keys = self.target.layer_keys(self.settings.intermediate_size)
@@ -132,6 +158,27 @@ class DFlashTraining(TrainingMethod):
             layer_types=["full_attention"] * self.num_layers,
             tie_word_embeddings=False,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRows:
+    """The n rows of a batch whose tokens count.
+
+    Args:
+        states: behind the final norm [n, hidden].
+        logits: of the target's output layer [n, V] float32.
+        p: log-probabilities of the target [n, V].
+        before: the text's token before each row's [n] int64.
+        depths: tokens of the block before each [n] int64.
+        weights: of the rows in the loss [n].
+    """
+
+    states: Tensor
+    logits: Tensor
+    p: Tensor
+    before: Tensor
+    depths: Tensor
+    weights: Tensor
 
 
 class DFlashModule(NamedModule):
@@ -145,6 +192,7 @@ class DFlashModule(NamedModule):
         method: gives the blocks' form and the mask token.
     """
 
+    layer_type: ClassVar[type[HeadLayer]] = HeadLayer
     embedding: Tensor
     output_layer: Tensor
 
@@ -156,12 +204,12 @@ class DFlashModule(NamedModule):
         output_layer: Tensor,
         method: DFlashTraining,
     ) -> None:
-        super().__init__(weights, method.settings.loss)
+        super().__init__(weights, method.loss)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("output_layer", output_layer, persistent=False)
-        self._layers = [HeadLayer(config, self._of_layer(i)) for i in range(method.num_layers)]
-        self._size, self._mask = method.block_size, method.mask_token
-        self._first = 0 if method.settings.sample_from_anchor else 1  # row that gives the first token
+        self._layers = [self.layer_type(config, self._of_layer(i)) for i in range(method.num_layers)]
+        self._size, self._mask, self._decay = method.block_size, method.mask_token, method.loss_decay
+        self._first = 0 if method.from_anchor else 1  # row that gives the first token
         self._depth, self._most_anchors = method.depth, method.settings.num_anchors
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
@@ -171,10 +219,20 @@ class DFlashModule(NamedModule):
         states = self._states(batch, anchors)
         samples, blocks, rows = self._rows(batch, anchors, is_real)
         places = anchors[samples, blocks] + rows - self._first  # whose logits predict each row's token
-        q = functional.linear(states[samples, blocks, rows], self.output_layer).log_softmax(-1)
+        predicting = states[samples, blocks, rows]
+        logits = functional.linear(predicting, self.output_layer).float()
         p = batch.logits[samples, places].log_softmax(-1)
-        weights = torch.exp(-(rows - 1).clamp(min=0) / loss_decay(self._size))
-        return BatchLoss(self.loss(q, p, weights), *matched(q.detach(), p, rows - self._first, self._depth))
+        before = batch.tokens[samples, places]
+        return self.loss_of(PredictedRows(predicting, logits, p, before, rows - self._first, self.decays(rows)))
+
+    def decays(self, rows: Tensor) -> Tensor:
+        """Weights [n] of rows [n] int64 of their blocks."""
+        return torch.exp(-(rows - 1).clamp(min=0) / self._decay)
+
+    def loss_of(self, rows: PredictedRows) -> BatchLoss:
+        """The loss of rows whose logits are all there is to them."""
+        q = rows.logits.log_softmax(-1)
+        return BatchLoss(self.loss(q, rows.p, rows.weights), *matched(q.detach(), rows.p, rows.depths, self._depth))
 
     def anchors(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Positions [B, A] int64 where blocks begin, ascending, and which of them are some [B, A] bool.
@@ -212,8 +270,19 @@ class DFlashModule(NamedModule):
         attention = _BlockAttention(anchors, self._size, batch.tokens.shape[1])
         for i, layer in enumerate(self._layers):
             inputs = norm(hidden, self.weights[f"layers.{i}.input_layernorm.weight"])
-            hidden = layer.finish(hidden, attention.run(layer, context, inputs))
+            hidden = self.run_layer(layer, hidden, inputs, partial(attention.run, layer, context))
         return norm(hidden, self.weights["norm.weight"]).view(*tokens.shape, -1)
+
+    def run_layer(self, layer: HeadLayer, hidden: Tensor, inputs: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """A layer's output [n, hidden] of all blocks' rows.
+
+        Args:
+            layer: of the stack.
+            hidden: of the layer before [n, hidden].
+            inputs: the same, normalized.
+            attend: what attention finds for its inputs, before its projection.
+        """
+        return layer.finish(hidden, attend(inputs))
 
     def _of_layer(self, i: int) -> dict[str, Tensor]:
         start = f"layers.{i}."

@@ -84,7 +84,7 @@ class DistillTraining(TrainingMethod):
             keep_layers(model, self.layers)
             if self._widths and importance:
                 model = narrowed(model, self._widths, importance.of_layers(self.layers))
-        return DistillModule(model, self.settings.loss)
+        return DistillModule(model, self.loss)
 
     def save(self, module: DraftModule, folder: Path) -> None:
         """Write a plain model folder with the tokenizer that it began with."""

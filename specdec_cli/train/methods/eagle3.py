@@ -113,7 +113,7 @@ class Eagle3Module(DraftModule):
         vocabulary: DraftVocabulary,
         method: Eagle3Training,
     ) -> None:
-        super().__init__(method.settings.loss)
+        super().__init__(method.loss)
         self.weights = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
         for name, weight in self.weights.items():
             self.register_parameter(name.replace(".", "/"), weight)

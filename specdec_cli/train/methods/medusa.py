@@ -48,7 +48,7 @@ class MedusaTraining(TrainingMethod):
             weights |= {f"{i}.0.linear.weight": torch.zeros(size, size), f"{i}.0.linear.bias": torch.zeros(size)}
             weights[f"{i}.1.weight"] = self.target.output_layer()
         weights = {name: weight.to(self.target.device) for name, weight in weights.items()}
-        return MedusaModule(weights, self.depth, self.settings.loss)
+        return MedusaModule(weights, self.depth, self.loss)
 
     def save(self, module: DraftModule, folder: Path) -> None:
         """Write the authors' names, with the keys that vLLM (up to 0.32) reads beside theirs."""

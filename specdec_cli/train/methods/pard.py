@@ -73,7 +73,7 @@ class PardTraining(TrainingMethod):
         """The model as it is."""
         torch.manual_seed(self.settings.seed)
         model = self.start.model().to(self.target.device)
-        return PardModule(model, self.depth, self.mask_token, self.settings.loss)
+        return PardModule(model, self.depth, self.mask_token, self.loss)
 
     def save(self, module: DraftModule, folder: Path) -> None:
         """Write the model's own format, with the keys `pard_token` and `spd_type`."""
