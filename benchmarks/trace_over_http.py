@@ -192,7 +192,7 @@ def counted(url: str, rows: Any, sampling: Sampling) -> tuple[FloatArray, FloatA
         own = [answer.speculation for visit, answer in bench.answered() if visit.row.index == row.index]
         assert len(own) == 1, f"prompt {row.index} has one answer"
         assert own[0] is not None, f"the answer to prompt {row.index} has its own counts"
-        accepted[at], steps[at] = own[0][ACCEPTED], own[0].get(DRAFTS, 0)
+        accepted[at], steps[at] = own[0].counts[ACCEPTED], own[0].counts.get(DRAFTS, 0)
     added = bench.counters.added
     sums = [round(added[name]) for name in (ACCEPTED, DRAFTS)]
     assert sums == [accepted.sum(), steps.sum()], f"/metrics counts {sums}, the answers {accepted.sum(), steps.sum()}"

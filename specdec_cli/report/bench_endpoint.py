@@ -14,8 +14,7 @@ from specdec_cli.measure.endpoint.endpoint_bench import num_tokens
 from specdec_cli.report.columns import PageTable
 from specdec_cli.report.endpoint import (
     LEGEND,
-    acceptance_words,
-    counter_lines,
+    acceptance_lines,
     endpoint_tables,
     milliseconds,
     part_tables,
@@ -56,7 +55,7 @@ def live_table(bench: EndpointBench) -> RenderableType:
 def print_endpoint(console: Console, body: Mapping[str, Any], details: bool) -> None:
     """Print the report."""
     times, *_ = endpoint_tables(body)
-    checks = [acceptance_words(body["acceptance"]), *counter_lines(body["counters"])]
+    checks = acceptance_lines(body)
     figures: list[PageTable | str] = [_head(body), times.first]
     further: list[PageTable | str] = [LEGEND, *part_tables(body)]
     more = further if details else None

@@ -10,6 +10,8 @@ from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable, TableColumn, interval_paths, named_rows
 from specdec_cli.report.table import NOTHING, number, percent, rank_words
 
+Document = Mapping[str, Any]
+
 LEGEND = (
     "In milliseconds; in brackets: 95 % intervals of the median, by bootstrap over prompts. A chunk may hold several "
     "tokens."
@@ -41,7 +43,25 @@ def acceptance_words(acceptance: Mapping[str, Any] | None) -> str | None:
     rate_ends = f" ({percent(rate['ci95'][0])}–{percent(rate['ci95'][1])})" if rate["ci95"] else ""
     length_ends = f" ({number(length['ci95'][0])}–{number(length['ci95'][1])})" if length["ci95"] else ""
     message = f"Acceptance by {acceptance['requests']} answers' own counts: rate {percent(rate['median'])}{rate_ends}"
-    return f"{message}, length {number(length['median'])}{length_ends}."
+    by_position = _position_words(acceptance.get("speculative") or {})
+    return f"{message}, length {number(length['median'])}{length_ends}{by_position}."
+
+
+def acceptance_lines(document: Document) -> list[str]:
+    """Acceptance by the answers' own counts, and by the server's counters as far as answers do not tell it."""
+    own = acceptance_words(document["acceptance"])
+    has_own = document.get("acceptance_from") == "answers"
+    return [*([own] if own else []), *counter_lines(document["counters"], has_own=has_own)]
+
+
+def _position_words(counts: Mapping[str, Any]) -> str:
+    rates = counts.get("per_position_acceptance_rates")
+    words = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
+    if counts.get("num_draft_nodes") is not None:
+        words += f"; {counts['num_draft_nodes']} nodes of trees"
+        if counts["acceptance_by_rank"]:
+            words += f", accepted by rank 1, 2, …: {rank_words(counts['acceptance_by_rank'])}"
+    return words
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -61,26 +81,21 @@ def throughput_words(body: Mapping[str, Any]) -> str:
     )
 
 
-def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
-    """The server's own counts, in words."""
+def counter_lines(counters: Mapping[str, Any] | None, *, has_own: bool = False) -> list[str]:
+    """The server's own counts, in words; without those of speculation where the answers have their own."""
     if counters is None:
         return []
     head, lines = f"{counters['engine']}'s {counters['source']}", []
     counts = counters["speculative"]
-    if counts is not None:
+    if counts is not None and not has_own:
         drafted = " ".join(
             f"{NOTHING if counts[key] is None else counts[key]} {word}"
             for key, word in (("num_draft_tokens", "tokens drafted,"), ("num_accepted_tokens", "accepted"))
         )
         steps = "" if counts["num_drafts"] is None else f" in {counts['num_drafts']} steps"
-        rates = counts["per_position_acceptance_rates"]
-        by_position = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
-        if "num_draft_nodes" in counts:
-            by_position += f"; {counts['num_draft_nodes']} nodes of trees"
-            by_position += f", accepted by rank 1, 2, …: {rank_words(counts['acceptance_by_rank'])}"
         lines.append(
             f"Speculation by {head}: {drafted}{steps}: rate {percent(counts['acceptance_rate'])}, "
-            f"length {number(counts['acceptance_length'])}{by_position}."
+            f"length {number(counts['acceptance_length'])}{_position_words(counts)}."
         )
     if counters["gauges"]:
         shown = ", ".join(
@@ -89,8 +104,6 @@ def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
         lines.append(f"Gauges of {head}, of its last moments: {shown}.")
     return lines
 
-
-Document = Mapping[str, Any]
 
 _TASK_FIGURES = ("ttft_s", "tpot_s", "latency_s")
 
@@ -121,13 +134,7 @@ ERROR_COLUMNS = (
 
 def endpoint_findings(document: Document) -> list[str]:
     """The findings, throughput first."""
-    accepted = acceptance_words(document["acceptance"])
-    return [
-        throughput_words(document),
-        f"{requests_words(document)}.",
-        *([accepted] if accepted else []),
-        *counter_lines(document["counters"]),
-    ]
+    return [throughput_words(document), f"{requests_words(document)}.", *acceptance_lines(document)]
 
 
 def endpoint_facts(document: Document) -> list[tuple[str, str]]:
@@ -179,7 +186,8 @@ def endpoint_csv(document: Document) -> tuple[dict[str, str], list[dict[str, Any
 
 
 def acceptance_by_position(document: Document) -> list[tuple[str, Sequence[float | None]]]:
-    """Acceptance by position from the server's counters."""
-    counted = (document["counters"] or {}).get("speculative") or {}
+    """Acceptance by position from the answers' own counts, else from the server's counters."""
+    own = (document["acceptance"] or {}).get("speculative") or {}
+    counted = own if own.get("per_position_acceptance_rates") else (document["counters"] or {}).get("speculative") or {}
     kinds = {"per_position": "all up to this position", "conditional": "this position, given those before"}
     return [(name, counted.get(f"{kind}_acceptance_rates") or []) for kind, name in kinds.items()]

@@ -29,4 +29,7 @@ def print_imported(console: Console, document: Mapping[str, Any]) -> None:
     if document["reported"]:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in document["reported"].items())
         console.print(Text(f"as {source['tool']} reports: {shown}"), soft_wrap=True)
+        for name in document["reported"]:
+            if name in document["definitions"]:
+                console.print(Text(f"  {name}: {document['definitions'][name]}"), soft_wrap=True)
     print_notes_and_gates(console, document)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from endpoint_runs import bench, chunk, document, without_environment
@@ -87,6 +88,11 @@ def test_15_gates_and_baselines_of_a_rate(capsys: pytest.CaptureFixture[str], tm
     [
         {"metrics": {"speculative_decoding": {
             "num_draft_tokens": 8, "num_accepted_draft_tokens": 6, "num_spec_steps": 4}}},
+        {"sglext": {"spec_tokens_details": {
+            "spec_num_proposed_drafts": 8, "spec_num_correct_drafts": 6, "spec_verify_ct": 4,
+            "spec_correct_drafts_histogram": [1, 0, 3]}}},
+        {"choices": [{"speculative_decoding": {
+            "total_draft_tokens": 8, "total_accepted_draft_tokens": 6, "num_spec_steps": 4}}]},
         {"timings": {"draft_n": 8, "draft_n_accepted": 6}},
         {"usage": {"completion_tokens": 2, "completion_tokens_details": {
             "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}}},
@@ -101,7 +107,12 @@ def test_acceptance_has_intervals_where_answers_count_their_own(capsys: pytest.C
         assert bench(fake) == 0
     assert found["acceptance"]["rate"] == {"median": 0.75, "ci95": [0.75, 0.75], "pairs": 8}
     assert found["acceptance"]["requests"] == 16
-    assert found["acceptance"]["length"]["median"] == (2.5 if "metrics" in said else None)
+    has_steps = not {"timings", "usage"} & said.keys()
+    assert found["acceptance"]["length"]["median"] == (2.5 if has_steps else None)
+    assert found["acceptance_from"] == ("answers" if has_steps else None)
+    histogram = found["acceptance"]["speculative"]["acceptance_histogram"]
+    assert histogram == ([16, 0, 48] if "sglext" in said else None)
+    assert any("acceptance is unknown" in notice for notice in found["notices"]) == (not has_steps)
     assert found["by_task"]["story"]["acceptance"]["rate"]["median"] == 0.75
     assert "Acceptance by 16 answers' own counts: rate 75.0% (75.0%–75.0%)" in capsys.readouterr().out
 
@@ -120,3 +131,30 @@ def test_acceptance_that_no_answer_counts_is_not_known(capsys: pytest.CaptureFix
     with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
         assert bench(fake, "--json") == 0
     assert document(capsys)["acceptance"] is None
+
+
+def test_answers_own_counts_take_the_place_of_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of steps that draft less, each listed, the rates by position are exact; lengths are of all steps together."""
+    answers = [([3, 3], [3, 1]), ([1], [0])]
+
+    def script(body: dict[str, Any]) -> list[Any]:
+        drafted, accepted = answers[len(body["prompt"]) % 2]
+        steps = {"num_spec_steps": len(drafted), "per_step_drafted": drafted, "per_step_accepted": accepted}
+        figures = steps | {"num_draft_tokens": sum(drafted), "num_accepted_draft_tokens": sum(accepted)}
+        last = {"choices": [], "usage": {"completion_tokens": 2}, "metrics": {"speculative_decoding": figures}}
+        return [chunk(), chunk("", "stop"), last, "[DONE]"]
+
+    with serving(Fake(script=script, owner="sglang")) as fake:
+        assert bench(fake, "--json", "--fail-if", "acceptance.speculative.acceptance_length < 1") == 0
+        found = document(capsys)
+        assert bench(fake) == 0
+        prompts = [body["prompt"] for body in fake.requests[1:17]]
+        assert all(body["return_spec_tokens_details"] is True for body in fake.requests)
+    even = sum(len(prompt) % 2 == 0 for prompt in prompts)
+    counts = found["acceptance"]["speculative"]
+    assert 0 < even < 16, "both kinds of answers are needed"
+    assert counts["acceptance_length"] == 1 + 4 * even / (2 * even + 16 - even)
+    assert counts["conditional_acceptance_rates"] == [2 * even / (even + 16), 0.5, 1.0]
+    shown = capsys.readouterr().out
+    assert "Acceptance by 16 answers' own counts" in shown
+    assert "Speculation by" not in shown

@@ -160,4 +160,4 @@ def test_an_answers_own_nodes_are_read() -> None:
     figures = {"num_draft_tokens": 8, "num_accepted_draft_tokens": 5, "num_spec_steps": 2, "num_draft_nodes": 20}
     answer.feed({"choices": [], "metrics": {"speculative_decoding": figures}}, 1.0)
     assert answer.speculation is not None
-    assert answer.speculation[NODES] == 20
+    assert answer.speculation.counts[NODES] == 20

@@ -169,5 +169,5 @@ def _fold(turn: ChatTurn, answer: Answer) -> str:
         rate = None if not answer.tpot_s else 1 / answer.tpot_s
         turn.timing = Timing(answer.ttft_s, decode_s, answer.end_s, rate)
     if answer.speculation is not None:
-        turn.speculative = statistics(answer.speculation)
+        turn.speculative = statistics(answer.speculation.counts)
     return text

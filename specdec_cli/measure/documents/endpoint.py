@@ -147,6 +147,9 @@ class EndpointDocument(ResultDocument):
     by_task: dict[str, PartResult]
     by_turn: dict[str, PartResult] = Field(description="From 1; empty where every prompt is one turn.")
     acceptance: AnsweredAcceptance | None
+    acceptance_from: Literal["answers", "counters"] | None = Field(
+        description="The source of the report's acceptance: every answer's own counts, else the server's counters."
+    )
     counters: CountersResult | None
     errors: list[RequestError]
     notices: list[str]
@@ -167,6 +170,7 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, inter
     """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
     plan, arm, sender, whole = bench.plan, bench.arm, bench.sender, _part(bench, len(bench.rows), bench.answered())
     turns = bench.turns if len(bench.turns) > 1 else {}
+    has_own = whole.acceptance is not None and whole.acceptance.covers(bench.num_answered)
     return EndpointDocument(
         workload=PromptsResult(dataset=dataset, num_prompts=len(bench.rows), tasks=bench.tasks),
         plan=RequestPlan(
@@ -210,9 +214,10 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, inter
         by_task={task: _part(bench, num, bench.answered(task)) for task, num in bench.tasks.items()},
         by_turn={str(turn): _part(bench, num, bench.answered(turn=turn)) for turn, num in turns.items()},
         acceptance=whole.acceptance,
+        acceptance_from="answers" if has_own else "counters" if bench.counters.page is not None else None,
         counters=bench.counters.as_dict(),
         errors=_errors(bench),
-        notices=_notices(bench),
+        notices=[*_notices(bench), *(() if has_own else bench.counters.notices)],
     ).as_json()
 
 
@@ -277,4 +282,4 @@ def _notices(bench: EndpointBench) -> list[str]:
         notices.append(
             "every prompt was sent several times: a server with prefix caching answers faster after the first time"
         )
-    return [*notices, *doubts(bench), *bench.counters.notices]
+    return [*notices, *doubts(bench)]

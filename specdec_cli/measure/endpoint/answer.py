@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, NODES
+from specdec_cli.measure.endpoint.request_counts import RequestCounts, request_counts, whole
 
 _TEXT = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
 _CALLS = ("tool_calls", "function_call")
@@ -29,7 +29,7 @@ class Answer:
         is_done: whether the server marked the stream's end.
         opened_connection: whether the request had to open one, which its times hold.
         calls_tools: whether it holds a tool call.
-        speculation: its own counts of speculation, as `statistics` takes them; None where the server sends none.
+        speculation: its own counts of speculation; None where the server sends none.
         token_ids: of the output, where the request asks for `return_token_ids`; empty where the server sends none.
         stop_reason: the stop string or token that ended it, as vLLM says; None of others.
     """
@@ -46,7 +46,7 @@ class Answer:
     is_done: bool = False
     opened_connection: bool = False
     calls_tools: bool = False
-    speculation: dict[str, int] | None = None
+    speculation: RequestCounts | None = None
     token_ids: list[int] = field(default_factory=list)
     stop_reason: int | str | None = None
     _parts: list[str] = field(default_factory=list)
@@ -95,13 +95,16 @@ class Answer:
         """Add one chunk of the stream, which came at `now` on the clock."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self.completion_tokens = _whole(usage.get("completion_tokens"), self.completion_tokens)
-            self.prompt_tokens = _whole(usage.get("prompt_tokens"), self.prompt_tokens)
-        cached = _inner(chunk, "usage", "prompt_tokens_details").get("cached_tokens")
-        self.cached_tokens = _whole(cached, self.cached_tokens)
+            self.completion_tokens = _updated(usage.get("completion_tokens"), self.completion_tokens)
+            self.prompt_tokens = _updated(usage.get("prompt_tokens"), self.prompt_tokens)
+            details = usage.get("prompt_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else None
+            self.cached_tokens = _updated(cached, self.cached_tokens)
         if isinstance(chunk.get("model"), str) and chunk["model"]:
             self.model = chunk["model"]
-        self.speculation = _speculation(chunk) or self.speculation
+        counts = request_counts(chunk)
+        if counts is not None and (self.speculation is None or len(counts.counts) >= len(self.speculation.counts)):
+            self.speculation = counts  # usage, which has totals alone, may come after the engine's own counts
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         if self._keep(choice):
@@ -126,37 +129,7 @@ class Answer:
         return has_calls or bool(text) or any(isinstance(parts.get(key), str) and parts[key] for key in _TEXT)
 
 
-def _whole(value: object, known: int | None) -> int | None:
+def _updated(value: object, known: int | None) -> int | None:
     """A count of tokens, or the earlier one if the value is none."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else known
-
-
-def _speculation(chunk: dict[str, Any]) -> dict[str, int] | None:
-    """An answer's own counts: vLLM's and specdec's `metrics`, llama.cpp's `timings`, or the details of `usage`."""
-    metrics = _inner(chunk, "metrics", "speculative_decoding")
-    drafted, accepted = _counts(metrics, "num_draft_tokens", "num_accepted_draft_tokens")
-    steps, nodes = _counts(metrics, "num_spec_steps", "num_draft_nodes")
-    if drafted is None or accepted is None:
-        drafted, accepted = _counts(_inner(chunk, "timings"), "draft_n", "draft_n_accepted")
-    if drafted is None or accepted is None:
-        details = _inner(chunk, "usage", "completion_tokens_details")
-        accepted, rejected = _counts(details, "accepted_prediction_tokens", "rejected_prediction_tokens")
-        drafted = None if accepted is None or rejected is None else accepted + rejected
-    if not drafted or accepted is None or accepted > drafted:
-        return None
-    counts = {DRAFTED: drafted, ACCEPTED: accepted, DRAFTS: steps, NODES: nodes}
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _counts(figures: dict[str, Any], *keys: str) -> tuple[int | None, ...]:
-    return tuple(_whole(figures.get(key), None) for key in keys)
-
-
-def _inner(chunk: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """An object inside a chunk; an empty one where there is none."""
-    value: Any = chunk
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
+    count = whole(value)
+    return known if count is None else count

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from specdec_cli.engine.decoding import Request
 
 Given = TypeVar("Given")
+_COUNTS_ON_REQUEST = {"sglang": {"return_spec_tokens_details": True}}
+"""Fields that make an engine, by `owned_by` of its models, report each request's acceptance."""
 NO_USAGE = "the server sends no usage with its streams, so its tokens cannot be counted"
 
 
@@ -55,6 +57,7 @@ class EndpointArm:
         self.server: str | None = None
         self.version: str | None = None
         self.proxy: Proxy | None = None
+        self._asked_for_counts: dict[str, Any] = {}
         self._stack = ExitStack()
         self._runner: asyncio.Runner | None = None
         self._endpoint: Endpoint | None = None
@@ -116,7 +119,8 @@ class EndpointArm:
     def body(self, row: PromptRow) -> dict[str, Any]:
         """The request body for a prompt."""
         plan = self.plan
-        return request_body(row, self.model, plan.chat, self.fields, plan.extra_body, plan.max_tokens_field)
+        extra = {**self._asked_for_counts, **plan.extra_body}
+        return request_body(row, self.model, plan.chat, self.fields, extra, plan.max_tokens_field)
 
     async def _open(self) -> None:
         plan = self.plan
@@ -125,6 +129,7 @@ class EndpointArm:
         self.proxy = endpoint.proxy
         self.model = await endpoint.choose_model(self.model)
         self.server, self.version = endpoint.server, await endpoint.version()
+        self._asked_for_counts = _COUNTS_ON_REQUEST.get(endpoint.owner or "", {})
 
     def _open_endpoint(self) -> Endpoint:
         assert self._endpoint is not None, "an arm is started before it is asked"

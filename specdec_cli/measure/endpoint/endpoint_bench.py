@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from specdec_cli.document import Count, Ends, Interval, Seconds
+from specdec_cli.document import Count, Ends, Interval, Seconds, SpeculativeResult
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
@@ -21,6 +21,7 @@ from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import Counters, MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import Visit
+from specdec_cli.measure.endpoint.request_counts import pooled
 from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
@@ -63,13 +64,19 @@ class AnsweredAcceptance:
 
     Args:
         requests: answers that have any.
-        rate: accepted over drafted tokens.
-        length: 1 + accepted tokens per step; unknown without a count of steps.
+        rate: accepted over drafted tokens of all of them.
+        length: 1 + accepted tokens per step of all of them; unknown without a count of steps.
+        speculative: their counts together, and the rates by position.
     """
 
     requests: Count
     rate: Interval
     length: Interval
+    speculative: SpeculativeResult
+
+    def covers(self, num_answered: int) -> bool:
+        """Whether every answer told its own rate and length, so that the server's counters have nothing to add."""
+        return self.requests == num_answered and self.speculative.num_drafts is not None
 
 
 class EndpointBench:
@@ -196,16 +203,18 @@ def num_tokens(answered: Answered) -> int | None:
 
 def acceptance(answered: Answered) -> AnsweredAcceptance | None:
     """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
-    counted = [(visit.row.index, answer.speculation) for visit, answer in answered if answer.speculation]
-    if not counted:
+    counted = [(visit.row.index, answer.speculation) for visit, answer in answered if answer.speculation is not None]
+    if not any(own.counts[DRAFTED] for _, own in counted):
         return None
     by_row = {index: np.zeros(3) for index, _ in counted}
-    for index, counts in counted:
-        by_row[index] += (counts[ACCEPTED], counts[DRAFTED], counts.get(DRAFTS, 0))
+    for index, own in counted:
+        by_row[index] += (own.counts[ACCEPTED], own.counts[DRAFTED], own.counts.get(DRAFTS, 0))
     accepted, drafted, steps = np.stack(list(by_row.values())).T
-    has_steps = all(counts.get(DRAFTS) for _, counts in counted)
+    has_steps = all(DRAFTS in own.counts for _, own in counted)
     length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
-    return AnsweredAcceptance(len(counted), ratio_of_totals(accepted, drafted), length)
+    return AnsweredAcceptance(
+        len(counted), ratio_of_totals(accepted, drafted), length, pooled([own for _, own in counted])
+    )
 
 
 def percentiles(answered: Answered, figure: Figure) -> Percentiles:

@@ -59,6 +59,16 @@ def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
     }
 
 
+def positions_of(outcomes: Counter[tuple[int, int]]) -> dict[str, Any]:
+    """The statistics by position, exact for drafts of any length, from steps by drafted and accepted tokens."""
+    counts = SpeculativeCounts(outcomes=outcomes)
+    return {
+        "per_position_acceptance_rates": counts.per_position_acceptance_rates,
+        "conditional_acceptance_rates": counts.conditional_acceptance_rates,
+        "acceptance_histogram": counts.acceptance_histogram,
+    }
+
+
 def _trees(added: Mapping[str, float], drafted: int | None) -> dict[str, Any]:
     """The statistics that only trees have; none where no server counted any."""
     nodes = _count(added, NODES)

@@ -220,8 +220,8 @@ def _of_sglang(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
         figures = [amount(line[key]) for line in lines if key in line]
         run.reported |= {name: sum(figures) / len(figures)} if figures else {}
     run.definitions = {
-        "acceptance_length": "completion tokens for each verification, a mean over the log's lines",
-        "acceptance_rate": "accepted tokens over verifications times (draft tokens - 1), a mean over the log's lines",
+        "accept len": "mean of the log lines' means of completion tokens for each verification",
+        "accept rate": "mean of the log lines' means of accepted tokens over verifications times (draft tokens - 1)",
     }
     run.notices.append("SGLang's log has averages alone: import responses with meta_info for counts")
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +20,7 @@ from specdec_cli.measure.endpoint.server_counts import (
     DRAFTED,
     DRAFTS,
     position_key,
+    positions_of,
     reached_positions,
     statistics,
 )
@@ -74,6 +76,7 @@ class ImportedRun:
         tool: that counted.
         form: what the file is, for people.
         counts: by vLLM's names of counters; those that the tool does not give are missing.
+        outcomes: steps by drafted and accepted tokens, of requests that list each step.
         rates: share of the drafting steps that accepted position 1, 2, ... and all before it, where the tool gives
             rates and no counts; weighted by `weight`.
         weight: drafting steps that the rates are of.
@@ -91,6 +94,7 @@ class ImportedRun:
     tool: str
     form: str
     counts: dict[str, float] = field(default_factory=dict)
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     rates: list[float] = field(default_factory=list)
     weight: float = 0.0
     reported: dict[str, float] = field(default_factory=dict)
@@ -119,6 +123,10 @@ class ImportedRun:
         for place, count in enumerate(reached):
             key = position_key(place)
             self.counts[key] = self.counts.get(key, 0.0) + count
+
+    def add_outcomes(self, outcomes: Counter[tuple[int, int]] | None) -> None:
+        """Count steps by drafted and accepted tokens; None of a request that does not list them."""
+        self.outcomes.update(outcomes or {})
 
     def add_rates(self, rates: Sequence[float], weight: float) -> None:
         """Average rates by position with those so far, by how many steps each is of."""
@@ -209,6 +217,8 @@ class ImportedRun:
         figures = statistics({name: count for name, count in self.counts.items() if name not in self.partial})
         if figures is None:
             return None
+        if self.outcomes and self.outcomes.total() == self._total(DRAFTS):
+            return figures | positions_of(self.outcomes)
         if self.rates and DRAFTS not in self.partial and not figures["per_position_acceptance_rates"]:
             before = [1.0, *self.rates[:-1]]
             figures["per_position_acceptance_rates"] = list(self.rates)
@@ -241,6 +251,7 @@ def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
     for other in others:
         for name, count in other.counts.items():
             first.counts[name] = first.counts.get(name, 0.0) + count
+        first.outcomes.update(other.outcomes)
         first.partial |= other.partial
         first.contradicted = first.contradicted or other.contradicted
         first.add_rates(other.rates, other.weight)

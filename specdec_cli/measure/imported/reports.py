@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from specdec_cli.measure.endpoint.request_counts import LLAMA, SGLANG, TRTLLM, VLLM, CountNames, step_outcomes
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.imported.record import ImportedRun, amount, summed
 
@@ -13,6 +14,12 @@ _BENCH_FIGURES = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "mean_tpot_ms"),
     *("spec_decode_acceptance_rate", "spec_decode_acceptance_length"),
 )
+_AIPERF_LENGTHS = {
+    "spec_decode_acceptance_length": "mean of the requests' lengths, each counted once, however many steps it took",
+    "spec_decode_draft_acceptance_rate": "mean of the requests' rates, in percent",
+    "spec_decode_token_weighted_acceptance_length": "1 + accepted tokens per step of all requests",
+}
+_WARM_UP = "warmup"
 _SGLANG_RATE = "accepted tokens over verifications times (draft tokens - 1)"
 _SGLANG_LENGTH = "completion tokens for each verification"
 
@@ -52,21 +59,19 @@ def read_sglang_responses(value: Any) -> ImportedRun | None:
     """Responses of SGLang's /generate with `meta_info`, or of its OpenAI routes with `spec_tokens_details`."""
     requests = _Requests(
         value,
-        lambda request: (
-            "spec_verify_ct" in request and ("completion_tokens" in request or "spec_accept_length" in request)
-        ),
+        lambda request: SGLANG.steps in request and ("completion_tokens" in request or "spec_accept_length" in request),
     )
     details = requests.figures
     if not details:
         return None
     run = ImportedRun("sglang", f"{_counted(len(details), 'response')} of SGLang", requests=requests.ids)
     for request in details:
-        steps = amount(request["spec_verify_ct"])
-        kept, offered = request.get("spec_num_correct_drafts"), request.get("spec_num_proposed_drafts")
+        steps = amount(request[SGLANG.steps])
+        kept, offered = request.get(SGLANG.accepted), request.get(SGLANG.drafted)
         if kept is None and "completion_tokens" in request:
             kept = amount(request["completion_tokens"]) - steps if steps else 0.0
         run.add({DRAFTS: steps, DRAFTED: _known(offered), ACCEPTED: _known(kept)})
-        run.add_histogram(_histogram(request.get("spec_correct_drafts_histogram")))
+        run.add_histogram(_histogram(request.get(SGLANG.histogram)))
     run.definitions = {"acceptance_length": _SGLANG_LENGTH, "acceptance_rate": _SGLANG_RATE}
     if len(details) == 1:
         run.reported = _numbers(details[0], ("spec_accept_rate", "spec_accept_length"))
@@ -87,44 +92,68 @@ def read_trtllm_stats(value: Any) -> ImportedRun | None:
 
 def read_trtllm_requests(value: Any) -> ImportedRun | None:
     """TensorRT-LLM's and Triton's figures of single requests."""
-    names = ("total_accepted_draft_tokens", "total_draft_tokens")
+    names = (TRTLLM.accepted, TRTLLM.drafted)
     requests = _Requests(value, lambda item: all(isinstance(item.get(name), int | float) for name in names))
     if not requests.figures:
         return None
-    run = ImportedRun(
-        "tensorrt-llm", f"{_counted(len(requests.figures), 'request')} of TensorRT-LLM", requests=requests.ids
-    )
-    run.counts = {
-        DRAFTED: sum(amount(figure["total_draft_tokens"]) for figure in requests.figures),
-        ACCEPTED: sum(amount(figure["total_accepted_draft_tokens"]) for figure in requests.figures),
-    }
-    run.notices.append("TensorRT-LLM counts no steps of a request: the acceptance length is unknown")
+    num = len(requests.figures)
+    run = ImportedRun("tensorrt-llm", f"{_counted(num, 'request')} of TensorRT-LLM", requests=requests.ids)
+    _add_requests(run, requests.figures, TRTLLM)
+    if DRAFTS in run.partial:
+        run.notices.append("TensorRT-LLM counts no steps of a request here: the acceptance length is unknown")
+        run.partial.discard(DRAFTS)
+        run.counts.pop(DRAFTS, None)
     return run
 
 
 def read_request_metrics(value: Any) -> ImportedRun | None:
-    """Responses with vLLM's `metrics.speculative_decoding`: vLLM's own, specdec's, or in guidellm's report."""
-    requests = _Requests(value, lambda request: "num_spec_steps" in request and "num_accepted_draft_tokens" in request)
+    """Responses with vLLM's `metrics.speculative_decoding`: vLLM's own, specdec's, in guidellm's report or AIPerf's.
+
+    AIPerf's records of failed requests and of its warm-up are left out.
+    """
+    requests = _Requests(_aiperf_records(value), lambda request: VLLM.steps in request and VLLM.accepted in request)
     details = requests.figures
     if not details:
         return None
     tool = "guidellm" if isinstance(value, Mapping) and "benchmarks" in value else "vllm"
+    tool = "aiperf" if any(_RECORD in item for item in _items(value)) else tool
     run = ImportedRun(tool, f"{_counted(len(details), 'response')} with metrics", requests=requests.ids)
-    for request in details:
-        names = {DRAFTS: "num_spec_steps", DRAFTED: "num_draft_tokens", ACCEPTED: "num_accepted_draft_tokens"}
-        run.add({ours: _known(request.get(theirs)) for ours, theirs in names.items()})
-        run.add_histogram(_histogram(request.get("acceptance_histogram")))
+    _add_requests(run, details, VLLM)
     return run
+
+
+_RECORD = "spec_decode_acceptance"
+
+
+def _aiperf_records(value: Any) -> Any:
+    """A file's value without AIPerf's records of failed and warm-up requests."""
+    records = _items(value)
+    if not any(_RECORD in record for record in records):
+        return value
+    return [
+        record
+        for record in records
+        if not record.get("error") and (record.get("metadata") or {}).get("benchmark_phase") != _WARM_UP
+    ]
+
+
+def _add_requests(run: ImportedRun, requests: Sequence[Mapping[str, Any]], names: CountNames) -> None:
+    """Count requests by their own figures."""
+    for request in requests:
+        columns = {DRAFTS: names.steps, DRAFTED: names.drafted, ACCEPTED: names.accepted}
+        run.add({ours: _known(request.get(theirs)) for ours, theirs in columns.items()})
+        run.add_histogram(_histogram(request.get(names.histogram)))
+        run.add_outcomes(step_outcomes(request))
 
 
 def read_llama_responses(value: Any) -> ImportedRun | None:
     """llama-server's responses: `timings` of requests for which it drafted."""
-    requests = _Requests(value, lambda item: "draft_n" in item and "draft_n_accepted" in item)
+    requests = _Requests(value, lambda item: LLAMA.drafted in item and LLAMA.accepted in item)
     if not requests.figures:
         return None
     num = len(requests.figures)
     run = ImportedRun("llama.cpp", f"{_counted(num, 'response')} of llama-server", requests=requests.ids)
-    for ours, theirs in ((DRAFTED, "draft_n"), (ACCEPTED, "draft_n_accepted")):
+    for ours, theirs in ((DRAFTED, LLAMA.drafted), (ACCEPTED, LLAMA.accepted)):
         run.counts[ours] = sum(amount(figure[theirs]) for figure in requests.figures)
     run.notices.append("llama-server's responses count no steps: the acceptance length is unknown")
     return run
@@ -133,18 +162,25 @@ def read_llama_responses(value: Any) -> ImportedRun | None:
 def read_aiperf(value: Any) -> ImportedRun | None:
     """AIPerf's aggregates, each with its pooled histogram of accepted drafted tokens."""
     name = "pooled_spec_decode_acceptance_histogram"
-    pooled = [next((histogram[name] for histogram in _walk(item) if name in histogram), None) for item in _items(value)]
-    histograms = [_histogram(histogram) for histogram in pooled if histogram is not None]
-    if not histograms:
+    reports = [next((report for report in _walk(item) if name in report), None) for item in _items(value)]
+    known = [report for report in reports if report is not None]
+    if not known:
         return None
-    run = ImportedRun("aiperf", "report of AIPerf" if len(histograms) == 1 else f"{len(histograms)} reports of AIPerf")
-    run.counts = {
-        DRAFTS: sum(sum(histogram.values()) for histogram in histograms),
-        ACCEPTED: sum(kept * n for histogram in histograms for kept, n in histogram.items()),
-    }
-    for histogram in histograms:
+    run = ImportedRun("aiperf", "report of AIPerf" if len(known) == 1 else f"{len(known)} reports of AIPerf")
+    for report in known:
+        histogram = _histogram(report[name])
+        drafted = (report.get("total_draft_tokens") or {}).get("avg")
+        accepted = sum(kept * num for kept, num in histogram.items())
+        run.add({DRAFTS: sum(histogram.values()), DRAFTED: _known(drafted), ACCEPTED: accepted})
         run.add_histogram(histogram)
-    run.notices.append("AIPerf's histogram counts no drafted tokens: the acceptance rate is unknown")
+    if DRAFTED in run.partial:
+        run.partial.discard(DRAFTED)
+        run.counts.pop(DRAFTED, None)
+        run.notices.append("AIPerf's histogram counts no drafted tokens: the acceptance rate is unknown")
+    if len(known) == 1:
+        averages = {figure: known[0][figure].get("avg") for figure in _AIPERF_LENGTHS if figure in known[0]}
+        run.reported = _numbers(averages, tuple(averages))
+        run.definitions = {figure: _AIPERF_LENGTHS[figure] for figure in run.reported}
     return run
 
 

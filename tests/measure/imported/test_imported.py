@@ -67,6 +67,26 @@ TRTLLM = [
     {"iter": 2, "specDecodingStats": {"numDraftTokens": 8, "numAcceptedTokens": 3, "numRequestsWithDraftTokens": 2}},
 ]
 AIPERF = {"pooled_spec_decode_acceptance_histogram": {"0": 5, "2": 3, "3": 2}}
+AIPERF_MEANS = {"total_draft_tokens": {"avg": 40}, "spec_decode_acceptance_length": {"avg": 2.4},
+                "spec_decode_token_weighted_acceptance_length": {"avg": 2.2}}  # fmt: skip
+TRTLLM_REQUEST = {"total_draft_tokens": 30, "total_accepted_draft_tokens": 12, "num_spec_steps": 10,
+                  "acceptance_histogram": [3, 4, 1, 2]}  # fmt: skip
+
+
+def record(drafted: list[int], accepted: list[int], **more: Any) -> str:
+    figures = {"num_spec_steps": len(drafted), "num_draft_tokens": sum(drafted),
+               "num_accepted_draft_tokens": sum(accepted), "per_step_drafted": drafted, "per_step_accepted": accepted,
+               "acceptance_histogram": {str(n): accepted.count(n) for n in accepted}}  # fmt: skip
+    line = {"metadata": {"benchmark_phase": "profiling"}, "spec_decode_acceptance": figures} | more
+    return json.dumps(line) + "\n"
+
+
+AIPERF_RECORDS = (
+    record([2, 2, 1], [2, 0, 1])
+    + record([2, 2], [1, 0])
+    + record([9], [9], metadata={"benchmark_phase": "warmup"})
+    + record([9], [9], error={"message": "cut"})
+)
 GUIDELLM = {"benchmarks": [{"requests": [{"response_metrics": {"speculative_decoding": RESPONSE}}] * 2}]}
 
 # Of each file: tool, drafting steps, drafted, accepted, rate, length.
@@ -83,6 +103,10 @@ FORMS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "trtllm.json": (json.dumps(TRTLLM), ("tensorrt-llm", 4, 16, 8, 0.5, 3.0)),
     "requests.json": (json.dumps([{"total_draft_tokens": 9, "total_accepted_draft_tokens": 3}]),
                       ("tensorrt-llm", None, 9, 3, 1 / 3, None)),
+    "trtllm.jsonl": (json.dumps({"choices": [{"speculative_decoding": TRTLLM_REQUEST}]}),
+                     ("tensorrt-llm", 10, 30, 12, 0.4, 2.2)),
+    "records.jsonl": (AIPERF_RECORDS, ("aiperf", 5, 9, 4, 4 / 9, 1.8)),
+    "summary.json": (json.dumps(AIPERF | AIPERF_MEANS), ("aiperf", 10, 40, 12, 0.3, 2.2)),
     "aiperf.json": (json.dumps(AIPERF), ("aiperf", 10, None, 12, None, 2.2)),
     "guidellm.json": (json.dumps(GUIDELLM), ("guidellm", 20, 60, 24, 0.4, 2.2)),
 }  # fmt: skip
@@ -120,10 +144,28 @@ def test_rates_by_position_are_weighted_by_steps(capsys: pytest.CaptureFixture[s
     assert rates == pytest.approx([0.7, 0.3, 0.2])
 
 
+def test_a_mean_of_means_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
+    """AIPerf's average weighs requests, not steps; the length here is of all steps together."""
+    found = imported(capsys, "summary.json")
+    assert found["speculative"]["acceptance_length"] == 2.2
+    assert found["reported"]["spec_decode_acceptance_length"] == 2.4
+    assert run(["import", "summary.json"]) == 0
+    assert "spec_decode_acceptance_length: mean of the requests' lengths" in capsys.readouterr().out
+
+
+def test_steps_of_different_depths_have_rates_by_position_where_they_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counts = imported(capsys, "records.jsonl")["speculative"]
+    assert counts["per_position_acceptance_rates"] == [3 / 5, 1 / 4]
+    assert counts["conditional_acceptance_rates"] == [3 / 5, 1 / 2]
+
+
 def test_sglangs_log_has_averages_alone_and_its_own_definition(capsys: pytest.CaptureFixture[str]) -> None:
     found = imported(capsys, "sglang.log")
     assert found["reported"] == {"accept len": pytest.approx(2.3), "accept rate": pytest.approx(0.66)}
-    assert "draft tokens - 1" in found["definitions"]["acceptance_rate"]
+    assert "draft tokens - 1" in found["definitions"]["accept rate"]
+    assert found["definitions"]["accept len"].startswith("mean of the log lines' means")
     assert "averages alone" in found["notices"][0]
 
 
