@@ -58,12 +58,12 @@ def arms_from(
     workload, engines = drafts[0].recipe.workload, [other_engine(draft, shared) for draft in drafts]
     others = [engine.without_prefix_caching() for engine in engines if engine is not None]
     if not others:
-        prompts = chosen_prompts(workload, options.chat, only_at_hand=dry_run)
+        prompts = chosen_prompts(workload, options.chat, only_at_hand=dry_run, by=options.by)
         return OwnArms(drafts, names, options, prompts, shared, against, are_several, k_max)
     from specdec_cli.cli.engine_arms import EngineArms
 
     refuse_without_effect(context, ENGINE, f"--engine {drafts[0].recipe.engine.name}", drafts[0])
-    prompts = chosen_prompts(workload, options.chat, only_at_hand=dry_run)
+    prompts = chosen_prompts(workload, options.chat, only_at_hand=dry_run, by=options.by)
     return EngineArms([other.resolved for other in others], names, options, prompts, shared, engines=others)
 
 

@@ -70,6 +70,14 @@ def bench(
         ),
     ] = "none",
     chat: Chat = False,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Report a row for each category, or for each value of another column of the data set.",
+            metavar="category|COLUMN",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     lossless_check: Annotated[
         bool,
         typer.Option(help="Compare every token with plain decoding (greedy and gumbel modes).", rich_help_panel=HOW),
@@ -107,7 +115,7 @@ def bench(
         server = EndpointOptions(
             endpoint, concurrency, endpoint_model, endpoint_timeout, request_rate, extra_body, max_tokens_field, api_key
         )
-        return endpoint_run(shared, server, MeasurementOptions(repeats or 1, 1, chat), dry_run).start(dry_run)
+        return endpoint_run(shared, server, MeasurementOptions(repeats or 1, 1, chat, by=by), dry_run).start(dry_run)
     from specdec_cli.measure.bench.against import check_peers, parse_against
 
     refuse_without_effect(context, HERE)
@@ -116,7 +124,7 @@ def bench(
     peers = parse_against(against)
     check_peers(peers, resolved.recipe, batch_size)
     check_files(shared)
-    options = MeasurementOptions(repeats or _REPEATS, batch_size, chat)
+    options = MeasurementOptions(repeats or _REPEATS, batch_size, chat, by=by)
     kind = " (synthetic)" if resolved.recipe.speculation.is_synthetic else ""
     arms = arms_from(context, [resolved], [f"with the draft{kind}"], options, shared, dry_run, against=peers)
     return BenchRun(arms, lossless_check).start(dry_run)

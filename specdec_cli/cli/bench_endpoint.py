@@ -57,7 +57,7 @@ def endpoint_run(shared: Shared, server: EndpointOptions, options: MeasurementOp
     check_regression(resolved.recipe, shared)
     plan = _plan(resolved, server, options)
     check_files(shared)
-    prompts = chosen_prompts(resolved.recipe.workload, options.chat, only_at_hand=dry_run)
+    prompts = chosen_prompts(resolved.recipe.workload, options.chat, only_at_hand=dry_run, by=options.by)
     return EndpointRun(Place([resolved], [plan.address.root], options, prompts, shared), plan)
 
 
@@ -159,6 +159,8 @@ class EndpointRun(MeasuredRun["EndpointBench"]):
         """The document, whose gates are not judged yet."""
         arms = self.arms
         body = endpoint_body(study, arms.recipe.workload.dataset, arms.load_before.since(), interrupted)
+        if arms.options.by is not None:
+            body["plan"]["by"] = arms.options.by
         body["notices"] = [*arms.prompts.notices, *body["notices"]]
         return envelope(self.document_class, self.shown(arms.recipe), body)
 

@@ -60,7 +60,10 @@ PLACES: dict[tuple[str, str], HonouredOptions] = {
     ("bench", HERE): HonouredOptions(refused=_ENDPOINT, hint="name the server: --endpoint URL"),
     ("bench", ENGINE): HonouredOptions(refused=("against", "resume")),
     ("bench", SERVER): HonouredOptions(
-        (*_OUTPUT, *_PROMPTS, *_ENDPOINT, "target.model", "gates.", "repeats", "files."), (), _ASKED, _WHEN_STARTED
+        (*_OUTPUT, *_PROMPTS, *_ENDPOINT, "target.model", "gates.", "repeats", "by", "files."),
+        (),
+        _ASKED,
+        _WHEN_STARTED,
     ),
     ("chat", HERE): HonouredOptions(refused=_ENDPOINT, hint="name the server: --endpoint URL"),
     ("chat", SERVER): HonouredOptions(

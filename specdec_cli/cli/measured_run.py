@@ -292,6 +292,8 @@ class ComparedRun(MeasuredRun[Measurement]):
         body = self.body(study, conditions, interrupted)
         num_resumed = 0 if self.journal is None else self.journal.num_resumed
         body["plan"] |= {"chat": arms.options.chat, "resumed": num_resumed}
+        if arms.options.by is not None:
+            body["plan"]["by"] = arms.options.by
         if num_resumed:
             body["notices"].append(
                 f"{num_resumed} of {body['plan']['passes']} passes are of an earlier, interrupted run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,11 +83,13 @@ class MeasurementOptions:
         repeats: how often every arm decodes every prompt.
         batch_size: prompts that are decoded together; the largest of several sizes.
         chat: whether prompts are messages.
+        by: the column by which `bench` groups its prompts; None groups by category, in the details.
     """
 
     repeats: int
     batch_size: int
     chat: bool
+    by: str | None = field(default=None, kw_only=True)
 
     @property
     def first_batch_size(self) -> int:
@@ -100,17 +102,20 @@ class MeasurementOptions:
         return {name: value for name, value in values.items() if isinstance(value, int | tuple)}
 
 
-def chosen_prompts(workload: WorkloadSection, chat: bool, only_at_hand: bool = False) -> PromptSet:
+def chosen_prompts(
+    workload: WorkloadSection, chat: bool, only_at_hand: bool = False, by: str | None = None
+) -> PromptSet:
     """The prompts that a recipe's workload names, as conversations where the command decodes those.
 
     Args:
         workload: the recipe's.
         chat: whether whole conversations are wanted.
         only_at_hand: give none of a data set that is neither built in nor a file here.
+        by: the column that says a prompt's task; None takes `category`.
     """
     if only_at_hand and not is_at_hand(workload.dataset):
         return PromptSet([])
-    return read_rows(workload.dataset, workload.tasks, workload.num_prompts, chat)
+    return read_rows(workload.dataset, workload.tasks, workload.num_prompts, chat, by)
 
 
 def num_prompts_words(workload: WorkloadSection, num: int | None) -> str:

@@ -69,6 +69,7 @@ TASK_COLUMNS = (
     TableColumn("length", "draft.speculative.acceptance_length", number),
     *interval_columns("speed-up", "speedup.decode"),
 )
+GROUP_COLUMNS = tuple(TASK_COLUMNS[place] for place in (1, 4, 5, 6, 7))
 LEGEND = (
     "first: milliseconds to the first token. speed-up: of decoding, over the same engine without a draft; 95 %: its "
     "interval, if there are enough pairs. draft/verify/rest: shares of a step's time."
@@ -94,6 +95,14 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:
         yield PageTable.of("Tasks", TASK_COLUMNS, named_rows(document["by_task"]))
 
 
+def groups_table(document: Mapping[str, Any]) -> PageTable | None:
+    """A row for each value of the column of `--by`; None without that option."""
+    by = document["plan"].get("by")
+    if by is None:
+        return None
+    return PageTable.of("", (TableColumn(by, "name"), *GROUP_COLUMNS), named_rows(document["by_task"]))
+
+
 def print_bench(console: Console, body: Mapping[str, Any], details: bool) -> None:
     """Print the report."""
     arms, *others = bench_tables(body)
@@ -103,7 +112,9 @@ def print_bench(console: Console, body: Mapping[str, Any], details: bool) -> Non
     further = [LEGEND, arms.rest, *tables, *words] if details else None
     verdict, checks = body["findings"][:1], [compared_words(body)]
     left_out = "where the time goes, every task, and why"
-    print_result(console, body, verdict, [arms.first, *engines], checks, further, left_out)
+    groups = groups_table(body)
+    figures = [arms.first, *([] if groups is None else [groups]), *engines]
+    print_result(console, body, verdict, figures, checks, further, left_out)
 
 
 def tree_arms(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any] | None]]:

@@ -16,6 +16,7 @@ from specdec_cli.report.endpoint import (
     LEGEND,
     acceptance_lines,
     endpoint_tables,
+    groups_table,
     milliseconds,
     part_tables,
     requests_words,
@@ -56,7 +57,8 @@ def print_endpoint(console: Console, body: Mapping[str, Any], details: bool) -> 
     """Print the report."""
     times, *_ = endpoint_tables(body)
     checks = acceptance_lines(body)
-    figures: list[PageTable | str] = [_head(body), times.first]
+    groups = groups_table(body)
+    figures: list[PageTable | str] = [_head(body), times.first, *([] if groups is None else [groups])]
     further: list[PageTable | str] = [LEGEND, *part_tables(body)]
     more = further if details else None
     print_result(console, body, [throughput_words(body)], figures, checks, more, "every task and turn")

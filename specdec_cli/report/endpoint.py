@@ -124,6 +124,13 @@ PART_COLUMNS = (
     TableColumn("output tokens", "output_tokens"),
     *(TableColumn(FIGURE_NAMES[name], f"timing.{name}", _with_interval) for name in _TASK_FIGURES),
     TableColumn("accepted", "acceptance.rate.median", percent),
+    TableColumn("length", "acceptance.length.median", number),
+)
+_GROUP_FIGURES = ("ttft_s", "tpot_s")
+GROUP_COLUMNS = (
+    PART_COLUMNS[0],
+    *(TableColumn(FIGURE_NAMES[name], f"timing.{name}", _with_interval) for name in _GROUP_FIGURES),
+    *PART_COLUMNS[-2:],
 )
 ERROR_COLUMNS = (
     TableColumn("prompt", "index"),
@@ -162,6 +169,14 @@ def endpoint_tables(document: Document) -> Iterator[PageTable]:
     yield from part_tables(document)
     if document["errors"]:
         yield PageTable.of("Failed requests", ERROR_COLUMNS, document["errors"])
+
+
+def groups_table(document: Document) -> PageTable | None:
+    """A row for each value of the column of `--by`; None without that option."""
+    by = document["plan"].get("by")
+    if by is None:
+        return None
+    return PageTable.of("", (TableColumn(by, "name"), *GROUP_COLUMNS), named_rows(document["by_task"]))
 
 
 def part_tables(document: Document) -> Iterator[PageTable]:

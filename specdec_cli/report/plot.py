@@ -146,7 +146,8 @@ def panels_of(document: Document) -> Sequence[Panel]:
     panels = _PANELS.get(str(document.get("schema")))
     if panels is None:
         raise UsageError(f"there is no plot of `{document.get('schema')}`", f"there are plots of {', '.join(_PANELS)}")
-    return panels
+    by = (document.get("plan") or {}).get("by")
+    return panels if by is None else [*panels, Panel(f"Acceptance length by {by}", _length_by_group)]
 
 
 def _drawn(panel: Panel, axes: Axes, document: Document, has_title: bool = True) -> None:
@@ -203,6 +204,18 @@ def _speedup_by_task(axes: Axes, document: Document) -> None:
     if axes.has_data():
         axes.axvline(1, color=_GREY, linewidth=1, linestyle="--")
     axes.set_xlabel("speed-up of decoding (95 % interval)")
+
+
+def _length_by_group(axes: Axes, document: Document) -> None:
+    """1 + accepted tokens per step, of all steps of each group of prompts together."""
+    groups = {"all": document, **document["by_task"]}
+    if "endpoint" in document:
+        rows = [(name, part["acceptance"]["length"]) for name, part in groups.items() if part["acceptance"]]
+    else:
+        lengths = {name: part["draft"]["speculative"]["acceptance_length"] for name, part in groups.items()}
+        rows = [(name, {"median": length, "ci95": None}) for name, length in lengths.items()]
+    _draw_points(axes, rows)
+    axes.set_xlabel("tokens per step that drafted")
 
 
 def _point(

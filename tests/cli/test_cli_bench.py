@@ -128,6 +128,22 @@ def test_the_document_is_the_only_thing_on_stdout(loaded, capsys: pytest.Capture
     assert "with the draft" in err
 
 
+def test_a_column_has_a_row_for_each_of_its_values(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [{"prompt": "Once upon a time", "level": n % 2} for n in range(4)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("--prompt-file", str(tmp_path / "p.jsonl"), "--repeats", "1", "--by", "level")
+    assert bench(*words, "--output", str(tmp_path / "o.json"), "--plot", str(tmp_path / "o.svg")) == 0
+    cells = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head, *lines = [row for row in cells if row and row[0] in ("level", "0", "1")]
+    assert head[:4] == ["level", "prompts", "accepted", "length"]
+    document = checked((tmp_path / "o.json").read_text())
+    lengths = {name: part["draft"]["speculative"]["acceptance_length"] for name, part in document["by_task"].items()}
+    assert [(line[0], line[1], line[3]) for line in lines] == [(name, "2", f"{lengths[name]:.2f}") for name in "01"]
+    assert "Acceptance length by level" in (tmp_path / "o.svg").read_text()
+    assert bench("--by", "topic") == 2
+    assert "`--by topic`: no prompt has a topic" in capsys.readouterr().err
+
+
 def test_nothing_is_drawn_while_a_clock_runs(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def test_answers_own_counts_take_the_place_of_the_servers(capsys: pytest.Capture
     with serving(Fake(script=script, owner="sglang")) as fake:
         assert bench(fake, "--json", "--fail-if", "acceptance.speculative.acceptance_length < 1") == 0
         found = document(capsys)
-        assert bench(fake) == 0
+        assert bench(fake, "--by", "category") == 0
         prompts = [body["prompt"] for body in fake.requests[1:17]]
         assert all(body["return_spec_tokens_details"] is True for body in fake.requests)
     even = sum(len(prompt) % 2 == 0 for prompt in prompts)
@@ -158,3 +158,7 @@ def test_answers_own_counts_take_the_place_of_the_servers(capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "Acceptance by 16 answers' own counts" in shown
     assert "Speculation by" not in shown
+    assert [line.split()[-2:] for line in shown.splitlines() if line.startswith(" category")] == [
+        ["accepted", "length"]
+    ]
+    assert f"{counts['acceptance_length']:.2f}" in shown

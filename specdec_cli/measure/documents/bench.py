@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specdec_cli.document import Count, Figure, LosslessResult, Result, ResultDocument, TotalsResult
+from specdec_cli.document import Count, Figure, LosslessResult, Result, ResultDocument, TotalsResult, absent
 from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.documents.parts import (
     NO_INTERVAL,
@@ -42,6 +42,7 @@ class PassesPlan(Result):
     passes: Count
     interrupted: bool
     resumed: Count = 0
+    by: str | None = absent("The column that groups the prompts, where `--by` names one.")
 
 
 class ArmsResult(Result):

@@ -45,6 +45,7 @@ class RequestPlan(Result):
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"]
     timeout_s: Seconds
     interrupted: bool
+    by: str | None = absent("The column that groups the prompts, where `--by` names one.")
 
 
 class EndpointFacts(Result):

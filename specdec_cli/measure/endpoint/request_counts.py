@@ -47,7 +47,7 @@ _PER_STEP = "per_step_drafted", "per_step_accepted"
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """What one request drafted and accepted.
+    """Numbers of tokens that one request drafted and accepted.
 
     Args:
         counts: by vLLM's names of counters, as `statistics` takes them.

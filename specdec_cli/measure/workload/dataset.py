@@ -46,6 +46,7 @@ BUILT_IN = ("builtin:mini", "builtin:stories")
 PRESETS: dict[str, Source] = {
     "mt-bench": Source("HuggingFaceH4/mt_bench_prompts", split="train"),
     "gsm8k": Source("openai/gsm8k", "main", "test", "Question: {question}\nAnswer:", task="gsm8k"),
+    "math-500": Source("HuggingFaceH4/MATH-500", None, "test", "{problem}", task="math-500"),
     "humaneval": Source("openai/openai_humaneval", None, "test", "{prompt}", task="humaneval"),
     "mbpp": Source(
         "google-research-datasets/mbpp",
@@ -55,6 +56,7 @@ PRESETS: dict[str, Source] = {
         "Your code should pass these tests:\n\n{test_list}\n\n",
         task="mbpp",
     ),
+    "speed-bench": Source("nvidia/SPEED-Bench", "qualitative", "test"),
     "spec-bench": Source("https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"),
     "cnn_dailymail": Source(
         "abisee/cnn_dailymail",

@@ -39,12 +39,20 @@ _ANSWER_COLUMNS = (
 _CATALOGUE_COLUMNS = (
     *("source", "sources", "model", "dataset", "language", "lang", "license", "url", "score", "scores", "rating"),
     *("index", "idx", "metadata", "meta", "tags", "type", "split", "num_turns", "timestamp", "created_at"),
+    *("sub_category", "src_id", "difficulty", "multiturn", "subject", "level", "unique_id"),
 )
 _NOT_PROMPTS = frozenset((*_ANSWER_COLUMNS, *_CATALOGUE_COLUMNS))
 """Columns that are not expected to be part of the prompt."""
 _SKIP = "or leave out `empty=refuse`"
 _NO_MESSAGES = ("[]", "null", "None")
 """A conversation without messages as a table writes it."""
+
+
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""Text of SPEED-Bench's public files in place of prompts that must be fetched from their own sources."""
+_WORD = re.compile(r"[a-zA-Z]{2,}")
+_MIN_WORDS, _MOST_WORDS, _RANDOM_SHARE = 300, 1000, 0.85
+"""Of so many words of real prompts, at most 0.69 were different ones; of random tokens' 0.93 and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +117,13 @@ class _Reader:
                 if self.reading.refuse_empty:
                     raise
                 self.skipped.append((row.where, error))
+        self._check_placeholders(rows)
         if not rows:
             _, first = self.skipped[0]
             message = f"`{self.name}` has no prompt: every row is empty; {first.message}"
             raise UsageError(message, "fill them, or name another column: 'FILE?column=NAME'")
-        return PromptSet(rows, list(self._notices()))
+        notices = list(self._notices())
+        return PromptSet(rows, [*notices, _RANDOM_TOKENS] if _look_random(rows) else notices)
 
     def _row(self, row: RawRow, index: int) -> PromptRow:
         values, where = row.values, row.where
@@ -141,6 +151,17 @@ class _Reader:
             messages=messages,
             values=values,
         )
+
+    def _check_placeholders(self, rows: Sequence[PromptRow]) -> None:
+        """Refuse SPEED-Bench's public files, most of whose prompts have to be fetched from their own sources."""
+        held = [row for row in rows if _PLACEHOLDER in json.dumps(dict(row.values), default=str, ensure_ascii=False)]
+        if not held:
+            return
+        tasks = sorted({row.category for row in held if row.category})
+        among = f" ({', '.join(tasks)})" if tasks else ""
+        message = f"{len(held)} of {len(rows)} rows of `{self.name}` hold SPEED-Bench's placeholder, no prompt{among}"
+        hint = "prepare the data with examples/specdec_bench of NVIDIA's Model-Optimizer, and give the file it writes"
+        raise UsageError(message, hint)
 
     def _column(self, row: RawRow) -> str:
         """The column that holds a row's prompt."""
@@ -252,6 +273,23 @@ class _Reader:
         return column != self.reading.task_column and any(
             row.values.get(column) not in (None, "", [], {}) for row in self.raw
         )
+
+
+_RANDOM_TOKENS = (
+    "the prompts look like random tokens: acceptance and speed on such prompts say little about real text "
+    "(NVIDIA found throughput overstated by about a fifth for SPEED-Bench)"
+)
+
+
+def _look_random(rows: Sequence[PromptRow]) -> bool:
+    """Whether almost every word of the first prompts is another one, as no text's are."""
+    words: list[str] = []
+    for row in rows:
+        words += _WORD.findall(row.prompt[: 16 * _MOST_WORDS].lower())
+        if len(words) >= _MOST_WORDS:
+            break
+    words = words[:_MOST_WORDS]
+    return len(words) >= _MIN_WORDS and len(set(words)) > _RANDOM_SHARE * len(words)
 
 
 def _are_strings(value: list[Any]) -> bool:

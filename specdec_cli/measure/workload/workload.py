@@ -87,7 +87,12 @@ def tasks_of(rows: Sequence[PromptRow]) -> dict[str, int]:
     return dict(Counter(map(task_of, rows))) if any(row.category for row in rows) else {}
 
 
-def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat: bool | None = False) -> PromptSet:
+CATEGORY = "category"
+
+
+def read_rows(
+    dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat: bool | None = False, by: str | None = None
+) -> PromptSet:
     """The chosen rows of a data set, and notices about how it was read.
 
     Args:
@@ -95,13 +100,32 @@ def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat:
         tasks: only these, or None for all.
         num_prompts: most rows.
         chat: whether whole conversations are wanted.
+        by: the column that says a row's task; None takes `category`, and needs none.
 
     Raises:
-        UsageError: an unknown data set or task, or no rows.
+        UsageError: an unknown data set, task or column, or no rows.
         RunError: a data set that cannot be read.
     """
     prompts = read_dataset(dataset, chat) if not dataset.startswith("builtin:") else built_in_rows(dataset, chat)
-    return replace(prompts, rows=select(prompts.rows, tasks, num_prompts))
+    rows = prompts.rows if by is None else grouped(prompts.rows, by)
+    return replace(prompts, rows=select(rows, tasks, num_prompts))
+
+
+def grouped(rows: Sequence[PromptRow], by: str) -> list[PromptRow]:
+    """Rows whose task is the value of a column; `category` is that of the data set.
+
+    Raises:
+        UsageError: no row has a value there.
+    """
+    if by == CATEGORY:
+        groups = [row.category for row in rows]
+    else:
+        values = [row.values.get(by) for row in rows]
+        groups = [str(value) if isinstance(value, str | int | float) and value != "" else None for value in values]
+    if not any(groups):
+        columns = list(dict.fromkeys(column for row in rows for column in row.values))
+        raise UsageError(f"`--by {by}`: no prompt has a {by}", f"the columns are {', '.join(columns) or 'none'}")
+    return [replace(row, category=group) for row, group in zip(rows, groups, strict=True)]
 
 
 def built_in_rows(dataset: str, chat: bool | None = False) -> PromptSet:

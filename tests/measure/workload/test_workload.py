@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import datasets
 import pytest
@@ -183,3 +184,45 @@ def test_a_row_brings_its_own_seed_and_length() -> None:
     encode = LetterTokenizer().encode
     found = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(seed=1), 512).requests
     assert [(r.params.seed, r.params.index, r.params.max_new_tokens) for r in found] == [(9, 0, 3), (1, 5, 128)]
+
+
+def test_speed_benchs_rows_have_categories_and_its_placeholders_are_refused(tmp_path: Path) -> None:
+    """Public files name a source in place of most prompts; prepared ones hold `messages`."""
+    file = tmp_path / "qualitative.jsonl"
+    rows: list[dict[str, object]] = [
+        {"question_id": "a", "category": "coding", "sub_category": "x", "turns": ["Sort a list.", "Now backwards."],
+         "source": "s", "src_id": "1", "difficulty": "hard", "multiturn": True},
+        {"question_id": "b", "category": "math", "messages": [{"role": "user", "content": "How much is 2 + 3?"}]},
+    ]  # fmt: skip
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert counts(read_dataset(f"speed-bench:{file}")) == {"coding": 1, "math": 1}
+    held = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    rows += [{"question_id": "c", "category": "stem", "turns": ["So far so good.", f"{held} (cais/hle)"]}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    for name in (f"speed-bench:{file}", str(file)):
+        with pytest.raises(UsageError, match=r"1 of 3 rows of .* hold SPEED-Bench's placeholder, no prompt \(stem\)"):
+            read_dataset(name)
+
+
+def test_a_column_groups_the_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "maths.jsonl"
+    rows = [{"problem": f"How much is {n}?", "level": n % 3, "subject": "sums"} for n in range(9)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    name = f"math-500:{file}"
+    assert counts(read_rows(name, None, 9)) == {"math-500": 9}
+    assert counts(read_rows(name, ["0", "2"], 4, False, "level")) == {"0": 2, "2": 2}
+    with pytest.raises(UsageError, match="`--by topic`: no prompt has a topic"):
+        read_rows(name, None, 9, False, "topic")
+    with pytest.raises(UsageError, match="no prompt has a category"):
+        read_rows(str(file) + "?column=problem", None, 9, False, "category")
+
+
+def test_random_tokens_are_noticed(tmp_path: Path) -> None:
+    """Words of real prompts recur; those of random tokens hardly do."""
+    tokenizer, chance = Tokenizer(load_tokenizer("builtin:target")), Random(0)
+    texts = [tokenizer.decode([chance.randrange(tokenizer.num_tokens) for _ in range(128)]) for _ in range(8)]
+    file = tmp_path / "random.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    assert any("look like random tokens" in notice for notice in read_prompts(str(file)).notices)
+    for name in ("builtin:mini", "builtin:stories"):
+        assert not any("random tokens" in notice for notice in read_some(name, None, 10_000).notices)
