@@ -9,6 +9,7 @@ named in its manner.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,13 @@ from prometheus_client.registry import Collector
 
 from specdec_cli.engine.jobs.snapshot import Snapshot
 from specdec_cli.events import SpeculativeCounts
+from specdec_cli.serve.acceptance_watch import AcceptanceWatch
 
 if TYPE_CHECKING:
     from specdec_cli.engine.jobs.records import JobRecord
     from specdec_cli.events import Stepped
+
+logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISHED_REASONS = ("stop", "length", "abort", "error")
@@ -70,6 +74,7 @@ class Metrics:
         self.prefix = prefix
         self.lock = threading.Lock()
         self.speculative = SpeculativeCounts()
+        self.acceptance = AcceptanceWatch()
         self.histogram_families = [
             Histogram(f"{prefix}:{name}", text, ("model_name",), buckets=bounds, registry=None)
             for name, (bounds, text) in _HISTOGRAMS.items()
@@ -109,10 +114,11 @@ class Metrics:
     def stepped(self, event: Stepped, num_queued: int) -> None:
         """Count a step's tokens and drafts, and take over the engine's state."""
         with self.lock:
-            num_tokens = 0
+            num_tokens, unusual = 0, None
             for emitted in event.emitted:
                 self.speculative.add(emitted)
                 num_tokens += len(emitted.tokens)
+                unusual = self.acceptance.add(emitted.num_drafted, emitted.num_accepted) or unusual
             self.speculative.add_seconds(event)
             self.num_generation_tokens += num_tokens
             self.num_preemptions += event.num_preemptions
@@ -120,6 +126,8 @@ class Metrics:
             self.num_running, self.num_engine_waiting = event.num_running, event.num_waiting
             self.num_queued = num_queued
             self.num_blocks_used, self.num_blocks = event.num_blocks_used, event.num_blocks
+        if unusual is not None:
+            logger.warning("%s", unusual, extra={"model": self.model_name})
 
     def emitted(self, record: JobRecord, num_tokens: int, seconds_since_last: float | None) -> None:
         """A job got tokens: its first ones, which its prompt counts with, or more after an interval."""
@@ -211,6 +219,12 @@ class Metrics:
         text = "Tokens of drafted trees that were kept, by their rank among the alternatives from 1."
         accepted = {rank: num for rank, (_, num) in enumerate(counts.by_rank, start=1)}
         yield _counts(f"{of_drafts}accepted_tokens_per_rank", text, "rank", accepted)
+        rates = {"recent": self.acceptance.recent, "usual": self.acceptance.usual}
+        known = {name: rate for name, rate in rates.items() if rate is not None and self.acceptance.usual is not None}
+        text = "Accepted share of drafted tokens, of the last window and on average before it."
+        yield GaugeMetricFamily, "spec_decode_acceptance_rate", text, "window", known
+        text = "Windows of drafted tokens with an acceptance far below or above the server's own history."
+        yield _counts("spec_decode_acceptance_alarms", text, "direction", self.acceptance.num_alarms)
         yield _counts("draft_failures", "Steps in which a drafter failed.", "draft", self.draft_failures())
         seconds = {part: getattr(counts, f"{part}_seconds") for part in ("draft", "verify", "overhead")}
         yield _counts("step_seconds", "Seconds that steps took, by part.", "part", seconds)

@@ -1,10 +1,12 @@
 """What `/metrics` says is what the events said: counted once, under vLLM's names."""
 
 import json
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_cli.engine.jobs.records import JobRecord
@@ -45,6 +47,49 @@ def values(metrics: Metrics, others: tuple[Metrics, ...] = ()) -> dict[tuple[str
             labels = [value for name, value in sample.labels.items() if name != "model_name" or others]
             found[(sample.name, *labels)] = sample.value
     return found
+
+
+def test_acceptance_far_from_its_own_history_is_a_metric_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Windows of one rate, with some spread; then the draft fails, the text loops, and all is well again."""
+    metrics, said = Metrics("m"), []
+
+    def window(rate: float) -> None:
+        caplog.clear()
+        num = round(rate * 10)
+        for _ in range(200):
+            metrics.stepped(stepped(Emitted(1, (1,) * (num + 1), "", 10, num, False)), 0)
+        said.append([record.getMessage() for record in caplog.records])
+
+    with caplog.at_level(logging.WARNING):
+        for rate in (0.5, 0.6) * 6:
+            window(rate)
+        assert not any(said), "its own spread is no alarm"
+        assert values(metrics)[("specdec:spec_decode_acceptance_alarms_total", "low")] == 0
+        for rate in (0.1, 0.1, 1.0, 0.5):
+            window(rate)
+    low, still_low, high, usual = said[-4:]
+    assert low[0].startswith(
+        "acceptance is unusually low: 10% of the last 2000 drafted tokens were accepted, usually 5"
+    )
+    assert (still_low, len(high), len(usual)) == ([], 1, 1)
+    assert high[0].startswith("acceptance is unusually high: 100% ")
+    assert usual[0].startswith("acceptance is usual again: 50% ")
+    found = values(metrics)
+    assert [found[("specdec:spec_decode_acceptance_alarms_total", way)] for way in ("low", "high")] == [2, 1]
+    assert found[("specdec:spec_decode_acceptance_rate", "recent")] == 0.5
+    for _ in range(32):
+        window(0.1)
+    assert [bool(lines) for lines in said[-32:]] == [True] + [False] * 31, "a change that lasts is the new history"
+    assert values(metrics)[("specdec:spec_decode_acceptance_alarms_total", "low")] == 22
+
+
+def test_a_young_server_has_no_history_to_be_judged_by(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics("m")
+    for num in (0, 10) * 4:
+        for _ in range(200):
+            metrics.stepped(stepped(Emitted(1, (1,) * (num + 1), "", 10, num, False)), 0)
+    assert not caplog.records
+    assert ("specdec:spec_decode_acceptance_rate", "usual") in values(metrics)
 
 
 def test_speculation_is_counted_as_every_statistic_counts_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_cli.measure.endpoint.request_counts import RequestCounts, request_counts, whole
+from specdec_cli.measure.endpoint.request_counts import AnswerCounts, request_counts, whole
 
 _TEXT = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
 _CALLS = ("tool_calls", "function_call")
@@ -46,7 +46,7 @@ class Answer:
     is_done: bool = False
     opened_connection: bool = False
     calls_tools: bool = False
-    speculation: RequestCounts | None = None
+    speculation: AnswerCounts | None = None
     token_ids: list[int] = field(default_factory=list)
     stop_reason: int | str | None = None
     _parts: list[str] = field(default_factory=list)

@@ -46,7 +46,7 @@ _PER_STEP = "per_step_drafted", "per_step_accepted"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestCounts:
+class AnswerCounts:
     """Numbers of tokens that one request drafted and accepted.
 
     Args:
@@ -58,7 +58,7 @@ class RequestCounts:
     outcomes: Counter[tuple[int, int]] | None = field(default=None)
 
 
-def request_counts(chunk: Mapping[str, Any]) -> RequestCounts | None:
+def request_counts(chunk: Mapping[str, Any]) -> AnswerCounts | None:
     """The counts in a response, or in a chunk of a stream; None where it holds none.
 
     Counts that contradict each other are left out.
@@ -77,10 +77,10 @@ def request_counts(chunk: Mapping[str, Any]) -> RequestCounts | None:
     accepted, rejected = (whole(details.get(f"{kind}_prediction_tokens")) for kind in ("accepted", "rejected"))
     if not accepted and not rejected:
         return None
-    return None if accepted is None or rejected is None else RequestCounts(_totals(accepted + rejected, accepted))
+    return None if accepted is None or rejected is None else AnswerCounts(_totals(accepted + rejected, accepted))
 
 
-def pooled(requests: Sequence[RequestCounts]) -> SpeculativeResult:
+def pooled(requests: Sequence[AnswerCounts]) -> SpeculativeResult:
     """Acceptance statistics of several requests together: ratios of their totals, never means of their ratios."""
     total = Counter[str]()
     for own in requests:
@@ -113,7 +113,7 @@ def whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _read(figures: Mapping[str, Any], names: CountNames) -> RequestCounts | None:
+def _read(figures: Mapping[str, Any], names: CountNames) -> AnswerCounts | None:
     drafted, accepted = whole(figures.get(names.drafted)), whole(figures.get(names.accepted))
     steps = whole(figures.get(names.steps))
     if drafted is None or accepted is None or accepted > drafted or (not drafted and steps is None):
@@ -129,7 +129,7 @@ def _read(figures: Mapping[str, Any], names: CountNames) -> RequestCounts | None
         outcomes.total() != steps or sum(most * num for (most, _), num in outcomes.items()) != drafted
     ):
         outcomes = None
-    return RequestCounts(counts, outcomes)
+    return AnswerCounts(counts, outcomes)
 
 
 def _totals(drafted: int, accepted: int) -> dict[str, int]:
