@@ -2,12 +2,20 @@
 
     python -m venv E; E/bin/pip install xllamacpp
     python benchmarks/llama_cpp.py model-Q4_K_M.gguf --llama-cpp E/bin/python --save llama_cpp_qwen
+    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only drafts --drafts suffix:k=24 --save llama_cpp_drafts
+    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only streams --save llama_cpp_streams
 
 Loading is counted from a process' start to its first token behind 16, in new processes in turn: seconds of a clock, and
 of the processor, which other processes disturb less, and the most memory, pages of the mapped file included. Then one
 process of each stays, and they take turns with the same token ids: a prompt of 500 tokens, and 128 tokens behind it.
 Medians, and their ratio; `--rounds 0` measures loading alone. With `--avx2` ours leaves out what a processor has beyond
 AVX2, as llama.cpp's wheel does.
+
+Drafts: every arm decodes the prompts of `workloads/` in turn, each in a process of its own: ours plain and with our
+drafts, llama.cpp's plain and with each of its drafts without a model. A speed-up is a prompt's, over plain decoding of
+the same engine; `over llama.cpp's best` compares with the arm of llama.cpp that has the best median.
+Streams: `specdec serve` and llama.cpp's server answer the same prompts, so many at a time, in turn: tokens of all
+streams over the seconds until the last one ends, prompts included.
 """
 
 from __future__ import annotations
@@ -17,30 +25,58 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import psutil
 import record
+from served import serving
+
+from specdec_cli.measure.stats import bootstrap_median
 
 OURS = """
 import json, sys
 from specdec_cli import Engine, SamplingParams
 import torch
 torch.set_num_threads(int(sys.argv[2]))
-engine = Engine.load(sys.argv[1], None, max_model_len=2048)
+draft, _, k = (*sys.argv[3:], "")[0].partition(":k=")
+options = {"num_speculative_tokens": int(k)} if k else {}
+engine = Engine.load(sys.argv[1], draft or None, max_model_len=2048, **options)
 print(json.dumps({"decoder": engine.target.decoder}), flush=True)
 for line in sys.stdin:
     job = json.loads(line)
-    params = SamplingParams(max_new_tokens=job["tokens"], temperature=0, ignore_eos=True)
+    if "text" in job:
+        print(json.dumps({"prompt": engine.encode([{"role": "user", "content": job["text"]}])}), flush=True)
+        continue
+    params = SamplingParams(max_new_tokens=job["tokens"], temperature=0, ignore_eos=job.get("ignore_eos", True))
+    engine.drafters.clear()
     output = engine.generate([job["prompt"]], params)[0]
     seconds = {"prompt_seconds": output.timing.ttft_s, "decode_seconds": output.timing.decode_s}
-    print(json.dumps(seconds | {"decode_tokens": len(output.token_ids) - 1}), flush=True)
+    counts = {"decode_tokens": len(output.token_ids) - 1, "accepted": output.speculative.num_accepted_tokens}
+    print(json.dumps(seconds | counts | {"text": output.text}), flush=True)
 """
 FIRST_PROMPT, PROMPT, TOKENS = 16, 500, 128
+PLAIN = "plain"
+OUR_DRAFTS = ("ngram:k=16", "suffix:k=16")
+THEIR_DRAFTS = (
+    "ngram_simple",
+    "ngram_simple:size_n=4,size_m=16",
+    "ngram_map_k",
+    "ngram_map_k4v",
+    "ngram_mod",
+    "ngram_cache",
+)
+MODEL_LENGTH = 2048
+Command = Callable[..., tuple[list[str], dict[str, str]]]
+WORKLOADS = Path(__file__).with_name("workloads")
 
 
 class Arm:
@@ -63,9 +99,13 @@ class Arm:
 
     def decode(self, num_prompt: int, num_tokens: int, turn: int = 0) -> dict[str, Any]:
         """Seconds of a prompt and of the tokens behind it; each turn has a prompt of its own."""
-        assert self._process.stdin is not None
         prompt = [(7919 * i * i + 31 * i + 17 * turn) % 30000 + 500 for i in range(num_prompt)]
-        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": num_tokens}) + "\n")
+        return self.ask({"prompt": prompt, "tokens": num_tokens})
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Its answer to a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -83,48 +123,190 @@ class Arm:
         raise SystemExit(f"error: `{' '.join(map(str, self._process.args))[:200]}` ended")  # type: ignore[arg-type]
 
 
-def main() -> None:
-    """Measure one file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path")
-    parser.add_argument("--llama-cpp", required=True, help="the Python of an environment with xllamacpp")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--loads", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--avx2", action="store_true", help="leave out our AVX-512 kernels")
-    parser.add_argument("--save", help="name of the result; printed alone without it")
-    given = parser.parse_args()
-    before = record.machine()
-    file = [given.path, str(given.threads)]
-    older = {"ATEN_CPU_CAPABILITY": "avx2"} if given.avx2 else {}
-    arms = {
-        "specdec": ([sys.executable, "-c", OURS, *file], os.environ | older),
-        "llama.cpp": ([given.llama_cpp, str(Path(__file__).with_name("llama_cpp_arm.py")), *file], dict(os.environ)),
-    }
+@contextmanager
+def running(command: list[str], environment: dict[str, str]) -> Iterator[Arm]:
+    """An arm until the block ends."""
+    arm = Arm(command, environment)
+    try:
+        yield arm
+    finally:
+        arm.close()
+
+
+def prompts_of(workload: str, num: int) -> list[str]:
+    """Prompts of a kind of work, spread over its file."""
+    lines = (WORKLOADS / f"{workload}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(lines[i * len(lines) // num])["prompt"] for i in range(min(num, len(lines)))]
+
+
+def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
+    """Load, a prompt and plain decoding."""
+    arms = {"specdec": ours(), "llama.cpp": theirs()}
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    running: dict[str, Arm] = {}
+    loaded: dict[str, Arm] = {}
     for turn in range(given.loads):
         for name in sorted(arms, reverse=turn % 2 == 0):
-            if name in running:
-                running[name].close()
-            running[name] = arm = Arm(*arms[name])
+            if name in loaded:
+                loaded[name].close()
+            loaded[name] = arm = Arm(*arms[name])
             figures[name]["load, s"].append(arm.loaded_seconds)
             figures[name]["first token, s"].append(arm.first_token_seconds)
             figures[name]["first token, CPU s"].append(arm.first_token_cpu_seconds)
             figures[name]["peak memory, MB"].append(arm.peak_megabytes)
     for turn in range(given.rounds):
         for name in sorted(arms, reverse=turn % 2 == 0):
-            seconds = running[name].decode(PROMPT, TOKENS + 1, turn)
+            seconds = loaded[name].decode(PROMPT, TOKENS + 1, turn)
             figures[name]["prompt tokens/s"].append(PROMPT / seconds["prompt_seconds"])
             figures[name]["plain tokens/s"].append(seconds["decode_tokens"] / seconds["decode_seconds"])
     middle = {name: {key: round(median(values), 2) for key, values in its.items()} for name, its in figures.items()}
-    ours, theirs = middle["specdec"], middle["llama.cpp"]
+    ratios = {key: round(value / middle["llama.cpp"][key], 2) for key, value in middle["specdec"].items()}
+    about = {name: arm.about for name, arm in loaded.items()}
+    for arm in loaded.values():
+        arm.close()
+    return {"medians": middle, "specdec over llama.cpp": ratios, "about": about}
+
+
+def drafts(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
+    """Drafts without a model on every workload."""
+    names = {f"specdec {draft}": ours(*without_plain(draft)) for draft in (PLAIN, *given.drafts)}
+    names |= {f"llama.cpp {draft}": theirs(draft.replace(PLAIN, "none")) for draft in (PLAIN, *given.their_drafts)}
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        arms = {name: stack.enter_context(running(*command)) for name, command in names.items()}
+        for workload in given.workloads:
+            answers: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
+            for turn, text in enumerate(prompts_of(workload, given.num_prompts)):
+                job = arms[f"specdec {PLAIN}"].ask({"text": text}) | {"tokens": given.tokens + 1, "ignore_eos": False}
+                for name in arms if turn % 2 == 0 else reversed(arms):
+                    answers[name].append(arms[name].ask(job))
+            found[workload] = compared(answers)
+    return found
+
+
+def without_plain(draft: str) -> list[str]:
+    """The words that choose our draft."""
+    return [] if draft == PLAIN else [draft]
+
+
+def compared(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Every arm beside plain decoding of its engine, and each of ours beside the best of llama.cpp."""
+    per_token = {
+        name: np.array([one["decode_seconds"] / max(1, one["decode_tokens"]) for one in its])
+        for name, its in answers.items()
+    }
+    best = min((name for name in answers if name.startswith("llama.cpp")), key=lambda name: np.median(per_token[name]))
+    found: dict[str, Any] = {"prompts": len(per_token[best]), "llama.cpp's best": best.partition(" ")[2]}
+    for name, its in answers.items():
+        plain = f"{name.partition(' ')[0]} {PLAIN}"
+        steps = [1 + one["decode_tokens"] - one["accepted"] for one in its]
+        found[name] = {
+            "tokens/s": round(float(1 / np.median(per_token[name])), 1),
+            "speed-up": interval(per_token[plain] / per_token[name]),
+            "tokens a step": round(sum(one["decode_tokens"] + 1 for one in its) / max(1, sum(steps)), 2),
+            "texts equal to plain": sum(a["text"] == b["text"] for a, b in zip(its, answers[plain], strict=True)),
+        }
+        if name.startswith("specdec"):
+            found[name]["over llama.cpp's best"] = interval(per_token[best] / per_token[name])
+    return found
+
+
+def interval(ratios: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+    """The median ratio and its interval."""
+    ends = bootstrap_median(ratios).ci95
+    return {"median": round(float(np.median(ratios)), 3), "ci95": ends and [round(end, 3) for end in ends]}
+
+
+def streams(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
+    """Several streams through both servers."""
+    found: dict[str, Any] = {}
+    for num in given.streams:
+        texts = [text for workload in given.workloads for text in prompts_of(workload, given.num_prompts)]
+        texts = (texts * (2 * num))[: 2 * num]
+        with ExitStack() as stack:
+            urls = {
+                f"specdec {draft}": stack.enter_context(served(given, draft, num)) for draft in (PLAIN, *given.drafts)
+            }
+            for draft in (PLAIN, *given.their_drafts):
+                command = theirs(draft.replace(PLAIN, "none"), str(num))
+                urls[f"llama.cpp {draft}"] = stack.enter_context(running(*command)).about["address"]
+            rates: dict[str, list[float]] = {name: [] for name in urls}
+            for turn in range(given.rounds + 1):
+                for name in urls if turn % 2 == 0 else reversed(urls):
+                    rate = tokens_per_second(urls[name], texts, num, given.tokens)
+                    if turn:
+                        rates[name].append(rate)
+        best = max((name for name in rates if name.startswith("llama.cpp")), key=lambda name: median(rates[name]))
+        found[f"{num} streams"] = {"llama.cpp's best": best.partition(" ")[2]} | {
+            name: {
+                "tokens/s": round(median(its), 1),
+                "over llama.cpp's best": interval(np.array(its) / np.array(rates[best])),
+            }
+            for name, its in rates.items()
+        }
+    return found
+
+
+@contextmanager
+def served(given: argparse.Namespace, draft: str, num: int) -> Iterator[str]:
+    """The address of `specdec serve` with so many places."""
+    name, _, k = draft.partition(":k=")
+    words = ["-t", given.path, "--max-num-seqs", str(num), "--max-model-len", str(MODEL_LENGTH)]
+    words += ["--no-enable-prefix-caching"]
+    drafting = [] if draft == PLAIN else ["-d", name, "--depth-policy", "adaptive", *(["-k", k] if k else [])]
+    with serving(*words, *drafting) as server:
+        yield server.url
+
+
+def tokens_per_second(url: str, texts: Sequence[str], num: int, tokens: int) -> float:
+    """Tokens of all answers over the seconds until the last one, so many requests at a time."""
+
+    def answer(text: str) -> int:
+        messages = [{"role": "user", "content": text}]
+        body = {"messages": messages, "max_tokens": tokens, "temperature": 0, "cache_prompt": False}
+        head = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
+        with urllib.request.urlopen(request, timeout=300) as response:
+            return int(json.load(response)["usage"]["completion_tokens"])
+
+    begin = perf_counter()
+    with ThreadPoolExecutor(num) as threads:
+        total = sum(threads.map(answer, texts))
+    return total / (perf_counter() - begin)
+
+
+def main() -> None:
+    """Measure one file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path")
+    parser.add_argument("--llama-cpp", required=True, help="the Python of an environment with xllamacpp")
+    parser.add_argument("--only", choices=["plain", "drafts", "streams"], default="plain", help="what is measured")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--loads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--drafts", nargs="*", default=list(OUR_DRAFTS), help="ours, such as suffix:k=16")
+    parser.add_argument("--their-drafts", nargs="*", default=list(THEIR_DRAFTS), help="llama.cpp's")
+    parser.add_argument("--workloads", nargs="+", default=["edit", "code"])
+    parser.add_argument("--num-prompts", type=int, default=6, help="of each workload")
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--streams", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--avx2", action="store_true", help="leave out our AVX-512 kernels")
+    parser.add_argument("--save", help="name of the result; printed alone without it")
+    given = parser.parse_args()
+    before = record.machine()
+    file = [given.path, str(given.threads)]
+    if given.avx2:
+        os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
+
+    def ours(*draft: str) -> tuple[list[str], dict[str, str]]:
+        return [sys.executable, "-c", OURS, *file, *draft], dict(os.environ)
+
+    def theirs(*draft: str) -> tuple[list[str], dict[str, str]]:
+        return [given.llama_cpp, str(Path(__file__).with_name("llama_cpp_arm.py")), *file, *draft], dict(os.environ)
+
     results: dict[str, Any] = {"file": Path(given.path).name, "file_bytes": Path(given.path).stat().st_size}
     results |= {"instructions of ours": "AVX2" if given.avx2 else before["instructions"], "threads": given.threads}
-    results |= {"medians": middle, "specdec over llama.cpp": {key: round(ours[key] / theirs[key], 2) for key in ours}}
-    results["about"] = {name: arm.about for name, arm in running.items()}
-    for arm in running.values():
-        arm.close()
+    measure = {"plain": loading_and_decoding, "drafts": drafts, "streams": streams}[given.only]
+    results |= measure(given, ours, theirs)
     print(json.dumps(results, indent=1))
     if given.save:
         record.save(given.save, before, results, given.threads)

@@ -2,6 +2,7 @@
 
     python benchmarks/roofline.py
     python benchmarks/roofline.py --name embedded --target E/target --precision bfloat16 int8 --threads 2
+    python benchmarks/roofline.py --name qwen_4096 --target FILE.gguf --precision file --context 4096 --rows 1 6
 
 The targets stand side by side and take turns (A B B A); every turn times forwards of each number of rows on a context
 of `--context` tokens, and reads as many bytes as the weights have, again and again. Kept are medians over turns, the
@@ -31,6 +32,7 @@ PRECISIONS: dict[str, tuple[str, Quantize]] = {
     "float32": ("float32", "none"),
     "bfloat16": ("bfloat16", "none"),
     "int8": ("bfloat16", "int8"),
+    "file": ("auto", "none"),
 }
 
 
@@ -62,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="builtin")
     parser.add_argument("--target", default="builtin:target")
-    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["float32", "bfloat16", "int8"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8])
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="0 leaves the engine's own choice")

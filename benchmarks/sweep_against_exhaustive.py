@@ -2,6 +2,7 @@
 
     python benchmarks/sweep_against_exhaustive.py --name builtin [--temperature 1] [--num-prompts 24] [--tokens 128]
     python benchmarks/sweep_against_exhaustive.py --name stories --target DIR --draft DIR --prompts FILE
+    python benchmarks/sweep_against_exhaustive.py --name suffix --target FILE --draft suffix --prompts FILE --chat
 
 First what `specdec sweep-k` does by default: trace, profile, predict, measure the few candidates. Then every k is
 measured, as with `--exhaustive`, but more often. Both are timed: the exhaustive one up to the repeats that the command
@@ -40,11 +41,15 @@ GROUPS_PER_PROFILE = 6
 STORIES = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 
 
-def read_workload(engine: Engine, path: Path, num: int, params: SamplingParams) -> Workload:
+def read_workload(engine: Engine, path: Path, num: int, chat: bool, params: SamplingParams) -> Workload:
     """The first prompts of a file, tokenized."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:num]]
     rows = [PromptRow(i, line.get("prompt") or line["turns"][0]) for i, line in enumerate(lines)]
-    return tokenize(rows, path.name, lambda row: engine.encode(row.prompt), params, engine.target.max_context)
+
+    def encode(row: PromptRow) -> list[int]:
+        return engine.encode(row.chat() if chat else row.prompt)
+
+    return tokenize(rows, path.name, encode, params, engine.target.max_context)
 
 
 def middle(profiles: list[Costs]) -> Costs:
@@ -105,6 +110,7 @@ def main() -> None:
     parser.add_argument("--target", default="builtin:target")
     parser.add_argument("--draft", default="builtin:draft")
     parser.add_argument("--prompts", type=Path, default=STORIES)
+    parser.add_argument("--chat", action="store_true", help="apply the target's chat template")
     parser.add_argument("--num-prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -116,7 +122,7 @@ def main() -> None:
     before = record.machine()
     engine = Engine.load(options.target, options.draft, num_speculative_tokens=options.k_max)
     params = SamplingParams(max_new_tokens=options.tokens, temperature=options.temperature)
-    workload = read_workload(engine, options.prompts, options.num_prompts, params)
+    workload = read_workload(engine, options.prompts, options.num_prompts, options.chat, params)
     begin = perf_counter()
     text = Traced(obtain_trace(engine, workload.requests, "draft", options.k_max), "draft")
     traced = perf_counter()

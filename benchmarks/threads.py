@@ -1,12 +1,13 @@
 """The gain of a draft beside busy processes: threads as the engine chooses them, and one thread, in turn.
 
-    python benchmarks/threads.py [--busy 0 1 2 4] [--starts 4] [--prompts 6] [--k 5] [--tokens 160] [--at-work 1.0]
+    python benchmarks/threads.py [--busy 0 1 2 4] [--starts 4] [--num-prompts 6] [--k 5] [--tokens 160] [--at-work 1.0]
+    python benchmarks/threads.py --target FILE.gguf --draft suffix --prompts benchmarks/workloads/edit.jsonl --chat
 
 The neighbours are processes of their own that compute without a pause (or for a share of each 20 ms, `--at-work`).
-For each number of neighbours, each start runs two new processes with the built-in pair (int8 draft, greedy): one
-chooses its threads, the other has OMP_NUM_THREADS=1. They decode one prompt after the other in turn (A B B A), each
-prompt without and with the draft (A B B A). Figures are medians over all prompts; intervals are over starts, whose
-processes differ.
+For each number of neighbours, each start runs two new processes with a pair, greedy (without `--target` the built-in
+one, its draft int8): one chooses its threads, the other has OMP_NUM_THREADS=1. They decode one prompt after the other
+in turn (A B B A), each prompt without and with the draft (A B B A). Figures are medians over all prompts; intervals
+are over starts, whose processes differ.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,7 @@ from specdec_cli.measure.stats import bootstrap_pooled_median
 from specdec_cli.sampling.params import SamplingParams
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
+BUILT_IN = "builtin:target"
 CHOSEN, ONE = "chosen", "one thread"
 NEIGHBOUR = """
 from time import perf_counter, sleep
@@ -64,13 +66,12 @@ class Decoding:
 
     Args:
         environment: variables that are its own.
-        k: drafted tokens of a step.
-        tokens: of each text.
+        words: the script's own, which choose the pair, k and the texts' length.
     """
 
-    def __init__(self, environment: dict[str, str], k: int, tokens: int) -> None:
+    def __init__(self, environment: dict[str, str], words: Sequence[str]) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
-        command = [sys.executable, __file__, "--decode", "--k", str(k), "--tokens", str(tokens)]
+        command = [sys.executable, __file__, "--decode", *words]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -99,34 +100,34 @@ class Decoding:
 
 def decode(options: argparse.Namespace) -> None:
     """Decode each prompt of standard input without and with the draft, A B B A."""
-    settings = LoadSettings(draft=ModelSettings(quantize="int8"))
-    engine = Engine.load("builtin:target", "builtin:draft", settings=settings)
+    settings = LoadSettings(draft=ModelSettings(quantize="int8")) if options.target == BUILT_IN else None
+    engine = Engine.load(options.target, options.draft, settings=settings, num_speculative_tokens=options.k)
     params = SamplingParams(max_new_tokens=options.tokens)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        runs = [engine.generate(json.loads(line), params, k)[0] for k in (0, options.k, options.k, 0)]
+        text, runs = json.loads(line), []
+        prompt = [{"role": "user", "content": text}] if options.chat else text
+        for k in (0, options.k, options.k, 0):
+            engine.drafters.clear()
+            runs.append(engine.generate([prompt], params, k)[0])
         plain, draft = (sum(runs[i].timing.decode_s or 0.0 for i in arm) for arm in ((0, 3), (1, 2)))
         print(json.dumps({"plain": plain, "draft": draft}), flush=True)
 
 
-def stories() -> list[str]:
-    """Prompts in the style of the built-in pair."""
-    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Both ways of choosing threads beside one number of neighbours, which run already."""
-    prompts = stories()
+    lines = options.prompts.read_text(encoding="utf-8").splitlines()[: options.num_prompts]
+    prompts = [json.loads(line)["prompt"] for line in lines]
     starts: dict[str, list[list[Seconds]]] = {CHOSEN: [], ONE: []}
     for start in range(options.starts):
         with ExitStack() as stack:
             running = {
-                threads: stack.enter_context(Decoding(environment, options.k, options.tokens))
+                threads: stack.enter_context(Decoding(environment, sys.argv[1:]))
                 for threads, environment in ((CHOSEN, {}), (ONE, {"OMP_NUM_THREADS": "1"}))
             }
             for its in starts.values():
                 its.append([])
-            for turn, prompt in enumerate(prompts[: options.prompts]):
+            for turn, prompt in enumerate(prompts):
                 order = (CHOSEN, ONE) if (turn + start) % 2 == 0 else (ONE, CHOSEN)
                 for threads in order:
                     starts[threads][-1].append(running[threads].decode(prompt))
@@ -160,7 +161,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--starts", type=int, default=4)
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--target", default=BUILT_IN)
+    parser.add_argument("--draft", default="builtin:draft")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--chat", action="store_true", help="apply the target's chat template")
+    parser.add_argument("--num-prompts", type=int, default=6)
     parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--at-work", type=float, default=1.0, help="share of the time that a neighbour computes")
@@ -176,7 +181,8 @@ def main() -> None:
         with neighbours(number, options.at_work):
             results[f"{number} neighbours"] = measure(options)
         print(number, json.dumps(results[f"{number} neighbours"]), flush=True)
-    print(record.save(options.name, before, {"at_work": options.at_work, **results}))
+    pair = {key: Path(getattr(options, key)).name for key in ("target", "draft", "prompts")} | {"k": options.k}
+    print(record.save(options.name, before, {**pair, "at_work": options.at_work, **results}))
 
 
 if __name__ == "__main__":

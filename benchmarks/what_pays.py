@@ -1,0 +1,142 @@
+"""Which drafts pay for which work? `specdec compare-drafts` on four kinds of work, every draft at its own best k.
+
+    python benchmarks/what_pays.py MODEL.gguf --model SmolLM2-135M-Instruct.Q4_1.gguf --save what_pays_qwen
+    python benchmarks/what_pays.py MODEL.gguf --model SMALL.gguf --head EAGLE3 --model DISTILLED --save what_pays_qwen
+    python benchmarks/what_pays.py MODEL.gguf --workloads edit --avx2 --save what_pays_qwen_avx2
+
+The prompts are in `workloads/`: code is written, a file is edited, a question is answered, data are extracted from a
+text as JSON. They go through the target's chat template, and every text ends where the target ends it. With `--avx2`
+the kernels leave out what a processor has beyond AVX2. A saved result is written after every workload; another run
+with the same name adds workloads or measures them again. The last output is a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import record
+
+WORKLOADS = {"edit": "editing code", "code": "writing code", "json": "extracting JSON", "chat": "chat"}
+DRAFTS = ("ngram", "suffix", "self-int8", "self-int4", "self-exit:12")
+FOLDER = Path(__file__).with_name("workloads")
+
+
+def compared(options: argparse.Namespace, workload: str, drafts: list[str]) -> dict[str, Any]:
+    """The command's document for a workload."""
+    prompts = ["--chat", "--prompt-file", str(FOLDER / f"{workload}.jsonl"), "--num-prompts", str(options.num_prompts)]
+    words = [word for draft in drafts for word in ("-d", draft)]
+    often = ["--repeats", str(options.repeats), "-n", str(options.tokens)]
+    limit = [] if options.k_max is None else ["--k-max", str(options.k_max)]
+    environment = os.environ | ({"ATEN_CPU_CAPABILITY": "avx2"} if options.avx2 else {})
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "drafts.json"
+        command = [sys.executable, "-m", "specdec_cli", "compare-drafts", "-t", options.target, *words, *prompts]
+        subprocess.run([*command, *often, *limit, "--output", str(output)], env=environment, check=True)
+        document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return document
+
+
+def shortened(document: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a document that the table needs, a draft's model by its file's name."""
+    return {
+        "prompts": document["workload"]["num_prompts"],
+        "tokens": document["plain"]["speculative"]["num_emitted_tokens"],
+        "plain tokens/s": rounded(document["plain"]["timing"]["decode_tokens_per_second"]),
+        "busy": document["machine"]["busy"],
+        "lossless": document["lossless"],
+        "drafts": {
+            short(row["draft"]): {
+                "k": row["best_k"],
+                "speed-up": interval(row["speedup"]),
+                "end to end": interval(row["latency_speedup"]),
+                "tokens/s": rounded(row["timing"]["decode_tokens_per_second"]),
+                "acceptance length": rounded(row["acceptance_length"]),
+                "acceptance rate": rounded(row["acceptance_rate"]),
+            }
+            for row in document["rows"]
+        },
+        "notices": document["notices"],
+    }
+
+
+def short(draft: str) -> str:
+    """A draft without the folders of its model."""
+    first, plus, second = draft.rpartition("+")
+    return f"{first}{plus}{Path(second).name}"
+
+
+def interval(speedup: dict[str, Any]) -> dict[str, Any]:
+    """A median with its interval."""
+    return {"median": rounded(speedup["median"]), "ci95": speedup["ci95"] and [rounded(end) for end in speedup["ci95"]]}
+
+
+def rounded(value: float | None) -> float | None:
+    """Three digits behind the point."""
+    return None if value is None else round(value, 3)
+
+
+def table(workloads: dict[str, Any]) -> str:
+    """Speed-ups of every draft on every workload, in Markdown; the best of each in bold."""
+    names = [name for name in WORKLOADS if name in workloads]
+    plain = [f"{workloads[name]['plain tokens/s']:.0f}" for name in names]
+    lines = [
+        f"| draft | {' | '.join(WORKLOADS[name] for name in names)} |",
+        f"| --- | {' | '.join('---:' for _ in names)} |",
+        f"| none, tokens/s | {' | '.join(plain)} |",
+    ]
+    drafts = dict.fromkeys(draft for name in names for draft in workloads[name]["drafts"])
+    best = {name: max((its["speed-up"]["median"] or 0) for its in workloads[name]["drafts"].values()) for name in names}
+    for draft in drafts:
+        cells = [cell(workloads[name]["drafts"].get(draft), best[name]) for name in names]
+        lines.append(f"| `{draft}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cell(its: dict[str, Any] | None, best: float) -> str:
+    """A speed-up with its interval and k."""
+    if its is None or its["speed-up"]["median"] is None:
+        return "–"
+    median, ends = its["speed-up"]["median"], its["speed-up"]["ci95"]
+    mark = "**" if median == best else ""
+    range_ = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
+    return f"{mark}{median:.2f}×{mark}{range_}, k = {its['k']}"
+
+
+def main() -> None:
+    """Measure the workloads, and keep each as soon as it is measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="a model")
+    parser.add_argument("--drafts", nargs="*", default=list(DRAFTS), help="drafts that need no file")
+    parser.add_argument("--model", action="append", default=[], help="a draft model, of any tokenizer (repeatable)")
+    parser.add_argument("--head", action="append", default=[], help="a trained head (repeatable)")
+    parser.add_argument("--second", action="append", default=[], help="a draft to combine with suffix (repeatable)")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--k-max", type=int, help="without it as `compare-drafts` chooses")
+    parser.add_argument("--avx2", action="store_true", help="leave out AVX-512")
+    parser.add_argument("--save", help="name of the result; printed alone without it")
+    options = parser.parse_args()
+    drafts = [*options.drafts, *options.model, *options.head, *(f"suffix+{draft}" for draft in options.second)]
+    path = record.RESULTS / f"{options.save}.json"
+    workloads = json.loads(path.read_text())["results"]["workloads"] if options.save and path.exists() else {}
+    for name in options.workloads:
+        before = record.machine()
+        workloads[name] = {"machine": record.brief(before), **shortened(compared(options, name, drafts))}
+        if options.save:
+            results: dict[str, Any] = {"target": Path(options.target).name, "tokens": options.tokens}
+            results["instructions"] = "AVX2" if options.avx2 else before["instructions"]
+            record.save(options.save, before, results | {"workloads": workloads})
+    print(table(workloads))
+
+
+if __name__ == "__main__":
+    main()
