@@ -382,7 +382,9 @@ inline void multiply_rows(const uint8_t* panel, const int32_t* x, long pitch, lo
         for (; n >= R; n -= R, x += R * pitch, to += R) multiply_panel<L, R>(panel, x, pitch, R, num_blocks, to);
     };
     some(std::integral_constant<long, 8>());
+    some(std::integral_constant<long, 7>());
     some(std::integral_constant<long, 6>());
+    some(std::integral_constant<long, 5>());
     some(std::integral_constant<long, 4>());
     some(std::integral_constant<long, 3>());
     some(std::integral_constant<long, 2>());
