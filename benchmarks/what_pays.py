@@ -6,8 +6,9 @@
 
 The prompts are in `workloads/`: code is written, a file is edited, a question is answered, data are extracted from a
 text as JSON. They go through the target's chat template, and every text ends where the target ends it. With `--avx2`
-the kernels leave out what a processor has beyond AVX2. A saved result is written after every workload; another run
-with the same name adds workloads or measures them again. The last output is a table in Markdown.
+the kernels leave out what a processor has beyond AVX2. With `--bfloat16` the target has plain numbers, so that copies
+of it in 8 and 4 bits are drafts too; a file of 4 bits has no smaller copy. A saved result is written after every
+workload; another run with the same name adds workloads or measures them again. The last output is a table in Markdown.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 import record
 
 WORKLOADS = {"edit": "editing code", "code": "writing code", "json": "extracting JSON", "chat": "chat"}
-DRAFTS = ("ngram", "suffix", "self-int8", "self-int4", "self-exit:12")
+DRAFTS = ("ngram", "suffix", "self-exit:12")
+COPIES = ("self-int8", "self-int4")
 FOLDER = Path(__file__).with_name("workloads")
 
 
@@ -34,11 +36,12 @@ def compared(options: argparse.Namespace, workload: str, drafts: list[str]) -> d
     words = [word for draft in drafts for word in ("-d", draft)]
     often = ["--repeats", str(options.repeats), "-n", str(options.tokens)]
     limit = [] if options.k_max is None else ["--k-max", str(options.k_max)]
+    numbers = ["--compute", "dequantized", "--dtype", "bfloat16"] if options.bfloat16 else []
     environment = os.environ | ({"ATEN_CPU_CAPABILITY": "avx2"} if options.avx2 else {})
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "drafts.json"
-        command = [sys.executable, "-m", "specdec_cli", "compare-drafts", "-t", options.target, *words, *prompts]
-        subprocess.run([*command, *often, *limit, "--output", str(output)], env=environment, check=True)
+        command = [sys.executable, "-m", "specdec_cli", "compare-drafts", "-t", options.target, *numbers, *words]
+        subprocess.run([*command, *prompts, *often, *limit, "--output", str(output)], env=environment, check=True)
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return document
 
@@ -122,17 +125,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--k-max", type=int, help="without it as `compare-drafts` chooses")
+    parser.add_argument("--bfloat16", action="store_true", help="the target's weights as plain numbers")
     parser.add_argument("--avx2", action="store_true", help="leave out AVX-512")
     parser.add_argument("--save", help="name of the result; printed alone without it")
     options = parser.parse_args()
-    drafts = [*options.drafts, *options.model, *options.head, *(f"suffix+{draft}" for draft in options.second)]
+    drafts = [
+        *(COPIES if options.bfloat16 else ()),
+        *options.drafts,
+        *options.model,
+        *options.head,
+        *(f"suffix+{draft}" for draft in options.second),
+    ]
     path = record.RESULTS / f"{options.save}.json"
     workloads = json.loads(path.read_text())["results"]["workloads"] if options.save and path.exists() else {}
     for name in options.workloads:
         before = record.machine()
         workloads[name] = {"machine": record.brief(before), **shortened(compared(options, name, drafts))}
         if options.save:
-            results: dict[str, Any] = {"target": Path(options.target).name, "tokens": options.tokens}
+            results: dict[str, Any] = {"target": Path(options.target).name, "bfloat16": options.bfloat16}
+            results["tokens"] = options.tokens
             results["instructions"] = "AVX2" if options.avx2 else before["instructions"]
             record.save(options.save, before, results | {"workloads": workloads})
     print(table(workloads))
