@@ -8,7 +8,7 @@ TELLING_PIP = $(BIN)/pip install --disable-pip-version-check
 USER = $(VENV)/.installed
 DEV = $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow test-avx2 test-lowest test-newest docs lock clean
+.PHONY: demo test test-slow test-avx2 test-arm test-lowest test-newest docs lock clean
 
 demo: $(USER)
 	@echo "demo: decoding a story with a draft, then without one; the first run compiles the decoder (up to a minute)"
@@ -26,6 +26,11 @@ test-slow: $(DEV)
 test-avx2: $(DEV)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
 		tests/test_exact*.py tests/lm tests/drafters tests/engine tests/sampling tests/measure/audit tests/cli/test_cli_bench_endpoint_doubts.py
+
+# Our own decoder on 64-bit ARM, emulated: needs g++-aarch64-linux-gnu and qemu-user-static, as Debian and Ubuntu call them.
+test-arm: $(DEV)
+	command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64-static
+	$(BIN)/python -m pytest -m slow --numprocesses 2 tests/lm/llama/test_lm_llama_arm.py
 
 # The site in `site/`. `docs/` is readable as it is, too.
 docs: $(DEV)

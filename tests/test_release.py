@@ -161,6 +161,16 @@ def test_49_1_ci_runs_what_rounds_by_the_processor_as_without_avx512() -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_ci_runs_the_decoder_for_arm() -> None:
+    packages, run = (
+        step["run"] for step in read(".github/workflows/check.yml")["jobs"]["arm"]["steps"] if "run" in step
+    )
+    assert {"g++-aarch64-linux-gnu", "qemu-user-static"} <= set(packages.split())
+    assert run == "make test-arm"
+    assert "tests/lm/llama/test_lm_llama_arm.py" in recipe_of("test-arm")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_49_2_ci_runs_with_the_newest_versions_and_prints_them() -> None:
     jobs = read(".github/workflows/check.yml")["jobs"]
     assert "make test-newest" in [step.get("run") for step in jobs["newest"]["steps"]]

@@ -128,7 +128,11 @@ def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, mon
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [
-        ("Q4_K_M", "whole[r] = L::OFFSET * (Ints{} - taken)", "whole[r] = (L::OFFSET + 1) * (Ints{} - taken)"),
+        (
+            "Q4_K_M",
+            "whole[r] = L::PRODUCT_OFFSET * (Ints{} - taken)",
+            "whole[r] = (L::PRODUCT_OFFSET + 1) * (Ints{} - taken)",
+        ),
         ("Q4_K_M", "r * pitch)->scale);", "r * pitch)->scale * 1.5f);"),
         ("Q4_K_M", "least * spread(row.scale), sums[r]", "least * spread(-row.scale), sums[r]"),
         ("Q4_1", "scales * spread(block.scale), sum", "scales * spread(block.scale * 1.5f), sum"),

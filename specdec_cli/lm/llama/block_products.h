@@ -64,6 +64,8 @@ inline Floats floats_of_halves(const uint8_t* from) {
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__AVX2__) && defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from)));
 #else
     Floats values;
     for (long i = 0; i < WIDTH; i++) {
@@ -80,6 +82,10 @@ inline Ints ints_of_bytes(const uint8_t* from) {  // which have a sign
     return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
     return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#elif defined(__aarch64__)
+    int32_t four;
+    std::memcpy(&four, from, sizeof four);
+    return (Ints)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
 #else
     Ints values;
     for (long i = 0; i < WIDTH; i++) values[i] = int8_t(from[i]);
@@ -95,6 +101,9 @@ inline Ints products_of_halves(Ints a, Ints b) {
     return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__aarch64__)
+    const int16x8_t one = (int16x8_t)a, other = (int16x8_t)b;
+    return (Ints)vpaddq_s32(vmull_s16(vget_low_s16(one), vget_low_s16(other)), vmull_high_s16(one, other));
 #else
     return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
@@ -103,6 +112,12 @@ inline Ints products_of_halves(Ints a, Ints b) {
 // What the codes of IQ4 types and of MXFP4 mean, 128 and 16 more.
 constexpr uint8_t IQ4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t FP4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool HAS_SIGNED_CODES = true;  // in products, to which codes of 8 bits go less 128
+#else
+constexpr bool HAS_SIGNED_CODES = false;
+#endif
 
 // How a type of block lies in a panel. Of a block: a scale of 16 bits for each lane, a minimum where it has one, and codes of
 // BITS each: first what is above the LOW bits of all of them, and then these, because the high ones are read with each of the
@@ -113,6 +128,8 @@ template <int TYPE, int BITS_, int OFFSET_, bool HAS_MINIMUM_, int HALVES_ = 0, 
 struct Layout {
     static constexpr int ID = TYPE, BITS = BITS_, OFFSET = OFFSET_, LOW = BITS == 8 ? 8 : BITS >= 4 ? 4 : 2;
     static constexpr int VALUE_BITS = VALUES_ == IQ4 ? 8 : VALUES_ == FP4 ? 5 : BITS;
+    static constexpr bool IS_SIGNED = HAS_SIGNED_CODES && VALUE_BITS == 8;
+    static constexpr int PRODUCT_OFFSET = IS_SIGNED ? OFFSET - 128 : OFFSET;  // what products' codes have for 0
     static constexpr const uint8_t* VALUES = VALUES_;
     static constexpr bool IS_SUPER = HALVES_ > 0, HAS_MINIMUM = HAS_MINIMUM_;
     static constexpr bool IS_BFLOAT16 = VALUES == FP4;  // the scale, which has no fraction
@@ -177,6 +194,8 @@ inline Codes looked_up(Codes codes, const uint8_t* values) {  // 16 of them
     return (Codes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)values)), (__m512i)codes);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     return (Codes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)values)), (__m256i)codes);
+#elif defined(__aarch64__)
+    return (Codes)vqtbl1q_u8(vld1q_u8(values), (uint8x16_t)codes);
 #else
     for (long i = 0; i < 4 * WIDTH; i++) codes[i] = values[codes[i]];
     return codes;
@@ -196,6 +215,38 @@ inline Ints pairs_of(Codes codes, Ints inputs) { return (Ints)_mm256_maddubs_epi
 #endif
 #else
 constexpr bool HAS_LONG_SUMS = true;
+#endif
+
+#if defined(__ARM_FEATURE_DOTPROD)
+// A row's inputs times packs, four and four of them.
+template <int PACKS>
+inline Ints sums_of_row(const Codes (&codes)[PACKS], const int8_t* inputs) {
+    int32x4_t sums = {};
+    for (int p = 0; p < PACKS; p += 4) {
+        const int8x16_t some = vld1q_s8(inputs + 4 * p);
+        sums = vdotq_laneq_s32(sums, (int8x16_t)codes[p], some, 0);
+        sums = vdotq_laneq_s32(sums, (int8x16_t)codes[p + 1], some, 1);
+        sums = vdotq_laneq_s32(sums, (int8x16_t)codes[p + 2], some, 2);
+        sums = vdotq_laneq_s32(sums, (int8x16_t)codes[p + 3], some, 3);
+    }
+    return (Ints)sums;
+}
+#endif
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Likewise those of two rows: eight inputs of both meet those of two lanes at once.
+template <int PACKS>
+inline void sums_of_two(const Codes (&codes)[PACKS], const int8_t* first, const int8_t* second, Ints (&sums)[2]) {
+    int32x4_t low = {}, high = {};  // each of two lanes, of both rows
+    for (int p = 0; p < PACKS; p += 2) {
+        const int8x16_t both = vcombine_s8(vld1_s8(first + 4 * p), vld1_s8(second + 4 * p));
+        const int32x4_t one = (int32x4_t)codes[p], next = (int32x4_t)codes[p + 1];
+        low = vmmlaq_s32(low, (int8x16_t)vzip1q_s32(one, next), both);
+        high = vmmlaq_s32(high, (int8x16_t)vzip2q_s32(one, next), both);
+    }
+    sums[0] = (Ints)vuzp1q_s32(low, high);
+    sums[1] = (Ints)vuzp2q_s32(low, high);
+}
 #endif
 
 constexpr long BLOCK_ROWS = HAS_LONG_SUMS ? 8 : 16;  // that meet a panel together at most
@@ -218,6 +269,7 @@ struct Group {
 #pragma GCC unroll 8
         for (int p = 0; p < PACKS; p++) {
             codes[p] = code_at(from, first + p);
+            if constexpr (L::IS_SIGNED) codes[p] ^= 128;
             if constexpr (IS_SPLIT) {
                 high[p] = (Codes)((Shorts)codes[p] >> 4) & 15;
                 codes[p] &= 15;
@@ -274,6 +326,21 @@ struct Group {
                 if constexpr (IS_SPLIT) whole[r] += products_of_halves((Ints)above, factor_above);
             }
         }
+#elif defined(__ARM_FEATURE_DOTPROD)
+        int r = 0;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#pragma GCC unroll 4
+        for (; r + 2 <= R; r += 2) {
+            Ints sums[2];
+            sums_of_two(codes, beside(inputs, r * pitch), beside(inputs, (r + 1) * pitch), sums);
+            for (int i = 0; i < 2; i++) whole[r + i] += L::IS_SUPER ? sums[i] * by : sums[i];
+        }
+#endif
+#pragma GCC unroll 8
+        for (; r < R; r++) {
+            const Ints sums = sums_of_row(codes, beside(inputs, r * pitch));
+            whole[r] += L::IS_SUPER ? sums * by : sums;
+        }
 #else
         for (int r = 0; r < R; r++) {
             const int8_t* const row = beside(inputs, r * pitch);
@@ -307,7 +374,7 @@ inline void take_sums(const uint8_t* head, const InputSuper* x, long pitch, long
         const int16_t* const each = L::HALVES == 2 ? row.half_sums : row.sums;
         Ints taken = {};
         for (int f = 0; f < L::NUM_FACTORS / 2; f++) taken += products_of_halves(factors[f], spread_bits(each + 2 * f));
-        whole[r] = L::OFFSET * (Ints{} - taken);
+        whole[r] = L::PRODUCT_OFFSET * (Ints{} - taken);
         if (L::HAS_MINIMUM) sums[r] = multiply_add(__builtin_convertvector(taken, Floats), least * spread(row.scale), sums[r]);
     }
 }
@@ -346,7 +413,7 @@ __attribute__((noinline)) void multiply_panel(const uint8_t* panel, const int32_
 #pragma GCC unroll 8
                     for (int i = 0; i < TOGETHER_ROWS; i++) {
                         const InputBlock& block = *beside(first.blocks + unit, (r + i) * pitch);
-                        some[i] = L::IS_SUPER || g ? whole[r + i] : L::OFFSET ? spread_bits(block.taken + L::TAKEN) : Ints{};
+                        some[i] = L::IS_SUPER || g ? whole[r + i] : L::PRODUCT_OFFSET ? spread_bits(block.taken + L::TAKEN) : Ints{};
                     }
                     group.multiply(beside(inputs, r * pitch), pitch, some);
 #pragma GCC unroll 8

@@ -43,7 +43,7 @@ _INSTALL = {
     "zypper": "zypper install gcc-c++",
     "apk": "apk add g++",
     "pacman": "pacman -S gcc",
-    "xcode-select": "xcode-select --install",
+    "brew": "brew install gcc",  # Apple's compiler has no OpenMP
 }
 _OTHER_COMPILER = "name another compiler with CXX (g++ or clang++, with OpenMP)"
 _log = logging.getLogger(__name__)

@@ -197,14 +197,23 @@ struct BFloat16 {
     }
 };
 
-// Whole numbers; a row's are unsigned with 128 for 0, which the sums of a weight's take off again.
+// Whole numbers; a row's have ZERO for 0, where they are unsigned 128, which the sums of a weight's take off again.
 struct Int8 {
     using Weight = int8_t;
     static constexpr long PACK = 4;
     static constexpr long TILES_FROM = INT8_TILES;
     typedef Ints Sums;
-#if HAS_BYTE_PRODUCTS
+#if defined(__ARM_FEATURE_DOTPROD)
+    using Input = int8_t;
+    static constexpr int32_t ZERO = 0;
+    static constexpr bool IS_PAIRED = false;
+    typedef int8x16_t Vector;
+    static Vector load_weights(const int8_t* from) { return vld1q_s8(from); }
+    static Vector pack_of(const int8_t* x) { return (int8x16_t)spread_bits(x); }
+    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)vdotq_s32((int32x4_t)sums, w, x); }
+#elif HAS_BYTE_PRODUCTS
     using Input = uint8_t;
+    static constexpr int32_t ZERO = 128;
     static constexpr bool IS_PAIRED = false;
     typedef Ints Vector;
     static Vector load_weights(const int8_t* from) { return *(const Ints*)from; }
@@ -212,6 +221,7 @@ struct Int8 {
     static Sums add(Sums sums, Vector w, Vector x) { return add_products(sums, x, w); }
 #else
     using Input = int16_t;
+    static constexpr int32_t ZERO = 128;
     static constexpr bool IS_PAIRED = true;  // even inputs of a pack come before the odd ones
     struct Vector { Ints even, odd; };  // a pack's weights, pairs of 16 bits
     static Vector load_weights(const int8_t* from) {
@@ -235,7 +245,7 @@ struct Int8 {
     static Floats values(Ints sums, const Matrix& m, long o, float largest) {
         Ints taken;
         std::memcpy(&taken, m.sums + o, sizeof taken);
-        return __builtin_convertvector(sums - 128 * taken, Floats) * load(m.scales + o) * largest;
+        return __builtin_convertvector(sums - ZERO * taken, Floats) * load(m.scales + o) * largest;
     }
     static float prepare(const float* row, long size, Input* out) {
         int32_t bits = 0;  // of sizes, which are ordered as they are; what is no number is the largest, and is heard of
@@ -247,7 +257,7 @@ struct Int8 {
         float largest;
         std::memcpy(&largest, &bits, 4);
         const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
-        for (long i = 0; i < size; i++) out[i] = Input(int32_t(row[i] * scale + 128.5f));
+        for (long i = 0; i < size; i++) out[i] = Input(int32_t(row[i] * scale + 128.5f) + (ZERO - 128));
         for (long i = size; i % PACK; i++) out[i] = 0;
         for (long i = 0; IS_PAIRED && i < size; i += PACK) std::swap(out[i + 1], out[i + 2]);
         return largest;
@@ -475,7 +485,7 @@ template <bool ADDS>
 inline void write(const Matrix& m, Floats values, long o, float by, float* to) {
     if (m.bias) values += load(m.bias + o);
     values *= by;
-    const long count = std::min(WIDTH, m.out - o);
+    const long count = std::min(WIDTH, long(m.out) - o);
     if (count == WIDTH) {
         if (ADDS) values += load(to);
         std::memcpy(to, &values, sizeof values);

@@ -25,7 +25,7 @@ STEP, LAYOUTS = "llama_step.cpp", "layouts.cpp"
 """The sources: of a forward, and of how weights lie in memory."""
 _FOLDER = Path(__file__).parent
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 # Older processors by the names that torch gives them, and how to compile without the instructions that they lack.
 _OLDER = {"avx2": ("-mno-avx512f", "-U__AVXVNNI__")}
 _OLDER["default"] = (*_OLDER["avx2"], "-mno-avx2", "-mno-fma")
@@ -48,9 +48,15 @@ def compiler() -> list[str]:
     return (_named() or usual).split()
 
 
+def flags() -> list[str]:
+    """The compiler's options, with that for this processor's own instructions."""
+    is_arm = platform.machine() in ("aarch64", "arm64")
+    return [*_FLAGS, "-march=native" if not is_arm else _for_apple() if sys.platform == "darwin" else "-mcpu=native"]
+
+
 def command() -> list[str]:
     """The compiler with the options that the decoder is built with; it reads the source from its input."""
-    return [*compiler(), *_FLAGS, *_without_tiles(), *_for_older_processor(), "-x", "c++"]
+    return [*compiler(), *flags(), *_without_tiles(), *_for_older_processor(), "-x", "c++"]
 
 
 def missing() -> str | None:
@@ -167,6 +173,14 @@ def _without_tiles() -> tuple[str, ...]:
     is_linux = sys.platform == "linux" and platform.machine() == "x86_64"
     is_granted = is_linux and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILES) == 0
     return () if is_granted else ("-U__AMX_TILE__",)
+
+
+def _for_apple() -> str:
+    """The option for Apple's processors, which not all compilers look up: all of them have dot products."""
+    has_products, size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    name = b"hw.optional.arm.FEAT_I8MM"  # an older system does not know it, and leaves 0
+    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(has_products), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return f"-march=armv8.4-a+dotprod{'+i8mm' if has_products.value else ''}"
 
 
 def _for_older_processor() -> tuple[str, ...]:

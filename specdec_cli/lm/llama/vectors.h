@@ -14,6 +14,8 @@
 #include <vector>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -23,6 +25,9 @@ namespace {
 // its weights in narrow panels, several side by side where there are few rows.
 #if defined(__AVX512F__)
 constexpr long WIDTH = 16, PANEL = 64;
+constexpr int REGISTERS = 32, SUMS = 24, QUERIES = 3, QUERIES_OF_HALVES = 5, WEIGHED = 3, MEANS = 4;
+#elif defined(__aarch64__)
+constexpr long WIDTH = 4, PANEL = 16;
 constexpr int REGISTERS = 32, SUMS = 24, QUERIES = 3, QUERIES_OF_HALVES = 5, WEIGHED = 3, MEANS = 4;
 #else
 constexpr long WIDTH = 8, PANEL = 16;
@@ -94,6 +99,8 @@ inline Floats spread(float value) {  // to all of a vector
     return (Floats)_mm512_set1_ps(value);
 #elif defined(__AVX2__)
     return (Floats)_mm256_set1_ps(value);
+#elif defined(__aarch64__)
+    return (Floats)vdupq_n_f32(value);
 #else
     Floats found;
     for (long i = 0; i < WIDTH; i++) found[i] = value;
@@ -135,6 +142,8 @@ inline Floats multiply_add(Floats w, Floats x, Floats sums) {
     return (Floats)_mm512_fmadd_ps((__m512)w, (__m512)x, (__m512)sums);
 #elif defined(__AVX2__) && defined(__FMA__)
     return (Floats)_mm256_fmadd_ps((__m256)w, (__m256)x, (__m256)sums);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)sums, (float32x4_t)w, (float32x4_t)x);
 #elif defined(__FP_FAST_FMAF)
     for (long i = 0; i < WIDTH; i++) sums[i] = __builtin_fmaf(w[i], x[i], sums[i]);
     return sums;
@@ -162,6 +171,8 @@ inline Floats floats_of(const uint16_t* from) {
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
 #elif defined(__AVX2__)
     return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#elif defined(__aarch64__)
+    return (Floats)vshll_n_u16(vld1_u16(from), 16);
 #else
     Floats found;
     for (long i = 0; i < WIDTH; i++) found[i] = float_of(from[i]);

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -37,6 +38,8 @@ def blocks(type_name, seed=0, fill=None):
         whole[:] = fill
     for place in _SCALES.get(type_name, (0,)):
         scales = random.standard_normal((*whole.shape[:2], 1)).astype(np.float16)
+        if fill is not None:
+            scales[::3] *= np.float16(2**-20)  # as small as 16 bits have them
         whole[:, :, place : place + 2] = scales.view(np.uint8)
     if type_name == "MXFP4":  # exponents
         whole[:, :, 0] = random.integers(110, 140, whole.shape[:2])
@@ -109,61 +112,42 @@ def test_a_row_has_its_bits_in_any_company_and_order(name):
         assert torch.equal(product(mixed, rows[begin:end].contiguous())[:, :32], whole[begin:end, order])
 
 
-SOURCE = """
-#include "vectors.h"
-namespace {
-#include "block_products.h"
-}
-extern "C" void multiply(int64_t type, const uint8_t* rows, int64_t outputs, const float* inputs, int64_t n, int64_t in,
-                         float* to) {
-    const long num_blocks = in / BLOCK_INPUTS;
-    const long words = InputRow::words(num_blocks);
-    std::vector<int32_t> x(n * words);
-    for (long r = 0; r < n; r++) quantize_inputs(inputs + r * in, in, &x[r * words]);
-    with_layout(type, [&](auto layout) {
-        using L = decltype(layout);
-        std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
-        for (long o = 0; o < outputs; o++, to += n) {
-            const int64_t order[WIDTH] = {o / 3, o};  // whose second lane is looked at
-            fill_panel<L>(rows, order, 2, num_blocks, panel.data());
-            for (long r = 0; r + 3 <= n; r += 3) {
-                Floats sums[3];
-                multiply_rows<L>(panel.data(), &x[r * words], words, 3, num_blocks, sums);
-                for (long i = 0; i < 3; i++) to[r + i] = sums[i][1];
-            }
-        }
-    });
-}
-"""
+SOURCE = native.with_headers(Path(__file__).with_name("block_products.cpp").read_text(encoding="utf-8"))
+FILLS = (None, 0, 127, 128, 255)
 
 
 def multiply(library, part, rows):
-    """The product of some rows, a multiple of three of them, as a library of SOURCE computes it: [out, n]."""
-    found = torch.empty(len(part), len(rows))
+    """Products of some rows, with 1, 2, … n of them together, as a library of SOURCE computes them: [n, n, out]."""
+    found = torch.empty(len(rows), len(rows), len(part))
     addresses = (part.data.ctypes.data, len(part), rows.data_ptr(), len(rows), _INPUTS, found.data_ptr())
     library.multiply(*(ctypes.c_int64(number) for number in (part.type, *addresses)))
     return found
 
 
+def library_for(processor):
+    """SOURCE as a library for a processor of PROCESSORS."""
+    command = [*native.compiler(), *(flag.replace("-O3", "-O1") for flag in native.flags()), "-x", "c++"]
+    return load_library(PROCESSORS.get(processor, "") + SOURCE, command, may_lack_compiler=False, name="blocks").calls
+
+
+def telling_rows():
+    """Rows of many magnitudes, and some of the largest whole numbers alone."""
+    return torch.cat((some_rows(7), torch.full((1, _INPUTS), 3.0), torch.full((1, _INPUTS), -3.0)))
+
+
 @pytest.mark.skipif(not has_avx2(), reason="no AVX2 to emulate others with")
 @pytest.mark.parametrize("processor", mostly_slow(PROCESSORS, ["AVX2", "AVX2 with VNNI", "AVX-512 of a Zen 4"]))
-def test_every_processor_has_the_same_bits(processor, monkeypatch):
-    monkeypatch.setattr(native, "_FLAGS", [flag.replace("-O3", "-O1") for flag in native._FLAGS])
-    command = [*native.compiler(), *native._FLAGS, "-x", "c++"]
-    here, other = (
-        load_library(head + native.with_headers(SOURCE), command, may_lack_compiler=False, name="blocks").calls
-        for head in ("", PROCESSORS[processor])
-    )
-    rows = torch.cat((some_rows(7), torch.full((1, _INPUTS), 3.0), torch.full((1, _INPUTS), -3.0)))
+def test_every_processor_has_the_same_bits(processor):
+    here, other, rows = library_for("this one"), library_for(processor), telling_rows()
     rounds_once = "no vectors" != processor != "AVX2 without FMA"
-    for name, fill in itertools.product(TYPES + K_TYPES, (None, 0, 127, 128, 255)):
+    for name, fill in itertools.product(TYPES + K_TYPES, FILLS):
         part, _ = blocks(name, fill=fill)
-        right, found = multiply(here, part, rows), multiply(other, part, rows)
-        room = torch.zeros(()) if rounds_once else right.abs().amax(0) * 1e-5
+        right, found = multiply(here, part, rows)[0], multiply(other, part, rows)
+        room = torch.zeros(()) if rounds_once else right.abs().amax(1, keepdim=True) * 1e-5
         assert ((found - right).abs() <= room).all(), (name, fill)
     if processor == "AVX2":
         part, _ = blocks("Q4_K")
-        assert torch.equal(multiply(here, part, rows).t(), product(packed([part], None, Arena()), rows))
+        assert torch.equal(multiply(here, part, rows)[0], product(packed([part], None, Arena()), rows))
 
 
 def test_a_type_without_a_layout_is_told():

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -370,6 +371,25 @@ class TestBuilding:
         assert "__AVX512F__" not in defined
         for name in ("__AVX2__", "__FMA__"):
             assert name in has or f"{name} " not in defined
+
+    @pytest.mark.parametrize(
+        ("system", "has_products", "option"),
+        [
+            ("linux", 0, "-mcpu=native"),
+            ("darwin", 0, "-march=armv8.4-a+dotprod"),
+            ("darwin", 1, "-march=armv8.4-a+dotprod+i8mm"),
+        ],
+    )
+    def test_arm_has_the_option_of_its_system(
+        self, monkeypatch: pytest.MonkeyPatch, system: str, has_products: int, option: str
+    ) -> None:
+        def sysctlbyname(name: bytes, value: Any, *_: Any) -> None:
+            value._obj.value = has_products if name == b"hw.optional.arm.FEAT_I8MM" else 1 - has_products
+
+        monkeypatch.setattr(native.ctypes, "CDLL", lambda _: SimpleNamespace(sysctlbyname=sysctlbyname))
+        monkeypatch.setattr(native.platform, "machine", lambda: "aarch64" if system == "linux" else "arm64")
+        monkeypatch.setattr(native.sys, "platform", system)
+        assert native.flags()[-1] == option
 
     def test_what_was_built_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -27,6 +27,7 @@ AVX2 = "#undef __AMX_TILE__\n#undef __AVXVNNI__\n" + "".join(f"#undef __AVX512{n
 ZEN4 = AVX2 + EMULATED + "".join(f"#define __AVX512{name}__ 1\n" for name in AVX512[1:])
 PROCESSORS = {
     "no vectors": AVX2 + "#undef __AVX2__\n#undef __FMA__\n#undef __FP_FAST_FMAF\n",
+    "no vectors that rounds once": AVX2 + "#undef __AVX2__\n#undef __FP_FAST_FMAF\n#define __FP_FAST_FMAF 1\n",
     "AVX2 without FMA": AVX2 + "#undef __FMA__\n#undef __FP_FAST_FMAF\n",
     "AVX2": AVX2,
     "AVX2 with VNNI": AVX2 + BYTES,

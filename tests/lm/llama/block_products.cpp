@@ -1,0 +1,45 @@
+// Products with weights in blocks, of one processor: a library's call, or a program that reads cases and writes products.
+
+#include "vectors.h"
+#include <cstdio>
+
+namespace {
+#include "block_products.h"
+}
+
+// Inputs [n, in] times rows of a file: [n, n, outputs], with the rows in groups of 1, 2, … n, which are multiplied together.
+extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, const float* inputs, int64_t n, int64_t in,
+                         float* to) {
+    const long num_blocks = in / BLOCK_INPUTS, words = InputRow::words(num_blocks);
+    std::vector<int32_t> x(n * words);
+    for (long r = 0; r < n; r++) quantize_inputs(inputs + r * in, in, &x[r * words]);
+    with_layout(type, [&](auto layout) {
+        using L = decltype(layout);
+        std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
+        for (long o = 0; o < outputs; o += WIDTH) {
+            int64_t order[WIDTH];
+            std::iota(order, order + WIDTH, o);
+            const long count = std::min(WIDTH, long(outputs) - o);
+            fill_panel<L>(file, order, count, num_blocks, panel.data());
+            for (long size = 1; size <= n; size++)
+                for (long r = 0, together; r < n; r += together) {
+                    Floats sums[BLOCK_ROWS];
+                    together = std::min({size, BLOCK_ROWS, long(n) - r});
+                    multiply_rows<L>(panel.data(), &x[r * words], words, together, num_blocks, sums);
+                    for (long i = 0; i < together; i++)
+                        std::memcpy(to + ((size - 1) * n + r + i) * outputs + o, &sums[i], count * sizeof(float));
+                }
+        }
+    });
+}
+
+int main() {
+    for (int64_t sizes[5]; std::fread(sizes, sizeof sizes, 1, stdin);) {  // type, outputs, n, in, bytes of the file
+        const auto [type, outputs, n, in, num_bytes] = sizes;
+        std::vector<uint8_t> file(num_bytes);
+        std::vector<float> inputs(n * in), products(n * n * outputs);
+        if (!std::fread(file.data(), num_bytes, 1, stdin) || !std::fread(inputs.data(), n * in * 4, 1, stdin)) return 1;
+        multiply(type, file.data(), outputs, inputs.data(), n, in, products.data());
+        std::fwrite(products.data(), 4, products.size(), stdout);
+    }
+}
