@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec_cli.cli.audit_requests import AuditedEndpoint, audit_requests
+from specdec_cli.cli.endpoint_options import SERVER_PANEL, ApiKey, EndpointModel, EndpointTimeout, url_option
+from specdec_cli.cli.honoured import HERE, REQUESTS, SERVER, refuse_without_effect
 from specdec_cli.cli.measurement_options import DryRun, check_files, whole_numbers
 from specdec_cli.cli.options import FILE_OPTIONS, PAIR, WORKLOAD_OPTIONS, Chat
 from specdec_cli.cli.output import deliver_with_report, envelope, machine_of, show_plan, write_results
@@ -58,8 +61,29 @@ _FILES = [option for option in FILE_OPTIONS if option.path in ("files.markdown",
 _FILES[1] = replace(_FILES[1], help="Write all checks as JUnit XML.")
 
 
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        "--tools",
+        help="Compare the answers to these requests (tool calls, JSON, grammars; one JSON body per line) with and "
+        "without the draft, at temperature 0: on our own server, or with --endpoint.",
+        metavar="FILE",
+        rich_help_panel=_WHAT,
+    ),
+]
+PlainEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--plain-endpoint",
+        help="The same model without a draft, where --endpoint cannot switch its draft off by request.",
+        metavar="URL",
+        rich_help_panel=SERVER_PANEL,
+    ),
+]
+
+
 @with_shared_options(
-    common=f"{PAIR} mode prompt-file num-prompts k-values batch-sizes time-limit json output",
+    common=f"{PAIR} mode tools endpoint prompt-file num-prompts k-values batch-sizes time-limit json output",
     without=_LEFT_OUT,
     beside=(*WORKLOAD_OPTIONS, *_FILES),
     defaults={
@@ -69,6 +93,7 @@ _FILES[1] = replace(_FILES[1], help="Write all checks as JUnit XML.")
     },
 )
 def audit(
+    context: typer.Context,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -121,8 +146,16 @@ def audit(
             rich_help_panel=_WHAT,
         ),
     ] = False,
+    tools: Tools = None,
     chat: Chat = False,
     dry_run: DryRun = False,
+    endpoint: Annotated[
+        str | None, url_option("Compare this server's answers with and without its draft, at temperature 0.")
+    ] = None,
+    plain_endpoint: PlainEndpoint = None,
+    endpoint_model: EndpointModel = None,
+    endpoint_timeout: EndpointTimeout = None,
+    api_key: ApiKey = None,
     *,
     shared: Shared,
 ) -> None:
@@ -135,8 +168,15 @@ def audit(
         specdec audit -t MODEL -d DRAFT --mode greedy --time-limit 600
         # Check the sampler's distribution without a model.
         specdec audit --table --full
+        # Compare tool calls and JSON with and without the draft on a running server.
+        specdec audit --endpoint http://127.0.0.1:8000 --tools requests.jsonl
     """
     check_template(shared, chat)
+    server = AuditedEndpoint(endpoint, plain_endpoint, endpoint_model, endpoint_timeout, api_key, tools, chat)
+    if endpoint is not None or tools is not None:
+        _audit_requests(context, server, shared, dry_run)
+        return
+    refuse_without_effect(context, HERE)
     resolved = shared.resolve()
     options = _AuditOptions(mode, k_values, batch_sizes, time_limit, table, full, chat)
     _check(options, resolved.recipe)
@@ -149,6 +189,25 @@ def audit(
         run.rehearse()
     else:
         run.go()
+
+
+def _audit_requests(context: typer.Context, server: AuditedEndpoint, shared: Shared, dry_run: bool) -> None:
+    """Audit a server, or our own one with a file of requests."""
+    is_ours = server.url is None
+    refuse_without_effect(context, REQUESTS if is_ours else SERVER, "--tools" if is_ours else "--endpoint")
+    shared.loads_models = is_ours
+    resolved = shared.resolve()
+    of_prompts = next((flag for path, (_, flag) in shared.flags.items() if path.startswith("workload.")), None)
+    if server.tools is not None and (of_prompts or server.chat):
+        raise UsageError(f"`{of_prompts or '--chat'}` has no effect with `--tools`", "leave one of them out")
+    if shared.files:
+        raise UsageError("answers of a server are audited into JSON alone", "use --output FILE")
+    if is_ours and resolved.recipe.draft.method == "none":
+        raise UsageError("there is no draft to audit", "name one with --draft, for example `--draft ngram`")
+    prompts = PromptSet([])
+    if server.tools is None:
+        prompts = _prompts(resolved.recipe, shared, server.chat, only_at_hand=dry_run)
+    audit_requests(resolved, server, prompts, shared, dry_run)
 
 
 @dataclass(frozen=True, slots=True)

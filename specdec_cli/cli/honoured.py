@@ -24,6 +24,7 @@ _ENDPOINT = (
     *("endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "request_rate", "extra_body"),
     *("max_tokens_field", "api_key"),
 )
+_AUDITED = ("endpoint", "plain_endpoint", "endpoint_model", "endpoint_timeout", "api_key")
 _GATES = ("gates.fail_if", "gates.baseline")
 _SERVERS = ("draft_endpoint", "endpoint_timeout", "api_key", "at_a_time")
 _ASKED = "only prompts and sampling are sent to a server"
@@ -53,10 +54,18 @@ class HonouredOptions:
         return any(name in self.only or name.startswith(sections) for name in names)
 
 
-HERE, ENGINE, SERVER, RECORDED = "here", "engine", "server", "recorded"
+HERE, ENGINE, SERVER, RECORDED, REQUESTS = "here", "engine", "server", "recorded", "requests"
 _WHEN_STARTED = "leave it out; set it when you start the server"
 
 PLACES: dict[tuple[str, str], HonouredOptions] = {
+    ("audit", HERE): HonouredOptions(refused=_AUDITED, hint="name the server: --endpoint URL"),
+    ("audit", SERVER): HonouredOptions(
+        (*_OUTPUT, *_PROMPTS, *_AUDITED, "tools", "target.model"), (), _ASKED, _WHEN_STARTED
+    ),
+    ("audit", REQUESTS): HonouredOptions(
+        refused=(*_AUDITED, "mode", "k_values", "batch_sizes", "time_limit", "table", "full", "chat", "prompt_file"),
+        why="the file's requests are asked one by one",
+    ),
     ("bench", HERE): HonouredOptions(refused=_ENDPOINT, hint="name the server: --endpoint URL"),
     ("bench", ENGINE): HonouredOptions(refused=("against", "resume")),
     ("bench", SERVER): HonouredOptions(
@@ -98,7 +107,7 @@ PLACES: dict[tuple[str, str], HonouredOptions] = {
 }
 """By command and place; a command without an entry honours all its options there."""
 
-_NAMES_A_SERVER = {"bench": "--endpoint", "chat": "--endpoint", "sweep-k": "--target-endpoint"}
+_NAMES_A_SERVER = {"audit": "--endpoint", "bench": "--endpoint", "chat": "--endpoint", "sweep-k": "--target-endpoint"}
 """The option that names a server, by command."""
 
 

@@ -126,9 +126,8 @@ class ServerArm(EndpointArm):
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request without model and sampling for an answer that is not streamed, at temperature 0."""
-        asked = {"model": self.model, "temperature": 0.0, **NEUTRAL, **body}
         with self._giving_reason():
-            return self._wait(self._open_endpoint().whole(path, asked))
+            return super().whole(path, {"temperature": 0.0, **NEUTRAL, **body})
 
     def prompt_ids(self, row: PromptRow) -> list[int] | None:
         """A prompt's token ids by the engine's own tokenizer; None where it does not tell them."""

@@ -44,6 +44,7 @@ class EndpointArm:
 
     Attributes:
         model: the name that is asked for; known once it has started.
+        owner: `owned_by` of its first model, which names the engine.
         server: what it calls itself, as `version` says which one; None where it does not say.
         proxy: what stands between, or None.
     """
@@ -56,6 +57,7 @@ class EndpointArm:
         self.model = plan.model or ""
         self.server: str | None = None
         self.version: str | None = None
+        self.owner: str | None = None
         self.proxy: Proxy | None = None
         self._asked_for_counts: dict[str, Any] = {}
         self._stack = ExitStack()
@@ -107,6 +109,10 @@ class EndpointArm:
         """Send one request for a prompt, as `Endpoint.ask`."""
         return self._wait(self._open_endpoint().ask(self.plan.path, self.body(row), watch))
 
+    def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a request for an answer that is not streamed; the model's name is added."""
+        return self._wait(self._open_endpoint().whole(path, {**self._asked_for_counts, "model": self.model, **body}))
+
     def page(self) -> MetricsPage | None:
         """The server's own counters once they stand still; None where it has none that are known."""
         return self._wait(read_settled(self._open_endpoint().text, self.model))
@@ -129,7 +135,8 @@ class EndpointArm:
         self.proxy = endpoint.proxy
         self.model = await endpoint.choose_model(self.model)
         self.server, self.version = endpoint.server, await endpoint.version()
-        self._asked_for_counts = _COUNTS_ON_REQUEST.get(endpoint.owner or "", {})
+        self.owner = endpoint.owner
+        self._asked_for_counts = _COUNTS_ON_REQUEST.get(self.owner or "", {})
 
     def _open_endpoint(self) -> Endpoint:
         assert self._endpoint is not None, "an arm is started before it is asked"
