@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec_cli.cli.audit_requests import AuditedEndpoint, audit_requests
-from specdec_cli.cli.endpoint_options import SERVER_PANEL, ApiKey, EndpointModel, EndpointTimeout, url_option
+from specdec_cli.cli.endpoint_options import ApiKey, EndpointModel, EndpointTimeout, PlainEndpoint, url_option
 from specdec_cli.cli.honoured import HERE, REQUESTS, SERVER, refuse_without_effect
 from specdec_cli.cli.measurement_options import DryRun, check_files, whole_numbers
 from specdec_cli.cli.options import FILE_OPTIONS, PAIR, WORKLOAD_OPTIONS, Chat
@@ -71,19 +71,10 @@ Tools = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
-PlainEndpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--plain-endpoint",
-        help="The same model without a draft, where --endpoint cannot switch its draft off by request.",
-        metavar="URL",
-        rich_help_panel=SERVER_PANEL,
-    ),
-]
 
 
 @with_shared_options(
-    common=f"{PAIR} mode tools endpoint prompt-file num-prompts k-values batch-sizes time-limit json output",
+    common=f"{PAIR} mode tools endpoint prompt-file num-prompts k-values time-limit json output",
     without=_LEFT_OUT,
     beside=(*WORKLOAD_OPTIONS, *_FILES),
     defaults={
@@ -166,8 +157,6 @@ def audit(
         specdec audit
         # Audit greedy decoding of your models for ten minutes.
         specdec audit -t MODEL -d DRAFT --mode greedy --time-limit 600
-        # Check the sampler's distribution without a model.
-        specdec audit --table --full
         # Compare tool calls and JSON with and without the draft on a running server.
         specdec audit --endpoint http://127.0.0.1:8000 --tools requests.jsonl
     """

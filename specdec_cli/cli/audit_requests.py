@@ -19,6 +19,7 @@ from specdec_cli.measure.audit.requests import AuditRequest, RequestAudit, read_
 from specdec_cli.measure.documents.request_audit import RequestAuditDocument, request_audit_body
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.endpoint.address import Address, check_key, parse_address
+from specdec_cli.measure.endpoint.draft_switch import PLAIN_OPTION
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.request_fields import sampling_fields
@@ -28,8 +29,6 @@ from specdec_cli.report.request_audit import print_request_audit
 if TYPE_CHECKING:
     from specdec_cli.cli.shared import Shared
     from specdec_cli.recipe import Resolved
-
-PLAIN_OPTION = "--plain-endpoint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from specdec_cli.cli.endpoint_options import (
     EndpointTimeout,
     ExtraBody,
     MaxTokens,
+    PlainEndpoint,
     RequestRate,
     url_option,
 )
@@ -93,6 +94,16 @@ def bench(
     request_rate: RequestRate = None,
     extra_body: ExtraBody = None,
     max_tokens_field: MaxTokens = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Find how many users the server serves at once, up to --concurrency (64), so that 90 % of requests "
+            "meet these bounds of ttft, tpot, latency and tokens_per_second; with its draft and without.",
+            metavar="A,B",
+            rich_help_panel="Server",
+        ),
+    ] = None,
+    plain_endpoint: PlainEndpoint = None,
     api_key: ApiKey = None,
     *,
     shared: Shared,
@@ -115,6 +126,18 @@ def bench(
         server = EndpointOptions(
             endpoint, concurrency, endpoint_model, endpoint_timeout, request_rate, extra_body, max_tokens_field, api_key
         )
+        if slo is not None:
+            from specdec_cli.cli.bench_slo import slo_run
+
+            slo_options = MeasurementOptions(1, 1, chat)
+            if repeats is not None or by is not None:
+                raise UsageError(
+                    f"`--{'by' if repeats is None else 'repeats'}` has no effect with `--slo`", "leave it out"
+                )
+            slo_run(shared, server, slo_options, slo, plain_endpoint, dry_run)
+            return None
+        if plain_endpoint is not None:
+            raise UsageError("`--plain-endpoint` has no effect without `--slo`", "add --slo, or leave it out")
         return endpoint_run(shared, server, MeasurementOptions(repeats or 1, 1, chat, by=by), dry_run).start(dry_run)
     from specdec_cli.measure.bench.against import check_peers, parse_against
 

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_cli.measure.endpoint.draft_switch import PLAIN_OPTION
 from specdec_cli.measure.endpoint.request_fields import MaxTokensField
 
-SERVER_PANEL = "Server"
+_PANEL = "Server"
 _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 
 
 def url_option(help_text: str) -> Any:
     """The option `--endpoint` of a command, which says what the command does with a server."""
-    return typer.Option("--endpoint", help=help_text, metavar="URL", rich_help_panel=SERVER_PANEL)
+    return typer.Option("--endpoint", help=help_text, metavar="URL", rich_help_panel=_PANEL)
 
 
 Concurrency = Annotated[
@@ -28,7 +29,16 @@ Concurrency = Annotated[
         max=4096,
         help="Maximum number of concurrent requests to the server.",
         show_default="1; no limit with --request-rate",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
+    ),
+]
+PlainEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        PLAIN_OPTION,
+        help="The same model without a draft, where --endpoint cannot switch its draft off by request.",
+        metavar="URL",
+        rich_help_panel=_PANEL,
     ),
 ]
 EndpointModel = Annotated[
@@ -38,7 +48,7 @@ EndpointModel = Annotated[
         help="Model name to request from the server.",
         metavar="NAME",
         show_default="--target, else the first that it lists",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 EndpointTimeout = Annotated[
@@ -49,7 +59,7 @@ EndpointTimeout = Annotated[
         help="Give up when the server sends nothing for this long.",
         metavar="SECONDS",
         show_default="300",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 RequestRate = Annotated[
@@ -60,7 +70,7 @@ RequestRate = Annotated[
         "--concurrency then limits how many are open. With inf, a new request is sent whenever one ends.",
         metavar="RATE",
         show_default="inf",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 ExtraBody = Annotated[
@@ -69,7 +79,7 @@ ExtraBody = Annotated[
         "--extra-body",
         help="Fields to add to every request. Fields that the benchmark sets itself are refused.",
         metavar="JSON",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 MaxTokens = Annotated[
@@ -78,7 +88,7 @@ MaxTokens = Annotated[
         "--max-tokens-field",
         help="Request field for -n/--max-new-tokens.",
         show_default="max_tokens",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 ApiKey = Annotated[
@@ -88,7 +98,7 @@ ApiKey = Annotated[
         help="API key for the server. It is never stored.",
         metavar="KEY",
         show_default="SPECDEC_API_KEY, else OPENAI_API_KEY",
-        rich_help_panel=SERVER_PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 

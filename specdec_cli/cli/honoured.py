@@ -22,7 +22,7 @@ _ENGINE = ("trust_remote_code", "engine_command", "engine_args")
 _PROMPTS = ("sampling.", "workload.", "prompt_file", "chat", "dry_run")
 _ENDPOINT = (
     *("endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "request_rate", "extra_body"),
-    *("max_tokens_field", "api_key"),
+    *("max_tokens_field", "api_key", "slo", "plain_endpoint"),
 )
 _AUDITED = ("endpoint", "plain_endpoint", "endpoint_model", "endpoint_timeout", "api_key")
 _GATES = ("gates.fail_if", "gates.baseline")

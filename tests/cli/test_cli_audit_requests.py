@@ -174,7 +174,7 @@ def test_a_server_that_cannot_switch_its_draft_off_needs_another(
         assert run(["audit", "--endpoint", url, "--plain-endpoint", plain, "--tools", file]) == 0
         assert (len(bodies), len(others)) == (1, 1)
         assert run(["audit", "--endpoint", plain, "--plain-endpoint", url, "--tools", file]) == 1
-        assert "drafted 8 tokens for an answer without a draft" in capsys.readouterr().err
+        assert "drafted 8 tokens for answers without a draft" in capsys.readouterr().err
 
 
 def test_without_log_probabilities_a_difference_is_unknown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,20 +14,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from specdec_cli.errors import GateError, RunError, UsageError
+from specdec_cli.errors import GateError, UsageError
 from specdec_cli.files import given_path, read_text
 from specdec_cli.measure.documents.request_audit import AnswerDifference, DifferenceClass, KindResult, RequestKind
 from specdec_cli.measure.elsewhere.near_ties import NEAR_NATS
+from specdec_cli.measure.endpoint.draft_switch import check_plain, without_draft
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.refusal import EndpointError
 from specdec_cli.measure.endpoint.request_counts import request_counts
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED
 
-_WITHOUT_DRAFT: Mapping[str, Mapping[str, Any]] = {
-    "specdec": {"speculative": {"enabled": False}},
-    "llamacpp": {"speculative.n_max": 0},
-}
-"""Fields that switch a request's draft off, by `owned_by` of the server's models."""
 _JSON_FIELDS = ("guided_json", "guided_json_object", "json_schema", "schema", "format")
 _GRAMMAR_FIELDS = (
     *("guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf", "grammar", "structural_tag"),
@@ -178,19 +174,11 @@ class RequestAudit:
         Raises:
             RunError: the server has no switch.
         """
-        if self.plain is not self.draft:
-            return {}
-        owner = self.draft.owner or ""
-        if owner not in _WITHOUT_DRAFT:
-            message = f"`{self.draft.plan.address.root}` has no request field that switches its draft off"
-            raise RunError(message, "start the same model without a draft and name it: --plain-endpoint URL")
-        return _WITHOUT_DRAFT[owner]
+        return {} if self.plain is not self.draft else without_draft(self.draft)
 
     def _compare(self, request: AuditRequest) -> None:
         plain = _Outcome(request, self._ask(self.plain, request, self._without_draft()))
-        if plain.num_drafted:
-            root = self.plain.plan.address.root
-            raise RunError(f"`{root}` drafted {plain.num_drafted} tokens for an answer without a draft", None)
+        check_plain(self.plain, plain.num_drafted)
         kind = self.by_kind.setdefault(request.kind, KindResult())
         kind.requests += 1
         try:

@@ -10,6 +10,7 @@ from specdec_cli.document import Count, Result, ResultDocument, Seconds
 
 if TYPE_CHECKING:
     from specdec_cli.measure.audit.requests import RequestAudit
+    from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 
 RequestKind = Literal["text", "tool calls", "JSON", "grammar"]
 DifferenceClass = Literal["near-tie", "damage", "unknown"]
@@ -23,6 +24,17 @@ class AuditedServers(Result):
     model: str
     server: str | None
     version: str | None
+
+    @classmethod
+    def of_arms(cls, draft: EndpointArm, plain: EndpointArm) -> AuditedServers:
+        """The servers of two arms that have started."""
+        return cls(
+            url=draft.plan.address.root,
+            plain_url=plain.plan.address.root,
+            model=draft.model,
+            server=draft.server,
+            version=draft.version,
+        )
 
 
 class KindResult(Result):
@@ -69,16 +81,9 @@ class RequestAuditDocument(ResultDocument):
 
 def request_audit_body(audit: RequestAudit) -> dict[str, Any]:
     """The document's own fields, after those that every document has."""
-    draft, plain = audit.draft, audit.plain
     return RequestAuditDocument(
         source=audit.source,
-        endpoint=AuditedServers(
-            url=draft.plan.address.root,
-            plain_url=plain.plan.address.root,
-            model=draft.model,
-            server=draft.server,
-            version=draft.version,
-        ),
+        endpoint=AuditedServers.of_arms(audit.draft, audit.plain),
         by_kind=audit.by_kind,
         differences=audit.differences,
         num_draft_tokens=audit.num_draft_tokens,
