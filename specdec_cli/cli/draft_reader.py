@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.drafters import from_fields, lookups
+from specdec_cli.drafters.elsewhere import ELSEWHERE, TRACED
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.export.draft_kind import DRAFT_MODEL, draft_kind
 
@@ -80,8 +81,11 @@ def draft_reader(recipe: Recipe, *, trust_remote_code: bool = False) -> DraftRea
     if draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
     method = draft_kind(draft.model, draft.method, draft.options).method
-    if method in lookups():
+    if method in lookups() or method == TRACED:
         return LookupReader(recipe)
+    if method in ELSEWHERE:
+        hint = "measure it: compare-drafts --engine llamacpp"
+        raise UsageError(f"no trace tells what the draft `{method}` would guess", hint)
     if method == "universal":
         message = (
             f"the draft `{_name(recipe)}` has another tokenizer, and engines match its tokens in ways of their own"

@@ -1,4 +1,4 @@
-"""`specdec serve --engine vllm`: the engine's server as a subprocess, and ours in front of it."""
+"""`specdec serve --engine NAME`: the engine's server as a subprocess, and ours in front of it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def serve_engine(other: OtherEngine, draft: str | None, settings: Settings, shar
     from specdec_cli.serve.http.logs import configure_logs
     from specdec_cli.serve.http.server import address, listen
     from specdec_cli.serve.proxy.app import Front
-    from specdec_cli.serve.proxy.fields import REFUSED
+    from specdec_cli.serve.proxy.fields import PROXIED
     from specdec_cli.serve.proxy.server import FrontServer
     from specdec_cli.serve.proxy.upstream import Upstream
 
@@ -103,7 +103,7 @@ def serve_engine(other: OtherEngine, draft: str | None, settings: Settings, shar
         }
         upstream = Upstream(url, other.server().name, ended)
         places = recipe.engine.max_num_seqs + settings.serve.max_waiting
-        front = Front(upstream, settings, REFUSED[recipe.engine.name], described, places)
+        front = Front(upstream, settings, PROXIED[recipe.engine.name], described, places)
         screen.say(f"serving {other.model} at {address(listener)}, with {upstream.name} behind it at {url}")
         screen.say(f"page {address(listener)}/")
         return FrontServer(front, listener, ended).serve_forever()

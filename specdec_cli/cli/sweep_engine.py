@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,11 +15,13 @@ from specdec_cli.cli.other_engine import OtherEngine, at_k
 from specdec_cli.cli.place import PLAIN
 from specdec_cli.cli.screen import timed_progress
 from specdec_cli.cli.sweep_run import SweepOptions, SweepRun
+from specdec_cli.drafters.elsewhere import TRACED
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.documents.engine_sweep import engine_sweep_result
 from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
 from specdec_cli.measure.endpoint.refusal import EndpointError
 from specdec_cli.measure.predict.draft_shape import DraftShape
+from specdec_cli.recipe.schema import Draft
 from specdec_cli.report.pace import Waiting
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe
 
 _NUM_MEASURED = 2
+_FIXED = "leave it out, or measure it: bench --engine"
 _CPU_LOG = "cpu_worker.py"
 """Stands in vLLM's log where it runs on a CPU."""
 
@@ -56,14 +58,7 @@ def engine_sweep_run(other: OtherEngine, options: SweepOptions, shared: Shared, 
     prompts = chosen_prompts(recipe.workload, options.chat, only_at_hand=dry_run)
     at_most = replace(other, resolved=at_k(other.resolved, options.k_max))
     arms = EngineArms([other.resolved], [reader.name], options, prompts, shared, engines=[at_most])
-    return EngineSweepRun(arms, options, given, [], DraftShape(other.k), reader, speculative_config(at_most))
-
-
-def speculative_config(other: OtherEngine) -> dict[str, Any]:
-    """The engine's settings of speculation, as its command line has them."""
-    words = other.words()
-    config: dict[str, Any] = json.loads(words[words.index("--speculative-config") + 1])
-    return config
+    return EngineSweepRun(arms, options, given, [], DraftShape(other.k), reader, at_most.server().speculation)
 
 
 def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
@@ -74,6 +69,11 @@ def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
     if recipe.speculation.is_synthetic:
         raise UsageError("synthetic acceptance leaves nothing to predict", "leave it out, or run `bench --engine`")
     alone = recipe.draft.model_copy(update={"first": None})  # that another engine asks no draft before it, it warns of
+    if recipe.engine.name == "llamacpp":
+        if recipe.speculation.depth_policy != "fixed":
+            raise UsageError("`speculation.depth_policy` has no effect here: drafts of k tokens are predicted", _FIXED)
+        if recipe.draft.method == "ngram":
+            alone = Draft(method=TRACED, size_n=recipe.draft.options["max"])
     return draft_reader(recipe.model_copy(update={"draft": alone}), trust_remote_code=trust_remote_code)
 
 

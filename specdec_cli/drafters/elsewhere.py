@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
 from specdec_cli.errors import UsageError
 
@@ -44,11 +45,32 @@ class ElsewhereDrafter(WithoutModel):
 class NgramSimple(ElsewhereDrafter):
     """Guess of the text that followed the last time the newest tokens were seen.
 
+    Its rule is known (`common/ngram-map.cpp`, November 2026), so that a trace can tell what it would draft.
+
     Args:
-        size_n: tokens that must agree.
+        size_n: tokens that must agree, at most k: nothing shorter than what agrees is drafted.
     """
 
     size_n: int = 12
+
+    def load(self, resources: Resources) -> None:
+        """Load nothing."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Tokens that llama.cpp would draft."""
+        return [Guesses(Drafted.chain(_after_match(row.context, min(self.size_n, row.k), row.k))) for row in rows]
+
+
+def _after_match(context: Sequence[int], size: int, k: int) -> Sequence[int]:
+    """Up to k tokens behind the last earlier place of the context's last `size` tokens; none where they are fewer."""
+    known = len(context) - 1
+    if known <= size + k + 1:
+        return []
+    newest = list(context[-size:])
+    places = range(known - size - 1, 0, -1)  # the first token of a text is never the beginning of a match
+    found = next((place for place in places if list(context[place : place + size]) == newest), 0)
+    drafted = context[found + size : min(found + size + k, known)]
+    return drafted if found and len(drafted) >= size else []
 
 
 @dataclass
@@ -97,6 +119,8 @@ ELSEWHERE: dict[str, type[ElsewhereDrafter]] = {
 """By method, which is llama.cpp's `--spec-type`."""
 REMEMBER_REQUESTS = frozenset({"ngram-mod", "ngram-cache"})
 """Methods that draft from earlier requests as well."""
+TRACED = "ngram-simple"
+"""The one method of these whose drafts a trace can tell."""
 
 
 def engine_of(method: str | None) -> str | None:
@@ -115,4 +139,6 @@ def lookup_arguments(method: str, options: Mapping[str, Any], k: int) -> dict[st
             f"{prefix}_n_min": min(given.get("n_min", k), k),
             f"{prefix}_n_max": k,
         }
+    if method == "ngram-simple":
+        given["size_n"] = min(given["size_n"], k)
     return {f"{prefix}_{name}": value for name, value in given.items()} | {f"{prefix}_size_m": k}

@@ -46,6 +46,7 @@ class ServerCommand:
         words: its arguments, without its address.
         checked: releases whose settings were checked, such as `0.33`.
         drafts: whether the engine will speculate.
+        speculation: its settings of speculation, by its own names; empty where it will not.
         warnings: sentences about what it does not do as the recipe says.
         own_options: those that `--engine-args` must not hold, whether they are among the words or not.
         short_options: short names of options, to the long ones.
@@ -62,6 +63,7 @@ class ServerCommand:
     words: tuple[str, ...]
     checked: tuple[str, ...]
     drafts: bool
+    speculation: Mapping[str, Any]
     warnings: tuple[str, ...]
     own_options: tuple[str, ...]
     short_options: Mapping[str, str]
@@ -93,6 +95,7 @@ def server_command(name: str, resolved: Resolved) -> ServerCommand:
         words=words,
         checked=module.CHECKED,
         drafts=module.SPECULATES in words,
+        speculation=module.speculation_of(words) if module.SPECULATES in words else {},
         warnings=tuple(settings.warnings),
         own_options=module.OWN_OPTIONS,
         short_options=module.SHORT_OPTIONS,

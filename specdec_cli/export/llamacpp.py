@@ -7,6 +7,8 @@ temperature.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +116,11 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
         settings.chains_only()
         if draft.option("min") not in (None, draft.option("max")):
             settings.warn(f"draft.min = {draft.option('min')} is left out: llama.cpp looks for n-grams of one length")
-        sizes = {"spec_ngram_simple_size_n": draft.option("max"), "spec_ngram_simple_size_m": k}
-        found = {name: value for name, value in sizes.items() if value is not None}
-        return {"spec_type": "ngram-simple"} | found | synthetic
+        return _lookup(settings, "ngram-simple", {"size_n": draft.option("max")}) | synthetic
     if draft.method in ELSEWHERE:
         settings.chains_only()
         options = {name: draft.option(name) for name in draft.options}
-        return {"spec_type": draft.method} | lookup_arguments(draft.method, options, k) | synthetic
+        return _lookup(settings, draft.method, options) | synthetic
     kind = _spec_type(settings)
     if kind is None:
         settings.no_counterpart()
@@ -131,6 +131,20 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
     arguments |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
     least = settings.chains_only(knows_confidence=True)
     return arguments | ({} if least is None else {"spec_draft_p_min": least}) | synthetic
+
+
+def _lookup(settings: ExportSettings, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    size, k = options.get("size_n"), settings.k
+    if method == "ngram-simple" and size is not None and size > k:
+        settings.warn(
+            f"llama.cpp looks for n-grams of {k} tokens, not {size}: it drafts nothing shorter than its n-gram"
+        )
+    return {"spec_type": method} | lookup_arguments(method, options, k)
+
+
+def speculation_of(words: Sequence[str]) -> dict[str, Any]:
+    """The settings of speculation on a command line, by option."""
+    return {word: value for word, value in pairwise(words) if word.startswith("--spec-")}
 
 
 def _spec_type(settings: ExportSettings) -> str | None:

@@ -6,6 +6,8 @@ the draft samples too (`draft_sample_method: probabilistic`); otherwise a drafte
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_cli.export.draft_kind import DRAFT_MODEL, configuration, folder_of
@@ -65,6 +67,12 @@ def _with_acceptance(settings: ExportSettings, arguments: dict[str, Any]) -> dic
         settings.without(path, "there is no draft")
         return arguments
     return arguments if level is None else arguments | {"per_request_spec_decode_metrics": level}
+
+
+def speculation_of(words: Sequence[str]) -> dict[str, Any]:
+    """The settings of speculation on a command line."""
+    config: dict[str, Any] = json.loads(words[words.index(SPECULATES) + 1])
+    return config
 
 
 def engine_arguments(settings: ExportSettings) -> dict[str, Any]:

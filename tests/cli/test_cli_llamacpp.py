@@ -16,10 +16,12 @@ import pytest
 from specdec_cli.cli.main import run
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.shared import Shared
+from specdec_cli.drafters.elsewhere import _after_match
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.documents.bench import BenchDocument
 from specdec_cli.measure.documents.compare_drafts import CompareDocument
 from specdec_cli.measure.documents.generate import GenerateDocument
+from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.endpoint import counters
 
 WHEEL = Path(__file__).parents[1] / "fake_wheel"
@@ -167,6 +169,63 @@ def test_its_refusal_is_one_sentence(
     ways(monkeypatch, way)
     assert run(["generate", *ON_STAND_IN, "-d", "none", *more, "the cat sat"]) == 1
     assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_k_is_swept_with_its_own_rule_of_lookup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(monkeypatch, "")
+    rows = ["a b c a b c a b c", "six of one and half a dozen of", "tell me a story", "one two three four"]
+    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
+    line = ["sweep-k", *ON_STAND_IN, "-d", "ngram:max=2", "--dataset", "prompts.jsonl", "--k-max", "3", "--json"]
+    assert run(line) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    sweep = found["engine_sweep"]
+    assert (sweep["starts"][:3], sweep["rule"]) == ([0, 1, 3], "greedy")
+    assert sweep["speculative_config"]["--spec-ngram-simple-size-m"] == "3"
+    assert found["engine"]["version"] == "b11549"
+
+
+@pytest.mark.parametrize(
+    ("more", "refusal"),
+    [
+        (["-d", "ngram-mod"], "no trace tells what the draft `ngram-mod` would guess"),
+        (
+            ["-d", "a/b:Q4_0", "--set", "speculation.depth_policy=confidence"],
+            "`speculation.depth_policy` has no effect here",
+        ),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(more: list[str], refusal: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep-k", *ON_STAND_IN, *more]) == 2
+    assert refusal in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_lookup_of_more_tokens_than_k_is_shortened_with_a_warning() -> None:
+    shared = Shared(
+        sets=("engine.name=llamacpp", "target.model=a/b:Q4_0", "draft.method=ngram-simple"), takes_engine=True
+    )
+    made = OtherEngine.of(shared.resolve(), shared).server()
+    assert "--spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 4" in " ".join(made.words)
+    assert made.warnings == (
+        "llama.cpp looks for n-grams of 4 tokens, not 12: it drafts nothing shorter than its n-gram",
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "k", "drafted"),
+    [
+        ([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2], 5, [3, 4, 1]),  # from the latest place, not the newest token
+        ([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2], 2, [3, 4]),
+        ([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2], 8, []),  # too short a text for a guess of 8
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2], 3, []),  # not at its beginning
+        ([9, 8, 7, 6, 5, 4, 3, 1, 2, 1, 2], 3, []),  # fewer than what agrees
+    ],
+)
+def test_a_lookup_drafts_as_llama_cpp_does(context: list[int], k: int, drafted: list[int]) -> None:
+    """Each by hand after `common_ngram_simple_draft`; the slow test compares with the wheel's counters."""
+    assert list(_after_match(context, 2, k)) == drafted
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from specdec_cli.serve.errors import ApiError, unknown_model
 from specdec_cli.serve.http.app import new_app
 from specdec_cli.serve.http.bodies import Bodies
 from specdec_cli.serve.http.routes import GENERATING, page
-from specdec_cli.serve.proxy.fields import check_fields, salted
+from specdec_cli.serve.proxy.fields import ProxiedEngine, check_fields, salted
 from specdec_cli.serve.proxy.upstream import PassedOn, Upstream
 from specdec_cli.serve.request.read import read_json
 from specdec_cli.serve.settings import Settings
@@ -34,14 +34,14 @@ class Front:
     Args:
         upstream: the engine.
         settings: of this server.
-        refused: fields of requests that the engine does not have, with their reasons.
+        engine: its fields and routes that differ from ours.
         described: what `/v1/models` says about speculation.
         places: how many requests may be open; further ones get a 429.
     """
 
     upstream: Upstream
     settings: Settings
-    refused: Mapping[str, str]
+    engine: ProxiedEngine
     described: Mapping[str, Any]
     places: int
     num_open: int = field(default=0, init=False)
@@ -70,7 +70,7 @@ class Front:
                 aside = len(body) > _LARGE_BODY_BYTES
                 document = await asyncio.to_thread(read_json, body, limits) if aside else read_json(body, limits)
                 if request.scope["path"] in GENERATING:
-                    check_fields(document, self.refused, self.upstream.name)
+                    check_fields(document, self.engine.refused, self.upstream.name)
                     body = salted(body, document, str(getattr(request.state, "cache_salt", "")))
                     self._take_place(until_answered)
             return self._passed(request, body, until_answered.pop_all())
@@ -118,7 +118,8 @@ class Front:
 
     async def version(self) -> Response:
         """The engine's version, and ours."""
-        return JSONResponse({**await self.upstream.json("/version"), "specdec": __version__})
+        told = await self.upstream.json(self.engine.version_path)
+        return JSONResponse({"version": told[self.engine.version_key], "specdec": __version__})
 
 
 def create_front(front: Front) -> FastAPI:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from specdec_cli.serve.errors import ApiError, bad_field
@@ -16,15 +17,38 @@ _OF_SPECDEC = {
     "speculative.p_min": _AT_ITS_START,
     "prediction": "it drafts from no predicted text",
 }
-REFUSED: Mapping[str, Mapping[str, str]] = {
-    "vllm": _OF_SPECDEC | {"return_spec_tokens_details": "it reports acceptance in `metrics.speculative_decoding`"},
-    "llamacpp": _OF_SPECDEC
-    | {
-        "return_spec_tokens_details": "it reports acceptance in `timings`",
-        "cache_salt": "its slots share cached prompts among all requests",
-    },
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedEngine:
+    """An engine behind our server.
+
+    Args:
+        refused: fields of requests that it does not have, with their reasons.
+        version_path: route that tells its version.
+        version_key: where that stands in the answer.
+    """
+
+    refused: Mapping[str, str]
+    version_path: str = "/version"
+    version_key: str = "version"
+
+
+PROXIED = {
+    "vllm": ProxiedEngine(
+        _OF_SPECDEC | {"return_spec_tokens_details": "it reports acceptance in `metrics.speculative_decoding`"}
+    ),
+    "llamacpp": ProxiedEngine(
+        _OF_SPECDEC
+        | {
+            "return_spec_tokens_details": "it reports acceptance in `timings`",
+            "cache_salt": "its slots share cached prompts among all requests",
+        },
+        version_path="/props",
+        version_key="build_info",
+    ),
 }
-"""By engine and field: the reason."""
+"""By the engine's name."""
 
 
 def check_fields(document: Mapping[str, Any], refused: Mapping[str, str], name: str) -> None:

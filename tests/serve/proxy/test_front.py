@@ -22,12 +22,14 @@ from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.http import bodies
 from specdec_cli.serve.http.server import listen
 from specdec_cli.serve.proxy.app import Front
-from specdec_cli.serve.proxy.fields import REFUSED
+from specdec_cli.serve.proxy.fields import PROXIED
 from specdec_cli.serve.proxy.server import FrontServer
 from specdec_cli.serve.proxy.upstream import Upstream
 from specdec_cli.serve.settings import Settings
 
 FAKE = Path(__file__).parents[2] / "fake_vllm.py"
+WHEEL = FAKE.parent / "fake_wheel"
+SERVER = FAKE.parents[1] / "specdec_cli" / "measure" / "elsewhere" / "xllamacpp_server.py"
 DRAFTS = ("--speculative-config", '{"num_speculative_tokens": 3}', "--per-request-spec-decode-metrics", "summary")
 BODY = {"model": "model", "prompt": "one two three", "max_tokens": 9, "stream": True}
 ENDLESS = BODY | {"max_tokens": 200_000}  # more than the sockets between hold
@@ -66,9 +68,13 @@ class LiveFront:
 
 
 @contextmanager
-def front(ways: str = "", keys: tuple[str, ...] = (), places: int = 8, **serve: Any) -> Iterator[LiveFront]:
+def front(
+    ways: str = "", keys: tuple[str, ...] = (), places: int = 8, behind: str = "vllm", **serve: Any
+) -> Iterator[LiveFront]:
     """A front before a fake engine until the block ends, or until it ended by itself."""
-    words = ("env", f"FAKE_VLLM={ways}", sys.executable, "-S", str(FAKE), "serve", "model", *DRAFTS)
+    words: tuple[str, ...] = ("env", f"FAKE_VLLM={ways}", sys.executable, "-S", str(FAKE), "serve", "model", *DRAFTS)
+    if behind == "llamacpp":
+        words = ("env", f"PYTHONPATH={WHEEL}", sys.executable, "-S", str(SERVER), "--model", "model", "--metrics")
     engine = EngineProcess("vLLM", words, timeout_s=SECONDS)
 
     def ended() -> SpecdecError | None:
@@ -81,7 +87,7 @@ def front(ways: str = "", keys: tuple[str, ...] = (), places: int = 8, **serve: 
     with engine as url:
         settings = Settings(Serve(port=0, drain_timeout_seconds=1.0, **serve), keys)
         described = {"draft": "d", "num_speculative_tokens": 3, "tree": None, "per_request": False}
-        state = Front(Upstream(url, "vLLM", ended), settings, REFUSED["vllm"], described, places)
+        state = Front(Upstream(url, "vLLM", ended), settings, PROXIED[behind], described, places)
         live = LiveFront(FrontServer(state, listen("127.0.0.1", 0), ended), engine)
 
         def serve_forever() -> None:
@@ -114,6 +120,16 @@ def test_the_engines_routes_and_our_page() -> None:
         assert "vllm:generation_tokens_total" in live.ask("GET", "/metrics")[1]
         assert "<!doctype html>" in live.ask("GET", "/")[1].lower()
         assert live.ask("POST", "/reset_prefix_cache", {})[0] == 404, "routes for the engine's owner stay inside"
+
+
+def test_llama_cpp_stands_behind_it_too() -> None:
+    with front(behind="llamacpp") as live:
+        assert json.loads(live.ask("GET", "/version")[1])["version"] == "b0-unknown"
+        assert json.loads(live.ask("GET", "/v1/models")[1])["data"][0]["owned_by"] == "llamacpp"
+        passed = json.loads(live.ask("POST", "/v1/completions", BODY)[1])
+        assert (passed["path"], passed["body"]) == ("/v1/completions", BODY)
+        status, refusal = live.ask("POST", "/v1/completions", BODY | {"cache_salt": "mine"})
+        assert (status, "its slots share cached prompts" in refusal) == (400, True)
 
 
 def test_a_stream_passes_byte_by_byte_with_the_acceptance_of_its_request() -> None:
