@@ -26,8 +26,8 @@ _ONE_BY_ONE = (
     "a machine that becomes slower or faster between them changes the speed-up"
 )
 _REMEMBERS = (
-    "`{}` drafts from earlier requests as well: a prompt that is sent again is drafted from its own answer, "
-    "so measure with --repeats 1"
+    "`{}` drafts from earlier requests as well: a prompt that is sent again, with --repeats or because its pass was "
+    "interrupted, is drafted from its own answer"
 )
 
 

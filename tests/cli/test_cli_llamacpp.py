@@ -249,3 +249,29 @@ def test_the_real_wheel_decodes_with_each_kind(capsys: pytest.CaptureFixture[str
         texts[draft] = found["outputs"][0]["token_ids"]
         assert (found["totals"]["speculative"]["num_draft_tokens"] > 0) == (draft != "none")
     assert len(set(map(tuple, texts.values()))) == 1
+
+
+@pytest.mark.slow
+def test_predicted_lookups_are_those_that_the_real_wheel_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    python, model = os.environ.get("SPECDEC_PYTHON_LLAMACPP"), os.environ.get("SPECDEC_GGUF")
+    if python is None or model is None:
+        pytest.skip("SPECDEC_PYTHON_LLAMACPP names a Python with xllamacpp, and SPECDEC_GGUF a model")
+    Path("prompts.jsonl").write_text(json.dumps({"prompt": "one two three four five " * 4}))
+    line = ["sweep-k", "--engine", "llamacpp", "--engine-command", python, "--engine-args", "--threads 1", "-t", model]
+    options = [
+        "-d",
+        "ngram-simple:size_n=2",
+        "--k-max",
+        "3",
+        "-n",
+        "24",
+        "--dataset",
+        "prompts.jsonl",
+        "--quiet",
+        "--json",
+    ]
+    assert run([*line, *options, "--set", "engine.max_model_len=256", "--set", "engine.max_num_seqs=1"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    for row in (row for row in rows if row["measured"] is not None):
+        predicted = row["predicted"]["acceptance_length"]["median"]
+        assert row["measured"]["acceptance_length"] == pytest.approx(predicted, rel=0.1)
