@@ -377,6 +377,8 @@ class Train(Section):
     """Clip gradients to this norm."""
     loss: Literal["kl", "ce", "tv", "ce-tv", "hybrid"] | None = None
     """Divergence from the target's distribution: kl, ce, tv, ce-tv or hybrid. null takes kl, for dspark ce-tv."""
+    position_weights: Literal["decay", "d-pace"] = "decay"
+    """Weights of a block's rows (block drafts): decay goes by their place, d-pace by what is accepted from there on."""
     depth: int | None = Field(None, ge=1, le=MOST_DEPTH)
     """Tokens to learn to draft: unrolled steps (eagle3), tokens of a pass (block drafts, pard) or heads (medusa)."""
     depth_decay: float = Field(0.8, gt=0, le=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,34 @@ def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, fo
                 path = [*guess.tokens_to(node), 0]
                 logits = expected_logits(given, states, TEXT[: end + 1], path)[-1]
                 assert children == logits.topk(len(children)).indices.tolist()
+
+
+def best_prefixes(marginals: Tensor, num: int) -> set[tuple[int, ...]]:
+    """The likeliest paths of log-probabilities [depth, V] as DDTree finds them, one at a time (arXiv 2604.12989)."""
+    values, tokens = marginals.sort(-1, descending=True)
+    found, heap = set[tuple[int, ...]](), [(-float(values[0, 0]), (0,))]
+    while len(found) < num:
+        cost, ranks = heappop(heap)
+        found.add(tuple(int(tokens[depth, rank]) for depth, rank in enumerate(ranks)))
+        depth, rank = len(ranks), ranks[-1]
+        sibling = float(values[depth - 1, rank] - values[depth - 1, rank + 1])
+        heappush(heap, (cost + sibling, (*ranks[:-1], rank + 1)))
+        if depth < len(values):
+            heappush(heap, (cost - float(values[depth, 0]), (*ranks, 0)))
+    return found
+
+
+@pytest.mark.parametrize("form", ["z-lab", "JetSpec"])
+@pytest.mark.parametrize("num", [6, 40])
+def test_a_dynamic_tree_of_one_pass_has_the_likeliest_prefixes(lm, form: str, num: int, tmp_path: Path) -> None:
+    kind, made, keys, read = FORMS[form]
+    weights = random_block_weights(seed=4, **made)
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, kind, **keys))
+    states, given = features_of(lm, TEXT, LAYERS), reference(lm, weights, **read)
+    tree = TreeShape.parse(f"dynamic:{num}")
+    guess = drafter.propose([row(TEXT[:9], states[:8], params=CHANCE, tree=tree)])[0].drafted
+    marginals = expected_logits(given, states, TEXT[:9], [0] * (BLOCK - 1)).log_softmax(-1)
+    assert {guess.tokens_to(node) for node in range(len(guess))} == best_prefixes(marginals, num)
 
 
 def trained(lm, text: Sequence[int], first: int, form: str, steps: int = 60) -> dict[str, Tensor]:

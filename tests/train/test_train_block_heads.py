@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import exp
+from math import exp, prod
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_the_formulas(lm, name: str) -> None:
 Fault = Callable[[PredictedRows], PredictedRows]
 FAULTS: dict[str, Fault] = {
     "the token itself, not the one before": lambda rows: replace(rows, before=rows.p.argmax(-1)),
-    "no decay": lambda rows: replace(rows, weights=torch.ones_like(rows.weights)),
+    "no decay": lambda rows: replace(rows, decays=torch.ones_like(rows.decays)),
     "targets of other rows": lambda rows: replace(rows, p=rows.p.roll(1, 0)),
 }
 
@@ -136,8 +136,41 @@ def test_matches_are_the_selectors_own(lm) -> None:
     for weight in module.weights.values():
         weight.data.zero_()
     states, first = torch.ones(2, module.output_layer.shape[1]), torch.zeros(2, dtype=torch.long)
-    rows = PredictedRows(states, logits, p.log_softmax(-1), first, torch.tensor([0, 1]), torch.ones(2))
+    depths = torch.tensor([0, 1])
+    rows = PredictedRows(states, logits, p.log_softmax(-1), first, first, first, depths, torch.ones(2))
     assert module.loss_of(rows).matches.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def expected_pace(likely: list[float]) -> list[float]:
+    """Of one block, by the formula."""
+    products = [prod(0.5 + 0.5 * one for one in likely[: end + 1]) for end in range(len(likely))]
+    return [sum(products[begin:]) for begin in range(len(likely))]
+
+
+@pytest.mark.parametrize("name", ["dflash", "dflash2", "dspark"])
+def test_d_pace_weighs_rows_by_what_is_accepted_from_there_on(lm, name: str) -> None:
+    """The first block of each sample is whole, the last one is cut by the answer's end."""
+    method = method_for(lm, name, position_weights="d-pace", loss="ce")
+    module, found = method.build(), list[PredictedRows]()
+    assert isinstance(module, DFlashModule)
+    samples = samples_of(((9, 16), (4, 9)))
+    batch, loss_of = batch_of(lm, method, samples), module.loss_of
+    module.loss_of = lambda rows: found.append(rows) or loss_of(rows)  # type: ignore[method-assign, func-returns-value]
+    value = module(batch).value
+    [rows] = found
+    q = rows.logits.log_softmax(-1)
+    weights = module.row_weights(rows, q)
+    for block in rows.blocks.unique():
+        its = rows.blocks == block
+        likely = q[its].exp()[range(int(its.sum())), rows.tokens[its]].tolist()
+        assert rows.depths[its].tolist() == [*range(len(likely))]
+        torch.testing.assert_close(weights[its], torch.tensor(expected_pace(likely)))
+    assert not weights.requires_grad
+    texts = [sample.tokens[sample.num_prompt_tokens + 1 :] for sample in samples]
+    assert rows.tokens[rows.depths == 0].tolist() == [token for text in texts for token in text]
+    if name == "dflash":
+        expected = -(weights * (rows.p.exp() * q).sum(-1)).sum() / len(q)
+        torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize("name", ["dflash2", "dspark"])

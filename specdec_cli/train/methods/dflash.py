@@ -2,7 +2,8 @@
 
 A block begins at an anchor, a token of an answer. Its first row reads the anchor's token, all others the mask token;
 its rows see the target's joined states before the anchor and each other. Row i predicts the token at its own place, or,
-where drafts sample from the anchor, the one behind it. The loss of row i weighs exp(-max(i - 1, 0) / γ).
+where drafts sample from the anchor, the one behind it. The loss of row i weighs exp(-max(i - 1, 0) / γ), or
+with `d-pace` (arXiv 2605.18810) about as many tokens as are accepted there and behind it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,15 @@ class DFlashTraining(TrainingMethod):
     drafts_with: ClassVar[str | None] = "dflash"
     kind: ClassVar[str] = "DFlash"
     own_settings: ClassVar[frozenset[str]] = frozenset(
-        {"layers", "num_layers", "intermediate_size", "num_anchors", "sample_from_anchor", "mask_token"}
+        {
+            "layers",
+            "num_layers",
+            "intermediate_size",
+            "num_anchors",
+            "sample_from_anchor",
+            "mask_token",
+            "position_weights",
+        }
     )
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
@@ -169,16 +178,20 @@ class PredictedRows:
         logits: of the target's output layer [n, V] float32.
         p: log-probabilities of the target [n, V].
         before: the text's token before each row's [n] int64.
+        tokens: the text's token of each [n] int64.
+        blocks: numbers of their blocks [n] int64.
         depths: tokens of the block before each [n] int64.
-        weights: of the rows in the loss [n].
+        decays: weights of the rows by their places alone [n].
     """
 
     states: Tensor
     logits: Tensor
     p: Tensor
     before: Tensor
+    tokens: Tensor
+    blocks: Tensor
     depths: Tensor
-    weights: Tensor
+    decays: Tensor
 
 
 class DFlashModule(NamedModule):
@@ -211,6 +224,7 @@ class DFlashModule(NamedModule):
         self._size, self._mask, self._decay = method.block_size, method.mask_token, method.loss_decay
         self._first = 0 if method.from_anchor else 1  # row that gives the first token
         self._depth, self._most_anchors = method.depth, method.settings.num_anchors
+        self._is_paced = method.settings.position_weights == "d-pace"
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Mean over the predicted tokens of their weighted losses; see the module."""
@@ -222,8 +236,10 @@ class DFlashModule(NamedModule):
         predicting = states[samples, blocks, rows]
         logits = functional.linear(predicting, self.output_layer).float()
         p = batch.logits[samples, places].log_softmax(-1)
-        before = batch.tokens[samples, places]
-        return self.loss_of(PredictedRows(predicting, logits, p, before, rows - self._first, self.decays(rows)))
+        before, tokens = batch.tokens[samples, places], batch.tokens[samples, places + 1]
+        numbers = samples * anchors.shape[1] + blocks
+        depths = rows - self._first
+        return self.loss_of(PredictedRows(predicting, logits, p, before, tokens, numbers, depths, self.decays(rows)))
 
     def decays(self, rows: Tensor) -> Tensor:
         """Weights [n] of rows [n] int64 of their blocks."""
@@ -232,7 +248,15 @@ class DFlashModule(NamedModule):
     def loss_of(self, rows: PredictedRows) -> BatchLoss:
         """The loss of rows whose logits are all there is to them."""
         q = rows.logits.log_softmax(-1)
-        return BatchLoss(self.loss(q, rows.p, rows.weights), *matched(q.detach(), rows.p, rows.depths, self._depth))
+        weights = self.row_weights(rows, q)
+        return BatchLoss(self.loss(q, rows.p, weights), *matched(q.detach(), rows.p, rows.depths, self._depth))
+
+    def row_weights(self, rows: PredictedRows, q: Tensor) -> Tensor:
+        """Weights [n] of rows in the loss, by the draft's log-probabilities q [n, V] where the settings say so."""
+        if not self._is_paced:
+            return rows.decays
+        likely = q.detach().gather(1, rows.tokens[:, None])[:, 0].exp()
+        return pace_weights(likely, rows.blocks, rows.depths)
 
     def anchors(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Positions [B, A] int64 where blocks begin, ascending, and which of them are some [B, A] bool.
@@ -337,6 +361,23 @@ class _BlockAttention:
         """[B, heads, N, head size] of [heads, B * N, head size]."""
         repeated = heads.repeat_interleave(groups, 0)
         return repeated.view(len(repeated), -1, self._length, heads.shape[-1]).transpose(0, 1)
+
+
+def pace_weights(likely: Tensor, blocks: Tensor, depths: Tensor) -> Tensor:
+    """D-PACE's weights [n] of rows (arXiv 2605.18810): w_j is the sum over m >= j of the product of c_i to i = m.
+
+    c_i is 0.5 + 0.5 q_i, so that rows behind an unlikely token keep some weight.
+
+    Args:
+        likely: q_i, the draft's probability of each row's token [n], without gradient.
+        blocks: numbers of their blocks [n] int64.
+        depths: tokens of the block before each [n] int64; a block's first rows are all there.
+    """
+    if not len(likely):
+        return likely
+    reached = likely.new_zeros(int(blocks.max()) + 1, int(depths.max()) + 1)
+    reached[blocks, depths] = 0.5 + 0.5 * likely
+    return reached.cumprod(1).flip(1).cumsum(1).flip(1)[blocks, depths]
 
 
 def loss_decay(block_size: int) -> float:

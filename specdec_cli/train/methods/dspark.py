@@ -1,7 +1,8 @@
 """Training of DSpark drafts (arXiv 2607.05147) in DeepSpec's format: a Markov head and a confidence head.
 
-Row i weighs exp(-i / 4). Its loss is that of its distribution behind the text's own tokens, by default
-0.1 CE + 0.9 sum |q - p|, plus the binary cross-entropy of its confidence with the acceptance rate 1 - sum |q - p| / 2.
+Row i weighs exp(-i / 4), in the confidence's loss whatever `position_weights` says. Its loss is that of its
+distribution behind the text's own tokens, by default 0.1 CE + 0.9 sum |q - p|, plus the binary cross-entropy of its
+confidence with the acceptance rate 1 - sum |q - p| / 2.
 """
 
 from __future__ import annotations
@@ -90,5 +91,5 @@ class DSparkModule(DFlashModule):
         )[:, 0].float()
         acceptance = 1 - total_variation(q.detach(), rows.p)
         losses = functional.binary_cross_entropy_with_logits(confidence, acceptance, reduction="none")
-        value = self.loss(q, rows.p, rows.weights) + self.loss.mean(losses, rows.weights)
+        value = self.loss(q, rows.p, self.row_weights(rows, q)) + self.loss.mean(losses, rows.decays)
         return BatchLoss(value, *matched(q.detach(), rows.p, rows.depths, self._depth))
