@@ -22,7 +22,6 @@ from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_fi
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.from_files import fake_model, fake_model_of
 from specdec_cli.lm.heads.mtp_files import MtpModules, find_mtp
-from specdec_cli.lm.int4_blocks import int4_bytes
 from specdec_cli.lm.kernels.kinds import QUANTIZED, takes_blocks
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import family_of, kept_as
@@ -128,7 +127,7 @@ def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFa
             obstacle = own_obstacle(whole, plan.decoder, place)
             shared = weights_of(whole, kept_as(plan.kind(plan.dtype), obstacle))
             if plan.is_in_blocks:
-                sizes = _block_bytes(plan)
+                sizes = plan.block_bytes
                 shared = [replace(weight, num_bytes=sizes.get(weight.name, weight.num_bytes)) for weight in shared]
             draft = self_draft or SelfDraft()
             kind = QUANTIZED.get(draft.quantize, plan.kind(plan.dtype))
@@ -182,17 +181,6 @@ def _fake_tensors_for(plan: ModelPlan) -> AbstractContextManager[None]:
     from specdec_cli.lm.files.fake_tensors import fake_tensors  # torch's compiler behind it takes two seconds to import
 
     return fake_tensors()
-
-
-def _block_bytes(plan: ModelPlan) -> dict[str, int]:
-    """Bytes of the weights of a model in blocks that are not in its dtype, by transformers' names."""
-    if not plan.is_native:
-        return int4_bytes(plan.outline)
-    if plan.header is None:
-        return plan.integers.num_bytes
-    from specdec_cli.lm.gguf_blocks import block_bytes
-
-    return block_bytes(plan.header, plan.outline)
 
 
 def _mtp_bytes(modules: MtpModules, dtype: torch.dtype) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from specdec_cli.lm.decoders import AUTO as AUTO_DECODER
 from specdec_cli.lm.decoders import check_decoder, own_obstacle
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.adapter import adapter_of, check_adapter
+from specdec_cli.lm.files.adapter import adapter_of, check_adapter, has_own_tokenizer
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.backend_tokenizer import BackendTokenizer
 from specdec_cli.lm.files.checkpoint import Checkpoint, clear_errors, find_checkpoint, remote_code_error
@@ -501,17 +501,16 @@ class ModelPlan:
         """Memory of a CPU that loading takes at the least, beside files that are mapped.
 
         The numbers of a GGUF file or of a form that is undone are all there before one matrix after another moves into
-        the decoder's layout. The check at load widens a part of the weights to float32.
+        the decoder's layout. The check at load of weights that are not in blocks widens a part of them to float32.
         """
         num_bytes = stored_bytes(self.name, self.folder)
         dtype, quantize = self.settings.dtype, self.settings.quantize
         if self.header is not None or self.is_in_blocks:
             vocab_size, width = map(int, self.outline.get_input_embeddings().weight.shape)
-            beside = 4 * min(vocab_size, OUTPUTS) * width + 4 * vocab_size * CHECKED_ROWS
-            if self.is_native:
-                return num_bytes + beside + (num_bytes // 4 if self.header is None else 0)  # blocks of 32, or 5 bits
             plain = (dummy.num_parameters(self.outline) + vocab_size * width) * self.dtype.itemsize
-            return (0 if self.is_in_blocks and self._is_mapped else plain) + beside + self._int4_bytes
+            if self.is_in_blocks:
+                return self._bytes_in_blocks + (0 if self.is_native or self._is_mapped else plain)
+            return plain + 4 * min(vocab_size, OUTPUTS) * width + 4 * vocab_size * CHECKED_ROWS
         if not self.is_plain_torch and (self.undone is not None or is_dequantized(self.config)):
             num_bytes = dummy.num_parameters(self.outline) * (4 if dtype != "auto" else self.dtype.itemsize)
         if quantize != "none":
@@ -519,10 +518,25 @@ class ModelPlan:
         return num_bytes if dtype == "auto" else num_bytes * self.dtype.itemsize // 4
 
     @property
-    def _int4_bytes(self) -> int:
-        """Memory for what becomes blocks of 4 bits, and of 8; 0 where nothing does."""
-        sizes = int4_bytes(self.outline) if self.settings.quantize == "int4" else {}
-        return sum(sizes.get(name, 0) for name, _ in self.outline.named_parameters())
+    def block_bytes(self) -> Mapping[str, int]:
+        """Bytes of the weights of a model in blocks that are not in its dtype, by transformers' names."""
+        if not self.is_native:
+            return int4_bytes(self.outline)
+        if self.header is None:
+            return self.integers.num_bytes
+        from specdec_cli.lm.gguf_blocks import block_bytes
+
+        return block_bytes(self.header, self.outline)
+
+    @property
+    def _bytes_in_blocks(self) -> int:
+        """Memory for the weights of a model in blocks, without an embedding that stays in a GGUF file."""
+        sizes, itemsize = self.block_bytes, self.dtype.itemsize
+        table = self.outline.get_input_embeddings().weight
+        has_own_head = self.outline.get_output_embeddings().weight is not table
+        left = table if self.is_native and self.header is not None and has_own_head else None
+        weights = self.outline.named_parameters()
+        return sum(sizes.get(name, weight.numel() * itemsize) for name, weight in weights if weight is not left)
 
     def check_room(self) -> None:
         """Refuse a model that cannot be loaded into the RAM, whatever of its files' dtype is kept.
@@ -559,9 +573,9 @@ class ModelPlan:
         try:
             if name in BUILTIN:
                 return BackendTokenizer.of_folder(folder, name)
-            if gguf_links(folder):
+            if gguf_links(folder) and not has_own_tokenizer(folder):
                 tokenizer = read_gguf_tokenizer(folder)
-                # An adapter may have a tokenizer of its own, with tokens in its settings alone.
+                # An adapter's settings may have tokens of their own.
                 return tokenizer if adapter_of(folder) is None else tokenizer.of_transformers
         except Exception as error:
             raise tokenizer_error(name, folder, error) from error

@@ -86,6 +86,9 @@ class Tokenizer:
     @cached_property
     def num_tokens(self) -> int:
         """V, the size of the real vocabulary: the largest id + 1, whatever the embedding was padded to."""
+        known: int | None = getattr(self.hf, "num_tokens", None)
+        if known is not None:
+            return known
         if self._backend is not None:
             size: int = self._backend.get_vocab_size()
             if all(self._backend.id_to_token(i) is not None for i in range(size)):  # so many tokens leave no larger id

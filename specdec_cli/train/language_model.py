@@ -12,6 +12,7 @@ import torch
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.checkpoint import clear_errors, find_checkpoint
+from specdec_cli.lm.files.gguf_folder import write_gguf_tokenizer
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.load import load_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
@@ -123,6 +124,7 @@ def write_language_model(model: Any, source: Path, folder: Path, keys: Mapping[s
         setattr(model.config, key, value)
     with writing(folder), quiet():
         model.save_pretrained(folder)
+        write_gguf_tokenizer(source)
         for pattern in _TOKENIZER_FILES:
             for path in sorted(source.glob(pattern)):
                 shutil.copyfile(path, folder / path.name)

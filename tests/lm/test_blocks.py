@@ -10,7 +10,7 @@ import torch
 from planted import plant
 from tiny_models import make_tiny
 from transformers import AutoModelForCausalLM
-from typed import stand_in
+from typed import not_none, stand_in
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
@@ -191,3 +191,24 @@ def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
 def test_a_copy_of_blocks_in_int8_is_refused(files: Any) -> None:
     with pytest.raises(UsageError, match="which are in blocks"):
         Engine.load(str(files("llama", "Q8_0")), "self-int8")
+
+
+def test_an_embedding_apart_from_the_output_layer_stays_in_its_file(files: Any, tmp_path: Path) -> None:
+    path = files("llama", "Q8_0")
+    plan, tied = ModelPlan(str(path)), ModelPlan(str(files("gemma3_text", "Q4_K_M")))
+    header = not_none(plan.header)
+    table = header.tensors["token_embd.weight"]
+    decoder: Any = plan.load()._forward
+    assert decoder._embedding.file is not None
+    assert not len(decoder._embedding.weight)
+    assert stand_in(tied.load()._forward)._embedding.file is None
+    numbers = decoder._embedding.file[torch.tensor([3, 0, 90])].reference().to(torch.bfloat16)
+    assert torch.equal(decoder.embed(torch.tensor([3, 0, 90])), numbers)
+    in_file = sum(tensor.num_bytes for tensor in header.tensors.values())
+    assert in_file - table.num_bytes - 2**16 < plan.load_bytes <= in_file - table.num_bytes, "norms are float32 there"
+    broken = tmp_path / "broken.gguf"
+    content = bytearray(path.read_bytes())
+    content[table.begin : table.begin + 2] = b"\x00\x7c"  # an infinite scale
+    broken.write_bytes(content)
+    with pytest.raises(RunError, match=r"`token_embd.weight`.*not finite"):
+        load_lm(str(broken))

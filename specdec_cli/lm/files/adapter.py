@@ -51,6 +51,16 @@ def adapter_of(folder: Path) -> Path | None:
     return path.resolve() if path.is_symlink() else None
 
 
+def has_own_tokenizer(folder: Path) -> bool:
+    """Whether a folder that `adapter_folder` made has the adapter's tokenizer in the place of its base model's."""
+    path = adapter_of(folder)
+    return path is not None and _has_tokenizer(path)
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return any((path / file).is_file() for file in VOCABULARIES) or any(path.glob("*.model"))
+
+
 def adapter_files(folder: Path) -> list[str]:
     """The adapter's configuration and weights, by their paths in the made folder; none without an adapter.
 
@@ -134,7 +144,7 @@ def _made(path: Path, base: Path, files: tuple[str, ...], base_files: tuple[str,
     """Make the folder, which goes with the process, of the files that both have now."""
     folder = Path(mkdtemp(prefix="specdec-adapter-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    is_tokenizer_own = any((path / file).is_file() for file in VOCABULARIES) or any(path.glob("*.model"))
+    is_tokenizer_own = _has_tokenizer(path)
     for file in map(Path, base_files):
         is_tokenizer = file.name in _TOKENIZER or file.suffix == ".model"
         if file.name != CONFIG and not (is_tokenizer_own and is_tokenizer):

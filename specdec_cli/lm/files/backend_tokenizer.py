@@ -26,12 +26,15 @@ class BackendTokenizer:
         backend: of the tokenizers library. No one else changes it.
         settings: what `tokenizer_config.json` says: special tokens by their roles, a chat template.
         name: where it came from, for messages.
+        num_tokens: the largest id + 1; None counts them.
     """
 
     is_fast, is_stand_in = True, False
 
-    def __init__(self, backend: Tokenizer, settings: Mapping[str, Any], name: str) -> None:
-        self.backend_tokenizer, self.name_or_path = backend, name
+    def __init__(
+        self, backend: Tokenizer, settings: Mapping[str, Any], name: str, num_tokens: int | None = None
+    ) -> None:
+        self.backend_tokenizer, self.name_or_path, self.num_tokens = backend, name, num_tokens
         self.chat_template = settings.get("chat_template")
         self._settings = dict(settings)
 

@@ -85,7 +85,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 """The scaling of Llama 3.1 to 3.3, but for its factor."""
 
 _built: dict[Path, Tokenizer] = {}
-"""Tokenizers as they were built for a folder and not asked for yet: to read one again from its file takes as long."""
+"""Tokenizers by the folders that they were built for: to write one into a file and read it takes as long."""
 
 
 def gguf_folder(name: str, path: Path) -> Path:
@@ -337,7 +337,6 @@ def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) ->
     try:
         given = GgufTokenizer(read_lists(path))
         _built[folder] = given.build()
-        _built[folder].save(str(folder / TOKENIZER), pretty=False)
     except UnreadTokenizerError as error:
         raise UsageError(f"the tokenizer of `{name}` says {error}, which is not read", _OTHER) from error
     except Exception as error:
@@ -348,11 +347,17 @@ def _write_tokenizer(name: str, path: Path, header: GgufHeader, folder: Path) ->
 
 
 def read_gguf_tokenizer(folder: Path) -> BackendTokenizer:
-    """The tokenizer in a folder made by `gguf_folder`."""
-    name = str(gguf_source(folder))
+    """The tokenizer of a folder made by `gguf_folder`, or of an adapter's folder that links to one."""
+    built, settings = _built.get(folder), read_object(folder / _SETTINGS)
+    if built is None:  # an adapter may add tokens
+        built = Tokenizer.from_str(_built[(folder / WEIGHTS).readlink().parent].to_str())
+    return BackendTokenizer(built, settings, str(gguf_source(folder)), built.get_vocab_size())
+
+
+def write_gguf_tokenizer(folder: Path) -> None:
+    """Put `tokenizer.json` into a folder made by `gguf_folder`, for programs that read it; others stay as they are."""
     if folder in _built:
-        return BackendTokenizer(_built.pop(folder), read_object(folder / _SETTINGS), name)
-    return BackendTokenizer.of_folder(folder, name)
+        _built[folder].save(str(folder / TOKENIZER), pretty=False)
 
 
 class _Fields:

@@ -674,6 +674,16 @@ inline int64_t fill_panel(const uint8_t* rows, const int64_t* order, long count,
     return num_broken;
 }
 
+// How many blocks of rows of a file have a scale that is no finite number.
+template <class L>
+inline int64_t broken_blocks(const uint8_t* rows, long count, long num_blocks) {
+    int64_t num_broken = 0;
+    for (long row = 0; row < count; row++, rows += row_bytes<L>(num_blocks))
+        for (long number = 0; number < num_blocks; number += L::UNIT_BLOCKS)
+            num_broken += !file_block<L>(rows, number).template is_finite<L>();
+    return num_broken;
+}
+
 // The numbers of a lane of a panel.
 template <class L>
 inline void plain_row(const uint8_t* panel, long lane, long in, float by, float* to) {
@@ -700,4 +710,12 @@ inline void plain_row(const uint8_t* panel, long lane, long in, float by, float*
             to[i] = (L::IS_SUPER ? value - least : value + least) * by;
         }
     }
+}
+
+// The numbers of a row of a file.
+template <class L>
+inline void file_row(const uint8_t* rows, int64_t row, long in, float by, float* to) {
+    std::vector<uint8_t> panel(panel_bytes<L>(blocks_for(in)));
+    fill_panel<L>(rows, &row, 1, blocks_for(in), panel.data());
+    plain_row<L>(panel.data(), 0, in, by, to);
 }

@@ -101,6 +101,18 @@ class FileRows:
         self.release()
         self.packed(self.num_bytes)
 
+    def check(self) -> None:
+        """Refuse rows that stay in the file as `fill` refuses those that it copies.
+
+        Raises:
+            NotFiniteError: a scale is no finite number.
+        """
+        rows = self.data.ctypes.data
+        if native.layouts().broken_blocks(self.type, rows, len(self.data), self.num_inputs):
+            raise NotFiniteError(self.name, self.model)
+        self.release()
+        self.packed(self.num_bytes)
+
     def release(self) -> None:
         """Let go of the memory that was taken by reading the file."""
         if self.mapped is not None:

@@ -73,4 +73,11 @@ int64_t fill_panels(int64_t type, const uint8_t* rows, const int64_t* order, int
     });
     return num_broken;
 }
+
+// How many blocks of rows [count, in] of a file have a scale that is no finite number.
+int64_t broken_blocks(int64_t type, const uint8_t* rows, int64_t count, int64_t in) {
+    int64_t num_broken = 0;
+    with_layout(type, [&](auto layout) { num_broken = broken_blocks<decltype(layout)>(rows, count, blocks_for(in)); });
+    return num_broken;
+}
 }

@@ -32,6 +32,7 @@ from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats, Rotations, chances, token_rows
 from specdec_cli.lm.llama.families import family_of, windows_of
+from specdec_cli.lm.llama.file_rows import FileRows
 from specdec_cli.lm.llama.llama_weights import Matrix, Taking, empty, epsilon_of, linear, norm_weight
 from specdec_cli.lm.llama.model_fields import (
     ModelFields,
@@ -77,7 +78,10 @@ class LlamaDecoder:
             self._embedding_scale = _embedding_scale(inner.embed_tokens)
             (table, _), (head, _) = linear(inner.embed_tokens), linear(model.lm_head)
             is_one = head is table
-            self._embedding = Matrix.of(table, None, "plain", arena)
+            if isinstance(table, FileRows) and table.mapped is not None and not is_one:
+                self._embedding = Matrix.in_file(table)
+            else:
+                self._embedding = Matrix.of(table, None, "plain", arena)
             del table  # before the next matrix is copied
             if not is_one:
                 empty(inner.embed_tokens)

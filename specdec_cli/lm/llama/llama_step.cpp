@@ -68,6 +68,7 @@ struct Matrix {
     const float* bias;
     int64_t out, in, half;
     float by;
+    int64_t file_type;  // 1 + ggml's number of the type of `weight`, where that is rows [out, in] of a mapped file; 0 otherwise
 };
 
 struct GatedMLP {
@@ -93,7 +94,7 @@ struct Layer {
 
 struct Model {
     const Layer* layers;
-    Matrix embedding;  // [V, hidden], of its own numbers or in blocks
+    Matrix embedding;  // [V, hidden], of its own numbers, in blocks, or left in its file
     const float* norm;
     Matrix head;       // of its own numbers, too, where only the layers are in blocks
     int64_t num_layers, hidden, num_heads, num_key_heads, head_size;
@@ -916,7 +917,11 @@ void plain_row(const Matrix& m, long row, float scale, float* to) {
 }
 
 void plain_row(const Model& m, const Matrix& of, long row, float scale, float* to) {
-    if (of.panels) {
+    if (of.file_type) {
+        with_layout(of.file_type - 1, [&](auto layout) {
+            file_row<decltype(layout)>((const uint8_t*)of.weight, row, of.in, scale, to);
+        });
+    } else if (of.panels) {
         const int64_t* const place = of.panels + 2 * (row / WIDTH);
         with_layout(place[1], [&](auto layout) {
             plain_row<decltype(layout)>((const uint8_t*)of.weight + place[0], row % WIDTH, of.in, scale, to);

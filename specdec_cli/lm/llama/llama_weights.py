@@ -63,6 +63,7 @@ class Matrix:
         sums: int32, of each output's int8 weights, else None.
         by: what a product is multiplied with, bias included.
         rows: the file's, of blocks, until they are checked; their outputs one after another.
+        file: the rows where they are, if the matrix is looked up there; the weight is empty then.
     """
 
     num_outputs: int
@@ -75,6 +76,7 @@ class Matrix:
     sums: Tensor | None = None
     by: float = 1.0
     rows: list[FileRows] = field(default_factory=list)
+    file: FileRows | None = None
 
     @classmethod
     def of(
@@ -114,12 +116,22 @@ class Matrix:
         half = half_of(num_outputs, unit)
         return cls(num_outputs, num_inputs, half, whole, bias, torch.cat(places), by=by, rows=list(parts))
 
+    @classmethod
+    def in_file(cls, rows: FileRows) -> Matrix:
+        """An embedding that stays in its mapped file: a forward reads a row for each token, no product all."""
+        assert torch.equal(rows.order, torch.arange(len(rows))), "the tokens are in a file's order"
+        weight = torch.empty(0, dtype=torch.uint8)
+        return cls(len(rows), rows.num_inputs, half_of(len(rows)), weight, rows=[rows], file=rows)
+
     def fill(self) -> None:
         """Write the rows of a file, if that is what it consists of.
 
         Raises:
             NotFiniteError: a scale is no finite number.
         """
+        if self.file is not None:
+            self.file.check()
+            return
         begin, lanes = 0, int(native.layouts().block_outputs())
         for part in self.rows:
             assert self.panels is not None, "it is in blocks"

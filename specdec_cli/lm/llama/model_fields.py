@@ -26,6 +26,7 @@ class MatrixFields(ctypes.Structure):
         ("in", ctypes.c_int64),
         ("half", ctypes.c_int64),
         ("by", ctypes.c_float),
+        ("file_type", ctypes.c_int64),
     )
 
 
@@ -168,7 +169,10 @@ def _mlp_fields(mlp: GatedMLP) -> GatedMLPFields:
 def matrix_fields(matrix: Matrix) -> MatrixFields:
     """A matrix' weight and what belongs to it."""
     addresses = [address(tensor) for tensor in (matrix.weight, matrix.panels, matrix.scales, matrix.sums, matrix.bias)]
-    return MatrixFields(*addresses, matrix.num_outputs, matrix.num_inputs, matrix.half, matrix.by)
+    sizes, file_type = (matrix.num_outputs, matrix.num_inputs, matrix.half), 0
+    if matrix.file is not None:
+        addresses[0], file_type = matrix.file.data.ctypes.data, 1 + matrix.file.type
+    return MatrixFields(*addresses, *sizes, matrix.by, file_type)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -89,6 +89,7 @@ def layouts() -> ctypes.CDLL:
     calls.block_panel_bytes.argtypes, calls.block_panel_bytes.restype = (number, number), number
     calls.fill_panels.argtypes = (number, pointer, pointer, number, number, pointer)
     calls.fill_panels.restype = number
+    calls.broken_blocks.argtypes, calls.broken_blocks.restype = (number, pointer, number, number), number
     calls.quantize_rows.argtypes, calls.quantize_rows.restype = (number, pointer, number, number, pointer), None
     calls.panel_outputs.argtypes, calls.panel_outputs.restype = (), number
     calls.block_outputs.argtypes, calls.block_outputs.restype = (), number
