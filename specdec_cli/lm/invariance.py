@@ -1,9 +1,9 @@
 """Does a row come out with the same bits in any company? What bit-for-bit exactness asks of a machine's kernels.
 
-The same row is computed among different numbers of rows, by our own decoder, by the linear layers' kernels that others
-use (plain, packed, int8), and by attention as this package uses it; every answer must equal the first one, bit for bit.
-`doctor` prints the checks. Where products keep a row's bits among fewer rows only (AMX: up to 32), a forward is made in
-turns of so many.
+The same row is computed among different numbers of rows, by our own decoder with each kind of weights, by the linear
+layers' kernels that others use (plain, packed, int8), and by attention as this package uses it; every answer must equal
+the first one, bit for bit. `doctor` prints the checks. Where products keep a row's bits among fewer rows only (AMX: up
+to 32), a forward is made in turns of so many.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +23,10 @@ from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Layouts, Span
 from specdec_cli.lm.files.plain_config import PlainConfig
 from specdec_cli.lm.forward.attention import RowMasks, attend, causal
+from specdec_cli.lm.int4_blocks import quantize_model
 from specdec_cli.lm.kernels.kinds import Kind, kind_for, pack
 from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.file_rows import FileRows
 from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
 
@@ -32,6 +35,15 @@ DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
 DECODER |= {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
 EXPERTS |= {"layer_types": ["sliding_attention", "full_attention"]}
+_WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+_FORMS = {
+    "Q4_0": (2, 32, 18, (0,)),
+    "Q4_K": (12, 256, 144, (0, 2)),
+    "Q6_K": (14, 256, 210, (208,)),
+}
+"""Types of blocks, one of each of a file's layouts: ggml's number, inputs and bytes of a block, where scales begin."""
+_SCALE = 2.0**-10  # so that products neither vanish nor overflow
+_Arm = tuple[str, LlamaForCausalLM, Kind]  # weights in words, their model, and their kind
 LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
 CONTEXTS = (20, 63, 200, 511, 700)
@@ -134,8 +146,12 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
         return
     tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]
     kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
-    for (more, make), (words, kind) in itertools.product(_MODELS.items(), kinds.items()):
-        decoder = LlamaDecoder(_random(make(), dtype), kind, Layouts(len(tokens)))
+    arms: list[_Arm] = [
+        (f"{words} weights{more}", _random(make(), dtype), kind)
+        for (more, make), (words, kind) in itertools.product(_MODELS.items(), kinds.items())
+    ]
+    for what, model, kind in [*arms, *_block_arms(dtype)]:
+        decoder = LlamaDecoder(model, kind, Layouts(len(tokens)))
         decoder.allocate(num_blocks=1)
 
         def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
@@ -147,7 +163,7 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
 
         whole = last(len(tokens))
         differ = tuple(n for n in ROWS if not torch.equal(last(n), whole[-n:]))
-        yield InvarianceCheck(f"own decoder, {words} weights{more}", _name(dtype), ROWS, differ, needed=True)
+        yield InvarianceCheck(f"own decoder, {what}", _name(dtype), ROWS, differ, needed=True)
 
 
 class GptOssForCausalLM(LlamaForCausalLM):
@@ -188,6 +204,30 @@ _MODELS: dict[str, Callable[[], LlamaForCausalLM]] = {
     "": lambda: LlamaForCausalLM(PlainConfig(**DECODER)),
     " and experts": lambda: GptOssForCausalLM(PlainConfig(**DECODER, **EXPERTS)),
 }
+
+
+def _block_arms(dtype: torch.dtype) -> Iterator[_Arm]:
+    """Weights in blocks: those that `--quantize int4` makes, and a GGUF file's."""
+    yield "int4 weights", quantize_model("a random model", _random(_MODELS[""](), dtype), dtype), "int4"
+    for form in _FORMS:
+        yield f"a file's {form} blocks", _in_blocks(form, dtype), "blocks"
+
+
+def _in_blocks(form: str, dtype: torch.dtype) -> LlamaForCausalLM:
+    """A model with random blocks of a GGUF file's type in the places of all its matrices."""
+    model = _random(LlamaForCausalLM(PlainConfig(**DECODER | _WHOLE_BLOCKS)), dtype)
+    generator = np.random.default_rng(0)
+    type_, num_inputs, num_bytes, scales = _FORMS[form]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            rows, inputs = module.weight.shape
+            blocks = generator.integers(0, 256, (rows, inputs // num_inputs, num_bytes), np.uint8)
+            for begin in scales:
+                blocks[..., begin : begin + 2] = np.frombuffer(np.float16(_SCALE).tobytes(), np.uint8)
+            data = blocks.reshape(rows, -1)
+            taking: Any = module
+            taking.file_rows = FileRows(name, "a random model", type_, inputs, data, torch.arange(rows))
+    return model
 
 
 def _random(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:

@@ -287,9 +287,19 @@ def test_what_is_no_number_stays_none(tmp_path: Path, dtype: str, quantize: Quan
 
 def test_a_row_that_follows_its_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "a row is another one in company")
+    monkeypatch.setattr("specdec_cli.lm.invariance._block_arms", lambda _: [])  # the next test's
     found = [check for check in row_invariance(torch.float32) if "own decoder" in check.kernel]
     assert found
     assert not any(check.holds for check in found)
+
+
+@pytest.mark.slow
+def test_a_row_of_blocks_that_follows_its_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, ("write<ADDS>(m, sums[r], o,", "write<ADDS>(m, (count > 1 ? 1.01f : 1.0f) * sums[r], o,"))
+    checks = {check.kernel: check.holds for check in row_invariance(torch.float32) if "own decoder" in check.kernel}
+    in_blocks = {kernel for kernel in checks if "int4" in kernel or "blocks" in kernel}
+    assert len(in_blocks) == 4
+    assert {kernel for kernel, holds in checks.items() if not holds} == in_blocks
 
 
 def test_where_there_is_no_compiler_transformers_runs_and_it_is_said(
@@ -347,6 +357,9 @@ class TestBuilding:
             theirs = load_lm(folder, dtype=dtype, quantize=quantize, decoder="transformers")
             assert own.decoder_obstacle is None
             assert torch.allclose(score(own), score(theirs), atol=tolerance, rtol=tolerance)
+        monkeypatch.setattr(
+            "specdec_cli.lm.invariance._block_arms", lambda dtype: []
+        )  # test_block_products has older processors
         found = [*row_invariance(torch.float32), *row_invariance(torch.bfloat16)]
         assert [check.holds for check in found if "own decoder" in check.kernel] == [True] * 8
 
