@@ -74,7 +74,7 @@ def bench(
     by: Annotated[
         str | None,
         typer.Option(
-            help="Report a row for each category, or for each value of another column of the data set.",
+            help="Report a row for each category, or for each value of another column, which --tasks then names.",
             metavar="category|COLUMN",
             rich_help_panel=HOW,
         ),

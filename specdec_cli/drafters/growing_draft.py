@@ -208,7 +208,8 @@ def grow_deeper(
 ) -> None:
     """Give every row's guess its next depth, or end it.
 
-    If a later distribution is invalid, the row keeps the tokens drafted so far: the target decides on them anyway.
+    If a later distribution is invalid, the row keeps the tokens drafted so far: the target decides on them anyway. A
+    row whose draft knows banned tokens alone at this depth ends there, too.
 
     Args:
         drafts: rows that want more.
@@ -220,14 +221,14 @@ def grow_deeper(
     Raises:
         LogitsError: a row has no distribution at its first token.
     """
-    from specdec_cli.sampling.chain import LogitsError, distribution
+    from specdec_cli.sampling.chain import LogitsError, NoTokenLeftError, distribution
 
     ends = [(draft, end) for draft in drafts for end in draft.to_distribute()]
     try:
         q = distribution(logits, [end for _, end in ends], num_tokens)
     except LogitsError as error:
         draft = ends[error.row][0]
-        if draft.tokens:
+        if draft.tokens or isinstance(error, NoTokenLeftError):
             draft.is_done = True
             return
         raise LogitsError(f"the draft `{name}`: {error.message}", draft.place, error.hint) from error
@@ -318,7 +319,7 @@ def _is_alike(draft: GrowingDraft) -> bool:
 
 def _grow_alike(draft: GrowingDraft, logits: Tensor, num_tokens: int, name: str) -> None:
     """Grow a tree by its likeliest nodes; each depth's distribution is computed once, however many nodes it has."""
-    from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
+    from specdec_cli.sampling.chain import ChainRow, LogitsError, NoTokenLeftError, distribution
     from specdec_cli.sampling.draft import likely_children
 
     row = draft.row
@@ -328,6 +329,8 @@ def _grow_alike(draft: GrowingDraft, logits: Tensor, num_tokens: int, name: str)
     )
     try:
         q = distribution(logits, [chain], num_tokens)
+    except NoTokenLeftError:
+        return
     except LogitsError as error:
         raise LogitsError(f"the draft `{name}`: {error.message}", draft.place, error.hint) from error
     sure = q.confidence().tolist() if row.p_min > 0 else [1.0] * len(logits)

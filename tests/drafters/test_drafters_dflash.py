@@ -157,6 +157,25 @@ def test_a_shorter_chain_is_the_first_of_a_longer_one(lm, tmp_path: Path) -> Non
         assert drafter.propose([row(TEXT[:9], None, k)])[0].drafted.tokens == long[:k]
 
 
+def test_a_guess_ends_where_its_draft_knows_banned_tokens_alone(lm, tmp_path: Path) -> None:
+    """As a selector's candidates and a reduced vocabulary may be; it is no failure, which other requests would feel."""
+    states = features_of(lm, TEXT, LAYERS)
+    folder = publish_dflash(tmp_path / "draft", random_block_weights(dflash2=True), "dflash2", selector_top_k=1)
+    drafter = loaded(lm, folder)
+    whole = drafter.propose([row(TEXT[:9], states[:8])])[0].drafted.tokens
+    early = replace(GREEDY, min_tokens=24)
+    for place, token in enumerate(whole[:2]):
+        rows = [replace(row(TEXT[:9], None, params=early), stop_ids=frozenset({token})), row(TEXT[:9], None)]
+        assert [guess.drafted.tokens for guess in drafter.propose(rows)] == [whole[:place], whole]
+    weights = random_block_weights(drafted=40)
+    drafter = loaded(lm, publish_dflash(tmp_path / "reduced", weights, "speculators"))
+    known = frozenset((torch.arange(40) + weights["d2t"]).tolist())
+    for tree in (None, TreeShape.parse("2,1"), TreeShape.parse("dynamic:5")):
+        one = row(TEXT[:9], states[:8] if tree is None else None, params=early, tree=tree)
+        assert drafter.propose([one])[0].drafted
+        assert not drafter.propose([replace(one, features=None, stop_ids=known)])[0].drafted
+
+
 def test_default_layers() -> None:
     assert default_layers(36, 5) == (1, 9, 17, 25, 33)
     assert default_layers(28, 1) == (14,)
@@ -456,6 +475,8 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "another vocabulary": ("z-lab", lambda c, w: c.update(vocab_size=500), "made for 500 tokens"),
     "another depth": ("deepspec", lambda c, w: c.update(target_layer_ids=[1, 9, 30]), "layer `9`, and .* has 6"),
     "no numbers": ("z-lab", lambda c, w: w["fc.weight"].fill_(torch.nan), "`fc.weight` .* not finite"),
+    "two spellings": ("z-lab", lambda c, w: w.update({"model.fc.weight": 2 * w["fc.weight"]}), "`fc.weight` twice"),
+    "no factor": ("z-lab", lambda c, w: c.update(output_multiplier=float("nan")), "`output_multiplier` .*finite"),
     "no mask": ("z-lab", lambda c, w: c["dflash_config"].pop("mask_token_id"), "has no `mask_token_id`"),
     "a mask beyond": ("z-lab", lambda c, w: c["dflash_config"].update(mask_token_id=500), "is `500`, and it knows 97"),
     "no block": ("z-lab", lambda c, w: c.update(block_size=1), "`block_size` .* not `1`"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -196,9 +197,9 @@ def read_block(
             block_size=_checked_block_size(name, block_size),
             mask_token=_mask_token(name, keys, source, int(layer.vocab_size)),
             from_anchor=from_anchor,
-            embedding_scale=float(keys.get("input_embedding_scale") or 1.0),
-            logit_scale=float(keys.get("output_multiplier") or 1.0),
-            softcap=float(keys.get("final_logit_softcapping") or 0.0) or None,
+            embedding_scale=_factor(name, keys, "input_embedding_scale") or 1.0,
+            logit_scale=_factor(name, keys, "output_multiplier") or 1.0,
+            softcap=_factor(name, keys, "final_logit_softcapping"),
             **parts(keys),
         )
     except (TypeError, ValueError, OverflowError) as error:
@@ -245,6 +246,14 @@ def _checked_block_size(name: str, size: Any) -> int:
     if type(size) is not int or not 2 <= size <= 512:
         raise UsageError(f"`block_size` of `{name}` must be from 2 to 512, not `{size}`", AGAIN)
     return int(size)
+
+
+def _factor(name: str, keys: Mapping[str, Any], key: str) -> float | None:
+    """A factor of the configuration; None where it has none, or 0."""
+    factor = float(keys.get(key) or 0.0)
+    if not isfinite(factor):
+        raise UsageError(f"`{key}` of `{name}` must be a finite number, not `{keys[key]}`", AGAIN)
+    return factor or None
 
 
 def _mask_token(name: str, keys: Mapping[str, Any], source: DraftFolder, vocab_size: int) -> int:

@@ -140,10 +140,18 @@ def _files(name: str, source: DraftFolder) -> list[Path]:
 
 
 def _stored(kind: type[PublishedDraft], name: str, source: DraftFolder) -> dict[str, Tensor]:
-    """All tensors of a folder by their common names, mapped from its files."""
+    """All tensors of a folder by their common names, mapped from its files.
+
+    Raises:
+        RunError: they cannot be read.
+        UsageError: one is there under two names, with different numbers.
+    """
     stored: dict[str, Tensor] = {}
-    for path in _files(name, source):
-        stored |= {kind.common_name(key): value for key, value in _read(path).items()}
+    for key, value in ((key, value) for path in _files(name, source) for key, value in _read(path).items()):
+        common = kind.common_name(key)
+        known = stored.setdefault(common, value)
+        if known is not value and not (known.dtype == value.dtype and torch.equal(known, value)):
+            raise UsageError(f"the draft `{name}` has the tensor `{common}` twice, with different numbers", AGAIN)
     return stored
 
 

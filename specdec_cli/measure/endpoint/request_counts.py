@@ -96,14 +96,16 @@ def pooled(requests: Sequence[AnswerCounts]) -> SpeculativeResult:
     return SpeculativeResult(**figures)
 
 
-def step_outcomes(figures: Mapping[str, Any]) -> Counter[tuple[int, int]] | None:
-    """Steps by drafted and accepted tokens, from vLLM's lists of `detailed`; None without them."""
+def step_outcomes(figures: Mapping[str, Any], names: CountNames) -> Counter[tuple[int, int]] | None:
+    """Steps by drafted and accepted tokens, from vLLM's lists of `detailed`; None unless they add up to the totals."""
     drafted, accepted = (figures.get(name) for name in _PER_STEP)
     if not isinstance(drafted, list) or not isinstance(accepted, list) or len(drafted) != len(accepted):
         return None
     pairs = [(whole(most), whole(kept)) for most, kept in zip(drafted, accepted, strict=True)]
     known = [(most, kept) for most, kept in pairs if most is not None and kept is not None and kept <= most]
-    return Counter(known) if len(known) == len(pairs) else None
+    listed = [len(known), sum(most for most, _ in known), sum(kept for _, kept in known)]
+    totals = [whole(figures.get(name)) for name in (names.steps, names.drafted, names.accepted)]
+    return Counter(known) if len(known) == len(pairs) and listed == totals else None
 
 
 def whole(value: object) -> int | None:
@@ -124,12 +126,7 @@ def _read(figures: Mapping[str, Any], names: CountNames) -> AnswerCounts | None:
     histogram = figures.get(names.histogram)
     if steps is not None and isinstance(histogram, list):
         counts |= _positions(histogram, steps, accepted)
-    outcomes = step_outcomes(figures)
-    if outcomes is not None and (
-        outcomes.total() != steps or sum(most * num for (most, _), num in outcomes.items()) != drafted
-    ):
-        outcomes = None
-    return AnswerCounts(counts, outcomes)
+    return AnswerCounts(counts, step_outcomes(figures, names))
 
 
 def _totals(drafted: int, accepted: int) -> dict[str, int]:

@@ -161,6 +161,19 @@ def test_steps_of_different_depths_have_rates_by_position_where_they_are_listed(
     assert counts["conditional_acceptance_rates"] == [3 / 5, 1 / 2]
 
 
+@pytest.mark.parametrize("listed", [{"per_step_accepted": [2, 1, 1]}, {"per_step_drafted": [2, 2, 2]}])
+def test_listed_steps_that_add_up_to_other_totals_are_left_out(
+    capsys: pytest.CaptureFixture[str], listed: dict[str, list[int]]
+) -> None:
+    """The histogram remains, and rates by position and the length do not contradict each other."""
+    line = json.loads(record([2, 2, 1], [2, 0, 1]))
+    line["spec_decode_acceptance"] |= listed
+    Path("records.jsonl").write_text(json.dumps(line))
+    counts = imported(capsys, "records.jsonl")["speculative"]
+    assert (counts["acceptance_length"], counts["acceptance_histogram"]) == (2.0, [1, 1, 1])
+    assert counts["per_position_acceptance_rates"] is None
+
+
 def test_sglangs_log_has_averages_alone_and_its_own_definition(capsys: pytest.CaptureFixture[str]) -> None:
     found = imported(capsys, "sglang.log")
     assert found["reported"] == {"accept len": pytest.approx(2.3), "accept rate": pytest.approx(0.66)}
