@@ -1,13 +1,15 @@
 """Chaos around a real server of the built-in pair: clients that leave, ten times too many, a taken port, signals.
 
     python benchmarks/chaos.py [--disconnects 500] [--only mixed] [--seconds 120]
+    python benchmarks/chaos.py --only mixed --seconds 1800 -t FILE.gguf -d ngram --save serve_mixed_load_qwen
 
 A second after the last of the disconnects nothing may run, wait or hold a block. At ten times capacity every refusal
 is a 429 within 50 ms, and every admitted request gets a whole answer. SIGTERM lets streams end; a second one ends all.
 
 Mixed: two minutes of grammars and schemas that explode, prompts of 3.8 MB, bodies that stall, and requests with n = 64,
 while a plain client asks for 32 tokens again and again. Each of its requests must succeed, the slowest within 5 times
-the slowest of an idle server, and the server's memory must come back to within 10 % of what it was.
+the slowest of an idle server, and the server's memory must come back to within 10 % of what it was. It takes another
+target (-t) and draft (-d), too.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -263,13 +266,16 @@ def withstood(found: dict[str, Any]) -> bool:
     return bool(kept and not found["plain_requests_failed"])
 
 
-def run_mixed(seconds: float, kinds: Sequence[str] = tuple(HOSTILE)) -> bool:
-    """Run and keep the mixed load."""
+def run_mixed(
+    seconds: float, kinds: Sequence[str] = tuple(HOSTILE), models: Sequence[str] = (), name: str = "serve_mixed_load"
+) -> bool:
+    """Run and keep the mixed load, of the built-in pair or of the models that options name."""
     before = record.machine()
-    with serving("--max-waiting", "1024") as served:
-        found = {"server": served.command} | asyncio.run(mixed(served, seconds, kinds))
+    with serving("--max-waiting", "1024", *models) as served:
+        command = " ".join(Path(word).name for word in served.command.split())
+        found = {"server": command} | asyncio.run(mixed(served, seconds, kinds))
     print(json.dumps(found, indent=1))
-    print(record.save("serve_mixed_load", before, found))
+    print(record.save(name, before, found))
     return withstood(found)
 
 
@@ -302,9 +308,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of the mixed load")
     parser.add_argument("--kinds", nargs="+", choices=tuple(HOSTILE), help="of the mixed load; stalled bodies always")
     parser.add_argument("--only", choices=("mixed",))
+    parser.add_argument("-t", "--target", help="of the mixed load's server; with --only mixed")
+    parser.add_argument("-d", "--draft", help="of the same")
+    parser.add_argument("--save", default="serve_mixed_load", help="name of the mixed load's result")
     options = parser.parse_args()
     if options.only == "mixed":
-        return 0 if run_mixed(options.seconds, options.kinds or tuple(HOSTILE)) else 1
+        given = {"--target": options.target, "--draft": options.draft}
+        models = [word for pair in given.items() if pair[1] for word in pair]
+        return 0 if run_mixed(options.seconds, options.kinds or tuple(HOSTILE), models, options.save) else 1
+    if options.target or options.draft:
+        parser.error("--target and --draft go with --only mixed")
     before = record.machine()
     with serving("--max-num-seqs", "8") as served:
         found: dict[str, Any] = {"disconnects": asyncio.run(disconnect(served, options.disconnects))}

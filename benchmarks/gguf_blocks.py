@@ -93,13 +93,13 @@ def agreement(path: str, text: str, num_tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": len(tokens)}
     for name, options in COMPARED.items():
         lm = load_lm(path, max_model_len=len(tokens) + 16, max_num_seqs=1, **options)
-        logits = torch.cat([part.clone() for part in _pieces(lm, tokens)])
+        its = logits(lm, tokens)
         if plain is None:
-            plain = logits
+            plain = its
             continue
-        parts = zip(torch.split(plain, 64), torch.split(logits, 64), strict=True)
+        parts = zip(torch.split(plain, 64), torch.split(its, 64), strict=True)
         kl = torch.cat([_divergence(*some) for some in parts])
-        same = (logits.argmax(-1) == plain.argmax(-1)).double()
+        same = (its.argmax(-1) == plain.argmax(-1)).double()
         found[name] = {
             "mean KL divergence": round(float(kl.mean()), 5),
             "99th percentile": round(float(kl.quantile(0.99)), 5),
@@ -115,10 +115,11 @@ def _divergence(plain: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (right.exp() * (right - its)).sum(-1)
 
 
-def _pieces(lm: Any, tokens: list[int]) -> Any:
-    for begin in range(0, len(tokens), 128):
-        part = tokens[begin : begin + 128]
-        yield lm.score([Row(0, tokens[: begin + len(part)], len(part))])
+def logits(lm: Any, tokens: list[int]) -> torch.Tensor:
+    """Logits [n, V] behind each of n tokens."""
+    ends = [*range(128, len(tokens), 128), len(tokens)]
+    parts = (lm.score([Row(0, tokens[:end], end - begin)]) for begin, end in zip([0, *ends], ends, strict=False))
+    return torch.cat([part.clone() for part in parts])
 
 
 def main() -> None:

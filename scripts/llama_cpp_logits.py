@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-NUM_TOP = 16
+NUM_TOP = 10
 
 
 class Model:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,31 +17,24 @@ from typed import not_none
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.outputs import Output, Outputs
-from specdec_cli.sampling.grammar import compile_grammar
+from specdec_cli.sampling.grammar import Grammar, compile_grammar
+from specdec_cli.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
-Draft = str | dict[str, Any]
-DRAFTS: dict[str, Callable[[], Draft]] = {
-    "ngram": lambda: "ngram",
-    "suffix": lambda: "suffix",
-    "self-exit": lambda: "self-exit:8",
-    "smollm by text": lambda: {"method": "universal", "model": real_file(SMOLLM), "match": "text"},
+FILE = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
+SOURCE = inspect.getsource(textwrap)
+Draft = str | dict[str, Any] | None
+BY_TEXT = {"method": "universal", "match": "text"}
+DRAFTS: dict[str, tuple[Draft, int, str | None]] = {
+    "none": (None, 8, None),
+    "ngram": ("ngram", 4, None),
+    "suffix": ("suffix", 8, None),
+    "ngram trees": ("ngram", 8, "dynamic:9"),
+    "suffix trees": ("suffix", 4, "dynamic:9"),
+    "self-exit": ("self-exit:8", 4, None),
+    "smollm by text": (BY_TEXT, 4, None),
 }
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-PERSON: dict[str, Any] = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
-    "required": ["name", "age", "city"],
-    "additionalProperties": False,
-}
-SOURCE = inspect.getsource(textwrap)[:9000]
+"""Drafts of Qwen: the draft, how many requests it decodes at a time, and the shape of its trees."""
 
 
 @dataclass(frozen=True)
@@ -48,55 +42,67 @@ class Case:
     """A request.
 
     Args:
-        prompt: a user's message, or code that goes on.
+        prompt: a user's message, or code that goes on; `%s` stands for a module's source.
         num_tokens: most new tokens.
-        tools: functions that the model may call.
-        schema: of the JSON that the answer must be.
-        stop: a string that ends the answer.
+        source: length of the source.
+        system: message before the user's.
+        tools: names of functions that the model may call.
+        schema: name of the JSON schema of the answer.
+        stop: strings that end the answer.
         is_chat: whether the prompt is a message.
     """
 
     prompt: str
-    num_tokens: int = 48
-    tools: tuple[dict[str, Any], ...] = ()
-    schema: dict[str, Any] | None = None
-    stop: tuple[str, ...] = ()
+    num_tokens: int = 24
+    source: int = 0
+    system: str | None = None
+    tools: Sequence[str] = ()
+    schema: str | None = None
+    stop: Sequence[str] = ()
     is_chat: bool = True
 
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        text = self.prompt.replace("%s", SOURCE[: self.source])
+        if not self.is_chat:
+            return tokenizer.encode(text)
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        tools = [FILE["tools"][name] for name in self.tools]
+        return tokenizer.chat([*messages, {"role": "user", "content": text}], tools=tools or None)
 
-CASES = {
-    "function": Case("Write a Python function that reverses a linked list."),
-    "completion": Case("def fibonacci(n: int) -> int:\n    ", is_chat=False),
-    "edit": Case(f"Rename `text` to `content` in this module and repeat it:\n```python\n{SOURCE[:1500]}\n```", 96),
-    "sql": Case("SQL: the ten customers with the most orders, from tables customers and orders."),
-    "chat": Case("What is the difference between a list and a tuple?"),
-    "german": Case("Erkläre in zwei Sätzen, was ein Compiler ist."),
-    "chinese": Case("用一句话解释什么是递归。😀"),
-    "json": Case('Repeat as JSON with sorted keys: {"b": [1, 2, 3], "a": {"d": null, "c": true}}'),
-    "grammar": Case("Make JSON of: Ada Lovelace, 36, lives in London.", schema=PERSON),
-    "tool": Case("How is the weather in Paris?", tools=(WEATHER,)),
-    "two tools": Case("Compare the weather of Rome and of Oslo.", tools=(WEATHER,)),
-    "stop": Case("Count from 1 to 30, separated by commas.", stop=("12",)),
-    "long": Case(f"{SOURCE}\n\ndef dedent(text):\n", is_chat=False),
-}
+    def grammar(self, tokenizer: Tokenizer) -> Grammar | None:
+        if self.schema is None:
+            return None
+        return compile_grammar("json_schema", json.dumps(FILE["schemas"][self.schema]), tokenizer)
+
+
+CASES = {name: Case(**fields) for name, fields in FILE["cases"].items()}
+SHORT_CASES = {name: case for name, case in list(CASES.items())[::4] if not case.source}
 
 
 def answers(
-    draft: Draft | None, at_a_time: int, name: str = QWEN, cases: Mapping[str, Case] = CASES, tree: str | None = None
+    draft: Draft,
+    at_a_time: int,
+    name: str = QWEN,
+    cases: Mapping[str, Case] = CASES,
+    tree: str | None = None,
+    compute: str = "native",
 ) -> dict[str, Output]:
-    """Every case's output, so many decoded in each step."""
-    with Engine.load(real_file(name), draft, max_model_len=4096, max_num_seqs=at_a_time, tree=tree) as engine:
-        assert engine.target.decoder == "own, native"
+    """Every case's output, so many decoded in each step; dequantized weights are in float32."""
+    dtype = "auto" if compute == "native" else "float32"
+    options: dict[str, Any] = {
+        "max_model_len": 5120,
+        "max_num_seqs": at_a_time,
+        "tree": tree,
+        "compute": compute,
+        "dtype": dtype,
+    }
+    with Engine.load(real_file(name), draft, **options) as engine:
+        assert engine.target.decoder == ("own, native" if compute == "native" else "own")
         outputs, tokenizer = Outputs(), not_none(engine.tokenizer)
         with Driver(engine) as driver:
             for case in cases.values():
-                message = [{"role": "user", "content": case.prompt}]
-                tokens = (
-                    tokenizer.chat(message, tools=case.tools or None) if case.is_chat else engine.encode(case.prompt)
-                )
-                params = SamplingParams(max_new_tokens=case.num_tokens, temperature=0, stop=case.stop)
-                grammar = case.schema and compile_grammar("json_schema", json.dumps(case.schema), tokenizer)
-                outputs.add(driver, tokens, None, params, grammar=grammar or None)
+                params = SamplingParams(max_new_tokens=case.num_tokens, temperature=0, stop=tuple(case.stop))
+                outputs.add(driver, case.encode(tokenizer), None, params, grammar=case.grammar(tokenizer))
             for events in driver.steps():
                 for event in events:
                     outputs.observe(event)
@@ -109,17 +115,36 @@ def plain() -> dict[str, Output]:
 
 
 def test_cases_are_what_they_are_called(plain: dict[str, Output]) -> None:
-    assert list(json.loads(plain["grammar"].text)) == PERSON["required"]
+    assert len(plain) == 50
+    assert list(json.loads(plain["grammar"].text)) == FILE["schemas"]["person"]["required"]
     assert (plain["stop"].stop_reason, plain["stop"].text.count(",")) == ("12", 11)
     assert '"get_weather"' in plain["tool"].text
-    assert len(plain["long"].prompt_token_ids) > 2000
-    assert sum(len(output.token_ids) for output in plain.values()) > 400
+    assert len(plain["long"].prompt_token_ids) > 4000
+    assert sum(len(output.token_ids) for output in plain.values()) > 1000
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_greedy_text_is_that_of_plain_decoding(plain: dict[str, Output], draft: str) -> None:
-    """Four at a time with the draft, one at a time without."""
-    assert_equal(answers(DRAFTS[draft](), 4), plain)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_greedy_text_is_that_of_plain_decoding(plain: dict[str, Output], name: str) -> None:
+    """Four or eight at a time with the draft, one at a time without."""
+    draft, at_a_time, tree = DRAFTS[name]
+    if draft is BY_TEXT:
+        draft = BY_TEXT | {"model": real_file(SMOLLM)}
+    drafted = answers(draft, at_a_time, tree=tree)
+    assert_equal(drafted, plain)
+    assert (num_accepted(drafted) > 0) == (draft is not None)
+
+
+@pytest.fixture(scope="module")
+def plain_dequantized() -> dict[str, Output]:
+    return answers(None, 1, cases=SHORT_CASES, compute="dequantized")
+
+
+@pytest.mark.parametrize("draft", ["self-int4", "self-int8"])
+def test_copies_in_fewer_bits_keep_greedy_text(plain_dequantized: dict[str, Output], draft: str) -> None:
+    """Of dequantized weights: there is no copy of blocks."""
+    drafted = answers(draft, 4, cases=SHORT_CASES, compute="dequantized")
+    assert_equal(drafted, plain_dequantized)
+    assert num_accepted(drafted) > 0
 
 
 @pytest.mark.parametrize("name", [SMOLLM, GEMMA])
@@ -127,12 +152,17 @@ def test_trees_behind_long_prompts_keep_greedy_text(name: str) -> None:
     """More tokens than the window of Gemma's local layers."""
     cases = {key: case for key, case in CASES.items() if not case.is_chat}
     plain = answers(None, 1, name, cases)
-    assert len(plain["long"].prompt_token_ids) > 2000
-    assert_equal(answers("ngram", 4, name, cases, "dynamic:9"), plain)
+    assert len(plain["long"].prompt_token_ids) > 4000
+    drafted = answers("ngram", 4, name, cases, "dynamic:9")
+    assert_equal(drafted, plain)
+    assert num_accepted(drafted) > 0
 
 
 def assert_equal(drafted: Mapping[str, Output], plain: Mapping[str, Output]) -> None:
     for name, output in plain.items():
         assert (name, drafted[name].token_ids, drafted[name].text) == (name, output.token_ids, output.text)
         assert drafted[name].stop_reason == output.stop_reason
-    assert sum(output.speculative.num_accepted_tokens for output in drafted.values()) > 0
+
+
+def num_accepted(drafted: Mapping[str, Output]) -> int:
+    return sum(output.speculative.num_accepted_tokens for output in drafted.values())
