@@ -240,7 +240,7 @@ async def mix(
 
 async def mixed(served: Served, seconds: float, kinds: Sequence[str]) -> dict[str, Any]:
     """A plain client on an idle server, and then beside the mixed load; memory before and after."""
-    await mix(served, 10, kinds)
+    await mix(served, max(10, seconds / 20), kinds)
     await asyncio.sleep(5)
     idle_answers, before = await ask_plainly(served, 15), served.resident_bytes
     loaded_answers, statuses = await mix(served, seconds, kinds)
