@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.prompts import PromptRow
     from specdec_cli.measure.predict.cost import Payoff
     from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.report.pace import Waiting
     from specdec_cli.report.view import Screen
     from specdec_cli.train.events import TrainingEvent
     from specdec_cli.train.features import CachedFeatures, TargetFeatures
@@ -51,9 +52,13 @@ if TYPE_CHECKING:
     from specdec_cli.train.target import TrainingTarget
 
 _METHOD, _SCHEDULE, _DRAFT = "Method and data", "Schedule", "Draft"
-_OF_METHOD = ("method", "data", "num_prompts", "num_held_out", "answers_per_prompt", "keep_answers", "cache_features")
+_OF_METHOD = (
+    *("method", "data", "num_prompts", "num_held_out", "answers_per_prompt", "keep_answers", "answers_from"),
+    "cache_features",
+)
 _OF_SCHEDULE = (
     *("epochs", "max_steps", "batch_size", "learning_rate", "warmup_ratio", "weight_decay", "max_grad_norm"),
+    "precision",
     *("evaluate_every", "save_every", "patience", "seed"),
 )
 
@@ -242,17 +247,20 @@ class _TrainCommand:
 
     def _plan(self, target: TrainingTarget, data: TrainingData) -> dict[str, Any]:
         """Everything that decides what the run does; a run that goes on has the same."""
+        from specdec_cli.train.precision import product_precision
+
         recipe = self._recipe.as_dict()
         train = self._recipe.train.model_dump(mode="json")
-        for key in ("evaluate_every", "save_every", "patience", "data"):
-            del train[key]  # these change no weights; data and target are compared by content, too
+        for key in ("evaluate_every", "save_every", "patience", "data", "answers_from"):
+            del train[key]  # these change no weights; data, answers and target are compared by content
+        train["precision"] = product_precision(self._recipe.train.precision, target.device)
         contents = {"target_weights": target.weights_identity, "data": data.identity}
         return {**train, "target": recipe["target"], "sampling": recipe["sampling"], **contents}
 
     def _run(self, session: TrainingSession, folder: TrainingFolder, stopped: Callable[[], bool]) -> ExitCode | None:
         its = self.processes
         with progress(self.screen) as say:
-            samples = session.answer(lambda done, total: say(f"answers: {done} of {total}"), stopped)
+            samples = session.answer(lambda done, total: say("answers", done, total), stopped)
             features = None if its.any(stopped()) else self._features(session, samples, say, stopped)
             if its.any(stopped()):
                 return self._interrupted()
@@ -291,7 +299,7 @@ class _TrainCommand:
         self,
         session: TrainingSession,
         samples: Sequence[Sample],
-        say: Callable[[str], None],
+        say: Waiting,
         stopped: Callable[[], bool],
     ) -> TargetFeatures | CachedFeatures:
         """The target's hidden states, written to disk first where the settings say so."""
@@ -301,9 +309,10 @@ class _TrainCommand:
         features = its.each(lambda: session.features(samples))
         if isinstance(features, CachedFeatures):
             self.screen.say(f"the target's hidden states take {sized(features.num_bytes)} in {self.output}")
-            words = "hidden states: {} of {} samples"
             its.together(
-                lambda: features.prepare(lambda *how_many: say(words.format(*how_many)), stopped, its.index, its.num)
+                lambda: features.prepare(
+                    lambda done, total: say("hidden states of samples", done, total), stopped, its.index, its.num
+                )
             )
         return features
 
@@ -313,11 +322,13 @@ class _TrainCommand:
 
     def _document(self, session: TrainingSession, events: Sequence[TrainingEvent], is_interrupted: bool) -> Any:
         from specdec_cli.train.documents import TrainDocument
+        from specdec_cli.train.precision import product_precision
 
         settled = {
             **session.method.settled(),
             "learning_rate": session.method.learning_rate,
             "loss": session.method.loss,
+            "precision": product_precision(self._recipe.train.precision, session.target.device),
         }
         body = TrainDocument.of_events(events, settled, session.data.notices, is_interrupted).as_json()
         return envelope(TrainDocument, self._recipe.as_dict(), body, **machine_of(session.engine))

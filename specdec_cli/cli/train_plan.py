@@ -130,6 +130,8 @@ def checked_data(recipe: Recipe) -> str:
         raise UsageError(message, "add --temperature 0.8, or leave --answers-per-prompt out")
     if settings.keep_answers and settings.answers_per_prompt > 1:
         raise UsageError("`--keep-answers` has one answer to each prompt", "leave --answers-per-prompt out")
+    if settings.keep_answers and settings.answers_from is not None:
+        raise UsageError("`--keep-answers` and `--answers-from` name two sources of answers", "leave one of them out")
     if sampling.max_new_tokens < 2:
         what = "to measure acceptance on" if settings.keep_answers else "to learn from"
         raise UsageError(f"an answer of 1 token is too short {what}", "raise -n (--max-new-tokens) to 2 or more")

@@ -375,6 +375,8 @@ class Train(Section):
     """Weight decay of AdamW."""
     max_grad_norm: float = Field(0.5, gt=0, le=10**6)
     """Clip gradients to this norm."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the draft's matrix products. auto takes bfloat16 where the hardware multiplies it, else float32."""
     loss: Literal["kl", "ce", "tv", "ce-tv", "hybrid"] | None = None
     """Divergence from the target's distribution: kl, ce, tv, ce-tv or hybrid. null takes kl, for dspark ce-tv."""
     position_weights: Literal["decay", "d-pace"] = "decay"
@@ -407,6 +409,8 @@ class Train(Section):
     """Model with the target's tokenizer to begin with (pard, distill). null prunes the target itself (distill)."""
     keep_answers: bool = False
     """Train on the data's answers, not the target's own: a chat's assistant's, or the column answer, output, ..."""
+    answers_from: str | None = Field(None, min_length=1)
+    """Output folder of an earlier run: its answers to the same prompts are used again."""
     cache_features: bool = False
     """Keep the target's hidden states of all samples on disk (bfloat16), so that it reads each sample once."""
     evaluate_every: int | None = Field(None, ge=1, le=2**31 - 1)

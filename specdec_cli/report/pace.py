@@ -42,23 +42,24 @@ class Pace:
 
 
 class Waiting:
-    """Phases of a long wait, each with its own remaining time."""
+    """Phases of a long wait, each with its own remaining time, by the pace since the phase began."""
 
     def __init__(self) -> None:
         self._pace = self._phase_pace = Pace()
         self._phase, self._done, self._total = "", 0.0, 0.0
+        self._done_before = 0.0
         self._is_in_bytes = False
 
     def __call__(self, phase: str, done: float = 0, total: float = 0, /) -> None:
         """Take the phase that runs now and how much of it is done; a total of 1 counts in per cent."""
         if phase != self._phase:
-            self._phase_pace = Pace()
+            self._phase_pace, self._done_before = Pace(), done
         self._phase, self._done, self._total, self._is_in_bytes = phase, done, total, False
 
     def count_bytes(self, done: float, total: float) -> None:
         """Take how many bytes of the phase are done, which a terminal shows as a bar."""
         if not self._is_in_bytes:
-            self._phase_pace = Pace()
+            self._phase_pace, self._done_before = Pace(), 0.0
         self._done, self._total, self._is_in_bytes = done, total, True
 
     def __rich__(self) -> Text:
@@ -75,7 +76,8 @@ class Waiting:
         if self._is_in_bytes:
             prepared = "" if done < total else ", preparing the model"
             count = f": {done / 1e6:.0f} of {total / 1e6:.0f} MB{prepared}"
-        return f"{phase}{count} ({self._pace.words()}{self._phase_pace.left(done, total)})"
+        left = self._phase_pace.left(done - self._done_before, total - self._done_before)
+        return f"{phase}{count} ({self._pace.words()}{left})"
 
 
 def duration(seconds: float) -> str:

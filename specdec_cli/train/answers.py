@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from specdec_cli.train.samples import Sample
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.outputs import Generated
     from specdec_cli.train.processes import Processes
 
 _TOGETHER = 64  # prompts that a process hands to its engine at once: what an interruption loses at most
@@ -46,6 +47,43 @@ def fingerprint(prompts: Sequence[TrainingPrompt], params: SamplingParams) -> st
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def answers_origin(target_weights: str, params: SamplingParams) -> str:
+    """SHA-256, in hexadecimal, of the target's weights and the sampling parameters: whose answers these are."""
+    return hashlib.sha256(f"{target_weights} {params!r}".encode()).hexdigest()
+
+
+def prompt_key(tokens: Sequence[int]) -> str:
+    """32 hexadecimal digits that name a prompt in files of answers."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:32]
+
+
+def earlier_answers(path: Path, origin: str) -> dict[str, list[list[int]]]:
+    """The answers of another run by the key of their prompt, in order.
+
+    Args:
+        path: of its file; it is only read.
+        origin: that its answers must have.
+
+    Raises:
+        UsageError: there is no such file, it names no prompts, or the answers are of another target or other sampling.
+        RunError: it is damaged.
+    """
+    hint = "name the --output folder of a run with the same target and sampling options, or leave --answers-from out"
+    if not path.is_file():
+        raise UsageError(f"there are no answers in `{path}`", hint)
+    lines = path.read_bytes().split(b"\n")[:-1]
+    head = _row(lines[0]) if lines else {}
+    if head.get("origin") != origin:
+        raise UsageError(f"the answers in `{path}` are those of another target or other sampling options", hint)
+    found: dict[str, list[list[int]]] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        row = _row(line)
+        if not isinstance(row.get("prompt"), str) or not _is_answer(row.get("answer")):
+            raise RunError(f"line {number} of `{path}` is damaged", f"keep its first {number - 1} lines")
+        found.setdefault(row["prompt"], []).append(row["answer"])
+    return found
+
+
 def usable(samples: Iterable[Sample], max_context: int) -> list[Sample]:
     """Samples cut at the context; those with fewer than two tokens of answers are left out."""
     return [cut for sample in samples if (cut := sample.cut(max_context)).num_counted >= 2]
@@ -59,6 +97,8 @@ class Answers:
         prompts: in order.
         params: how answers are sampled; each prompt's index keys its noise.
         processes: that share the prompts; the main one keeps the file.
+        origin: whose answers they are; see `answers_origin`.
+        earlier: answers of another run by their prompt's key, which are used again.
 
     Raises:
         UsageError: the file belongs to other prompts or parameters.
@@ -66,10 +106,18 @@ class Answers:
     """
 
     def __init__(
-        self, path: Path, prompts: Sequence[TrainingPrompt], params: SamplingParams, processes: Processes
+        self,
+        path: Path,
+        prompts: Sequence[TrainingPrompt],
+        params: SamplingParams,
+        processes: Processes,
+        origin: str,
+        earlier: Mapping[str, Sequence[list[int]]] | None = None,
     ) -> None:
         self._path, self._prompts, self._params, self._processes = path, prompts, params, processes
-        self._identity = fingerprint(prompts, params)
+        self._identity, self._origin = fingerprint(prompts, params), origin
+        self._keys = [prompt_key(prompt.tokens) for prompt in prompts]
+        self._known = self._matched(earlier or {})
         self._found = processes.from_main(self._read)
 
     @property
@@ -90,19 +138,41 @@ class Answers:
         """
         processes = self._processes
         processes.from_main(self._begin)
+        progress(self.num_done, len(self._prompts))
         while self.num_done < len(self._prompts) and not processes.any(stopped()):
             batch = self._prompts[self.num_done : self.num_done + _TOGETHER * processes.num]
-            answers = processes.joined(processes.together(partial(self._answered, engine, processes.share(batch))))
-            rows = [{"index": prompt.index, "answer": answer} for prompt, answer in zip(batch, answers, strict=True)]
+            own = processes.share(batch)
+            answers = processes.joined(processes.together(partial(self._answered, engine, own, progress)))
+            keys = self._keys[self.num_done :]
+            rows = [
+                {"index": prompt.index, "prompt": key, "answer": answer}
+                for prompt, key, answer in zip(batch, keys, answers, strict=False)
+            ]
             processes.from_main(partial(self._append, rows))
             self._found += answers
             progress(self.num_done, len(self._prompts))
 
-    def _answered(self, engine: Engine, prompts: Sequence[TrainingPrompt]) -> list[list[int]]:
-        """Tokens of the engine's answers."""
-        params = [replace(self._params, index=prompt.index) for prompt in prompts]
-        outputs = engine.generate([list(prompt.tokens) for prompt in prompts], params, 0)
-        return [list(output.token_ids) for output in outputs]
+    def _answered(
+        self, engine: Engine, prompts: Sequence[TrainingPrompt], progress: Callable[[int, int], None]
+    ) -> list[list[int]]:
+        """Tokens of the answers: those that are known, and the engine's."""
+
+        def count(now: Generated) -> None:
+            finished = now.num_finished + len(prompts) - len(new)
+            progress(self.num_done + finished * self._processes.num, len(self._prompts))
+
+        new = [prompt for prompt in prompts if prompt.index not in self._known]
+        params = [replace(self._params, index=prompt.index) for prompt in new]
+        outputs = engine.generate([list(prompt.tokens) for prompt in new], params, 0, progress=count) if new else []
+        made = iter(outputs)
+        known = self._known
+        return [known[prompt.index] if prompt.index in known else list(next(made).token_ids) for prompt in prompts]
+
+    def _matched(self, earlier: Mapping[str, Sequence[list[int]]]) -> dict[int, list[int]]:
+        """Earlier answers by the index of the prompt that takes each; of several to one prompt, in their order."""
+        left = {key: list(reversed(answers)) for key, answers in earlier.items()}
+        pairs = zip(self._prompts, self._keys, strict=True)
+        return {prompt.index: left[key].pop() for prompt, key in pairs if left.get(key)}
 
     def samples(self, max_context: int) -> list[Sample]:
         """The usable samples of what is answered."""
@@ -112,7 +182,7 @@ class Answers:
     def _begin(self) -> None:
         """Write the first line, if there is none yet."""
         if not self._path.exists():
-            self._append([{"format": "specdec.answers/1", "fingerprint": self._identity}])
+            self._append([{"format": "specdec.answers/1", "fingerprint": self._identity, "origin": self._origin}])
 
     def _append(self, rows: Sequence[dict[str, Any]]) -> None:
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -146,8 +216,7 @@ class Answers:
         """The answer to a prompt in its line of the file."""
         row = _row(line)
         answer = row.get("answer")
-        is_answer = isinstance(answer, list) and all(type(token) is int for token in answer)
-        if not is_answer or row.get("index") != prompt.index:
+        if not _is_answer(answer) or row.get("index") != prompt.index:
             raise self._damaged(number)
         return list(row["answer"])
 
@@ -155,6 +224,10 @@ class Answers:
         message = f"line {number} of `{self._path}` is damaged"
         hint = f"restore it, or keep its first {number - 1} lines: with --resume, the target answers the rest again"
         return RunError(message, hint)
+
+
+def _is_answer(answer: Any) -> bool:
+    return isinstance(answer, list) and all(type(token) is int for token in answer)
 
 
 def _row(line: bytes) -> dict[str, Any]:

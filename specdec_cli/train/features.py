@@ -18,9 +18,11 @@ from specdec_cli.lm.door import LM, Row, Tap, Tapped
 from specdec_cli.quantities import sized
 from specdec_cli.train.disk import deleted_on_error, writing
 from specdec_cli.train.samples import Sample, TrainingBatch, padded
+from specdec_cli.train.target import OutputLayer
 
 _SHARD = 64  # samples in a file of hidden states
 _TOGETHER = 8  # samples that the target reads at once
+_TOP = ".top"  # ends the names of the most likely tokens
 
 
 class TargetFeatures:
@@ -29,13 +31,14 @@ class TargetFeatures:
     Args:
         lm: the target.
         taps: hidden states that the method reads.
+        drafted: tokens [D] int64 that the draft can draft; None for all.
 
     Raises:
         UsageError: the target has no such layers, or cannot give hidden states.
     """
 
-    def __init__(self, lm: LM, taps: Sequence[Tap]) -> None:
-        self._lm = lm
+    def __init__(self, lm: LM, taps: Sequence[Tap], drafted: Tensor | None = None) -> None:
+        self._lm, self._drafted = lm, None if drafted is None else drafted.to(lm.device)
         new = [tap for tap in taps if tap not in lm.taps]
         if new:
             lm.tap(new)
@@ -45,25 +48,34 @@ class TargetFeatures:
     def batch(self, samples: Sequence[Sample]) -> TrainingBatch:
         """A batch of samples, in one forward of the target."""
         tokens, is_counted = padded(samples, self._lm.device)
-        logits, states = self.read(samples)
-        logits_of_batch = _side_by_side(logits, tokens)
+        nums = [_num_logits(sample) for sample in samples]
+        logits, states = self._read(samples, nums)
         features = _side_by_side(states, tokens) if self._columns else None
-        return TrainingBatch(tokens, is_counted, features, logits_of_batch)
+        parts, is_drafted = torch.split(logits, nums), None
+        if self._drafted is not None:
+            tops = [torch.isin(part.argmax(-1), self._drafted) for part in parts]
+            is_drafted = _side_by_side(tops, tokens, samples) > 0
+            parts = tuple(part[:, self._drafted] for part in parts)
+        return TrainingBatch(tokens, is_counted, features, _side_by_side(parts, tokens, samples), is_drafted)
 
-    def read(self, samples: Sequence[Sample]) -> tuple[list[Tensor], list[Tensor]]:
-        """Logits [n, V] and hidden states [n, taps, hidden] of each sample; no states without taps."""
-        rows = [self._row(sample) for sample in samples]
+    def states(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Hidden states [n, taps, hidden] of each sample."""
+        return self._read(samples, [0] * len(samples))[1]
+
+    def _read(self, samples: Sequence[Sample], nums: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """The last so many logits of each sample, one below the other, and all hidden states; none without taps."""
+        rows = [self._row(sample, num) for sample, num in zip(samples, nums, strict=True)]
         try:
             logits = self._lm.score(rows)
         finally:
             for row in rows:
                 self._lm.release(row.handle)
         states = [row.tapped.states[:, self._columns] for row in rows if row.tapped and row.tapped.states is not None]
-        return list(torch.split(logits, [len(sample.tokens) for sample in samples])), states
+        return logits, states
 
-    def _row(self, sample: Sample) -> Row:
+    def _row(self, sample: Sample, num: int) -> Row:
         tapped = Tapped() if self._columns else None
-        return Row(next(self._handles), list(sample.tokens), len(sample.tokens), tapped=tapped)
+        return Row(next(self._handles), list(sample.tokens), num, tapped=tapped)
 
 
 class CachedFeatures:
@@ -76,14 +88,18 @@ class CachedFeatures:
         taps: hidden states that the method reads.
         folder: for the shards.
         samples: all samples of the run.
+        output: the target's output layer for the tokens that the draft can draft; None for all.
 
     Raises:
         UsageError: the target has no such layers, or cannot give hidden states.
         RunError: the disk has no room for them.
     """
 
-    def __init__(self, lm: LM, taps: Sequence[Tap], folder: Path, samples: Sequence[Sample]) -> None:
+    def __init__(
+        self, lm: LM, taps: Sequence[Tap], folder: Path, samples: Sequence[Sample], output: OutputLayer | None = None
+    ) -> None:
         self._lm, self._folder, self._samples, self._num_taps = lm, folder, samples, len(taps)
+        self._output = output
         self._features = TargetFeatures(lm, (*taps, "final"))
         self._places = {id(sample): place for place, sample in enumerate(samples)}
         self._shards: dict[int, Any] = {}
@@ -112,6 +128,7 @@ class CachedFeatures:
         """
         with writing(self._folder):
             self._folder.mkdir(exist_ok=True)
+        progress(0, len(self._samples))
         for begin in range(index * _SHARD, len(self._samples), num * _SHARD):
             if stopped():
                 return
@@ -120,14 +137,20 @@ class CachedFeatures:
             progress(min(begin + _SHARD, len(self._samples)), len(self._samples))
 
     def batch(self, samples: Sequence[Sample]) -> TrainingBatch:
-        """A batch of samples; the target computes its output layer alone."""
+        """A batch of samples; the target computes its output layer alone, for the tokens that the draft can draft."""
         tokens, is_counted = padded(samples, self._lm.device)
-        states = [self._states(self._places[id(sample)]) for sample in samples]
+        places = [self._places[id(sample)] for sample in samples]
+        states, nums = [self._states(place) for place in places], [_num_logits(sample) for sample in samples]
+        final = torch.cat([state[len(state) - num :, -1] for state, num in zip(states, nums, strict=True)])
         with torch.no_grad():
-            logits = self._lm.head(torch.cat([state[:, -1] for state in states]))
-        logits_of_batch = _side_by_side(torch.split(logits, [len(state) for state in states]), tokens)
+            logits = self._lm.head(final) if self._output is None else self._output.logits(final)
+        logits_of_batch = _side_by_side(torch.split(logits, nums), tokens, samples)
         features = _side_by_side([state[:, :-1] for state in states], tokens) if self._num_taps else None
-        return TrainingBatch(tokens, is_counted, features, logits_of_batch)
+        is_drafted = None
+        if self._output is not None:
+            tops = [self._stored(place, _TOP).to(self._lm.device) for place in places]
+            is_drafted = _side_by_side([torch.isin(top, self._output.ids) for top in tops], tokens, samples) > 0
+        return TrainingBatch(tokens, is_counted, features, logits_of_batch, is_drafted)
 
     @property
     def _bytes_per_token(self) -> int:
@@ -142,35 +165,58 @@ class CachedFeatures:
         part = self._samples[begin : begin + _SHARD]
         try:
             with safe_open(self._path(begin), framework="pt") as shard:
-                lengths = [shard.get_slice(str(begin + i)).get_shape()[0] for i in range(len(part))]
+                kinds = ["", *([_TOP] if self._output is not None else [])]
+                lengths = [
+                    [shard.get_slice(f"{begin + i}{kind}").get_shape()[0] for kind in kinds] for i in range(len(part))
+                ]
         except (OSError, SafetensorError):
             return False
-        return lengths == [len(sample.tokens) for sample in part]
+        return lengths == [[len(sample.tokens), _num_logits(sample)][: len(kinds)] for sample in part]
 
     def _write(self, begin: int) -> None:
         tensors: dict[str, Tensor] = {}
         for first in range(begin, min(begin + _SHARD, len(self._samples)), _TOGETHER):
             part = self._samples[first : min(first + _TOGETHER, begin + _SHARD)]
-            states = self._features.read(part)[1]
+            states = self._features.states(part)
             tensors |= {str(first + i): state.to("cpu", torch.bfloat16).contiguous() for i, state in enumerate(states)}
+            if self._output is not None:
+                pairs = enumerate(zip(part, states, strict=True))
+                tensors |= {f"{first + i}{_TOP}": self._top(sample, state).cpu() for i, (sample, state) in pairs}
         path = self._path(begin)
         half = path.with_suffix(".new")
         with writing(path), deleted_on_error(half):
             save_file(tensors, half)
             half.replace(path)
 
+    def _top(self, sample: Sample, states: Tensor) -> Tensor:
+        """The target's most likely token [n] int32 at each position whose logits count."""
+        with torch.no_grad():
+            return self._lm.head(states[-_num_logits(sample) :, -1]).argmax(-1).int()
+
     def _states(self, place: int) -> Tensor:
         """States [n, taps + 1, hidden] of a sample in the target's dtype."""
+        return self._stored(place).to(self._lm.device, self._lm.dtype)
+
+    def _stored(self, place: int, kind: str = "") -> Tensor:
         number = place // _SHARD
         if number not in self._shards:
             self._shards[number] = safe_open(self._path(place), framework="pt")
-        stored: Tensor = self._shards[number].get_tensor(str(place))
-        return stored.to(self._lm.device, self._lm.dtype)
+        stored: Tensor = self._shards[number].get_tensor(f"{place}{kind}")
+        return stored
 
 
-def _side_by_side(parts: Sequence[Tensor], tokens: Tensor) -> Tensor:
-    """Tensors [n, ...] of each sample as one [B, N, ...] float32 that autograd may read, zero behind their ends."""
+def _num_logits(sample: Sample) -> int:
+    """Positions at the end of a sample whose logits predict its answers, and one behind them."""
+    return len(sample.tokens) - max(sample.num_prompt_tokens - 1, 0)
+
+
+def _side_by_side(parts: Sequence[Tensor], tokens: Tensor, samples: Sequence[Sample] | None = None) -> Tensor:
+    """Tensors [n, ...] of each sample as one [B, N, ...] float32 that autograd may read, zero elsewhere.
+
+    They begin where the samples do, or with `samples`, end where these end.
+    """
     whole = torch.zeros(*tokens.shape, *parts[0].shape[1:], device=tokens.device)
     for row, part in enumerate(parts):
-        whole[row, : len(part)] = part
+        end = len(part) if samples is None else len(samples[row].tokens)
+        whole[row, end - len(part) : end] = part
     return whole

@@ -21,6 +21,7 @@ from specdec_cli.train.events import Evaluated, HeldOutAcceptance, Saved, Traine
 from specdec_cli.train.folder import TrainingFolder
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.order import SampleOrder
+from specdec_cli.train.precision import product_precision
 from specdec_cli.train.samples import Sample, TrainingBatch
 
 if TYPE_CHECKING:
@@ -89,12 +90,14 @@ class TrainingRun:
     progress: TrainingProgress = field(init=False, default_factory=TrainingProgress)
     _wrapped: Any = field(init=False)
     _optimizer: Any = field(init=False)
+    _is_bfloat16: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self._is_bfloat16 = product_precision(self.settings.precision, self.method.target.device) == "bfloat16"
         self.module.loss.total = self.processes.total
         torch.manual_seed(self.settings.seed + self.processes.index)  # dropout differs between processes
         optimizer = torch.optim.AdamW(
-            self.module.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=self.settings.weight_decay
+            self.module.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=self.settings.weight_decay, fused=True
         )
         self._wrapped, self._optimizer = self.processes.prepare(self.module, optimizer)
         self.processes.accelerator.register_for_checkpointing(self.progress)
@@ -152,7 +155,8 @@ class TrainingRun:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         accelerator, batch = self.processes.accelerator, self._own_batch(places)
-        result: BatchLoss = self._wrapped(batch)
+        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._is_bfloat16):
+            result: BatchLoss = self._wrapped(batch)
         accelerator.backward(result.value * self.processes.num)  # the wrapper takes the mean over processes
         accelerator.clip_grad_norm_(self._wrapped.parameters(), self.settings.max_grad_norm)
         self._optimizer.step()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,25 @@ def cross_entropy(q: Tensor, p: Tensor) -> Tensor:
 
 def forward_kl(q: Tensor, p: Tensor) -> Tensor:
     """Divergence KL(p || q) of log-probabilities [n, V]: [n]. Tokens with p = 0 add nothing."""
-    return torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).nan_to_num(0.0).sum(-1)
+    divergence: Tensor = _ForwardKL.apply(q, p)  # type: ignore[no-untyped-call]  # so is torch's own class
+    return divergence
+
+
+class _ForwardKL(torch.autograd.Function):
+    """KL(p || q) that keeps nothing but p for its gradient in q, which is -p: large vocabularies are read least."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, p: Tensor) -> Tensor:
+        """[n] of log-probabilities [n, V]."""
+        probabilities = p.exp()
+        ctx.save_for_backward(probabilities)
+        return (p - q).mul_(probabilities).nan_to_num_(0.0).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The gradient [n, V] in q."""
+        [probabilities] = ctx.saved_tensors
+        return probabilities * -gradients[0][:, None], None
 
 
 def total_variation(q: Tensor, p: Tensor) -> Tensor:

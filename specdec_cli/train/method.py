@@ -145,6 +145,11 @@ class TrainingMethod(ABC):
         return ()
 
     @property
+    def drafted(self) -> Tensor | None:
+        """Tokens [D] int64 that the draft can draft, once `prepare` has seen the samples; None for all."""
+        return None
+
+    @property
     @abstractmethod
     def depth(self) -> int:
         """Tokens that the draft learns to draft one behind the other; k of the evaluation."""

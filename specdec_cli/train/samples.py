@@ -59,7 +59,9 @@ class TrainingBatch:
         tokens: [B, N] int64; 0 behind a sample's end.
         is_counted: [B, N] bool, tokens that count when they are predicted: answers, not prompts, not padding.
         features: [B, N, taps, hidden] of the target, taps in the method's order; None for a method without taps.
-        logits: [B, N, V] float32 of the target; those at position t predict the token at t + 1.
+        logits: [B, N, D] float32 of the target, D the tokens that the draft can draft; those at position t predict the
+            token at t + 1, and are wanted where that one counts.
+        is_drafted: [B, N] bool, whether the target's most likely token is among these; None where all tokens are.
         seeds: of what is drawn at random in each sample; None draws from torch's own generator.
     """
 
@@ -67,6 +69,7 @@ class TrainingBatch:
     is_counted: Tensor
     features: Tensor | None
     logits: Tensor
+    is_drafted: Tensor | None = None
     seeds: Sequence[int] | None = None
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.quantities import counted
 from specdec_cli.train.acceptance import measure_acceptance
-from specdec_cli.train.answers import Answers, TrainingPrompt, usable
+from specdec_cli.train.answers import Answers, TrainingPrompt, answers_origin, earlier_answers, usable
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.events import HeldOutAcceptance
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
@@ -25,7 +25,7 @@ from specdec_cli.train.method import TrainingMethod
 from specdec_cli.train.methods import training_method
 from specdec_cli.train.processes import Processes
 from specdec_cli.train.samples import Sample
-from specdec_cli.train.target import TrainingTarget
+from specdec_cli.train.target import OutputLayer, TrainingTarget
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -154,12 +154,14 @@ class TrainingSession:
 
         Raises:
             RunError: the file of answers cannot be written.
-            UsageError: all answers are too short to learn from.
+            UsageError: all answers are too short to learn from, or an earlier run has none that can be used again.
         """
         kept = self._kept()
         if kept is not None:
             return kept
-        answers = Answers(self.folder.answers, self.data.train, self.params, self.processes)
+        origin, source = answers_origin(self.target.weights_identity, self.params), self.recipe.train.answers_from
+        earlier = None if source is None else earlier_answers(TrainingFolder(Path(source)).answers, origin)
+        answers = Answers(self.folder.answers, self.data.train, self.params, self.processes, origin, earlier)
         answers.generate(self.engine, progress, stopped)
         samples = answers.samples(self.engine.target.max_context)
         return samples if answers.num_done < len(self.data.train) else _not_empty(samples)
@@ -171,10 +173,12 @@ class TrainingSession:
             UsageError: the target has no such layers.
             RunError: the disk has no room for the hidden states.
         """
-        lm, taps = self.engine.target, self.method.taps
+        self.method.prepare(samples)
+        lm, taps, drafted = self.engine.target, self.method.taps, self.method.drafted
         if self.recipe.train.cache_features:
-            return CachedFeatures(lm, taps, self.folder.work / "features", samples)
-        return TargetFeatures(lm, taps)
+            output = None if drafted is None else OutputLayer.of(self.target, drafted)
+            return CachedFeatures(lm, taps, self.folder.work / "features", samples, output)
+        return TargetFeatures(lm, taps, drafted)
 
     def start(
         self, samples: Sequence[Sample], is_resumed: bool, features: TargetFeatures | CachedFeatures | None = None
@@ -191,8 +195,8 @@ class TrainingSession:
             RunError: a checkpoint cannot be read.
         """
         settings = self.recipe.train
-        features = features or TargetFeatures(self.engine.target, self.method.taps)
         self.method.prepare(samples)
+        features = features or TargetFeatures(self.engine.target, self.method.taps, self.method.drafted)
         run = TrainingRun(
             method=self.method,
             module=self.method.build(),

@@ -19,6 +19,7 @@ from specdec_cli.lm.settings import ModelSettings
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _NUM_PIECES, _BYTES = 64, 4096
+_UNITS = 256  # vectors that the output layer reads at once: of a large vocabulary, a few hundred megabytes of logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,46 @@ class TrainingTarget:
         with torch.no_grad():
             return self.lm.embed(range(self.lm.vocab_size)).float().clone()
 
-    def output_layer(self) -> Tensor:
-        """The weights [V, hidden] float32 of its output layer, as far as that is linear: its logits of unit vectors."""
+    def output_layer(self, ids: Tensor | None = None) -> Tensor:
+        """The weights [V, hidden] float32 of its output layer, as far as that is linear: its logits of unit vectors.
+
+        Args:
+            ids: tokens [D] int64 whose rows are wanted; None wants all.
+        """
+        ids = torch.arange(self.lm.vocab_size) if ids is None else ids
+        return OutputLayer.of(self, ids).weight
+
+
+class OutputLayer:
+    """The target's output layer for some tokens alone.
+
+    Args:
+        ids: the tokens [D] int64.
+        weight: [D, hidden] float32.
+        bias: [D] float32.
+        lm: the target where the layer is not linear, because it caps its logits; else None.
+    """
+
+    def __init__(self, ids: Tensor, weight: Tensor, bias: Tensor, lm: LM | None) -> None:
+        self.ids, self.weight, self._bias, self._lm = ids, weight, bias, lm
+
+    @classmethod
+    def of(cls, target: TrainingTarget, ids: Tensor) -> OutputLayer:
+        """The layer for tokens [D] int64."""
+        lm, is_capped = target.lm, bool(getattr(target.config, "final_logit_softcapping", None))
+        ids = ids.to(target.device)
         with torch.no_grad():
-            units = torch.eye(self.hidden_size, dtype=self.lm.dtype, device=self.device)
-            zero = self.lm.head(torch.zeros_like(units[:1]))
-            return (self.lm.head(units) - zero).float().T.contiguous()
+            units = torch.eye(target.hidden_size, dtype=lm.dtype, device=target.device)
+            zero = lm.head(torch.zeros_like(units[:1]))[:, ids].float()
+            columns = [lm.head(part)[:, ids].float() - zero for part in torch.split(units, _UNITS)]
+            return cls(ids, torch.cat(columns).T.contiguous(), zero[0], lm if is_capped else None)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [n, D] float32 of final states [n, hidden]."""
+        with torch.no_grad():
+            if self._lm is not None:
+                return self._lm.head(states)[:, self.ids].float()
+            return torch.nn.functional.linear(states.float(), self.weight, self._bias)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

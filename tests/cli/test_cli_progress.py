@@ -60,10 +60,14 @@ def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch: pyt
     now[0] += 10
     waiting("tracing the target", 2, 8)
     assert waiting.words() == "tracing the target: 2 of 8 (40 s elapsed, about 30 s left)"
+    waiting("answers", 600, 1000)  # of a run that continues
+    now[0] += 10
+    waiting("answers", 700, 1000)
+    assert waiting.words() == "answers: 700 of 1000 (50 s elapsed, about 30 s left)"
     waiting("measuring the costs of steps")
     now[0] += 6
     waiting("measuring the costs of steps", 0.4, 1)
-    assert waiting.words() == "measuring the costs of steps: 40% (46 s elapsed, about 9 s left)"
+    assert waiting.words() == "measuring the costs of steps: 40% (56 s elapsed, about 9 s left)"
 
 
 def test_49_4_bytes_are_a_bar_on_a_terminal_and_words_elsewhere() -> None:

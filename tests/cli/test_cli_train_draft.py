@@ -37,7 +37,7 @@ def test_a_trained_head_runs_as_a_draft(
     folder = tmp_path / "head"
     page, curve = tmp_path / "run.html", tmp_path / "run.svg"
     more = ["--max-steps", "3", "--evaluate-every", "2", "--cache-features", "--html", str(page), "--plot", str(curve)]
-    assert train(target, prompts, folder, *more, "--json") == 0
+    assert train(target, prompts, folder, *more, "--precision", "bfloat16", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_steps"] == 3
     assert [one["step"] for one in document["evaluations"]] == [2, 3]
@@ -46,6 +46,7 @@ def test_a_trained_head_runs_as_a_draft(
         "depth": 2,
         "draft_vocab_size": 97,
         "learning_rate": 3e-3,
+        "precision": "bfloat16",
     }
     assert "Acceptance on held-out prompts" in page.read_text()
     assert "<svg" in curve.read_text()

@@ -12,6 +12,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.train import features
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
+from specdec_cli.train.target import OutputLayer
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,32 @@ def test_cached_batches_are_the_computed_ones(lm: TransformersLM, tmp_path: Path
     torch.testing.assert_close(found.logits, wanted.logits, rtol=0.05, atol=0.1)
     assert torch.equal(found.tokens, wanted.tokens)
     assert cached.num_bytes == sum(len(one.tokens) for one in samples) * 4 * 32 * 2
+
+
+def test_a_reduced_vocabulary_has_the_logits_of_its_tokens(lm: TransformersLM, tmp_path: Path) -> None:
+    method, samples = method_of(lm, "eagle3", draft_vocab_size=40), samples_of()
+    method.prepare(samples)
+    assert method.drafted is not None
+    cached = CachedFeatures(
+        lm, method.taps, tmp_path / "features", samples, OutputLayer.of(method.target, method.drafted)
+    )
+    cached.prepare(ignore, never)
+    whole = TargetFeatures(lm, method.taps).batch(samples).logits
+    for found in (cached.batch(samples), TargetFeatures(lm, method.taps, method.drafted).batch(samples)):
+        assert found.is_drafted is not None
+        torch.testing.assert_close(found.logits, whole[..., method.drafted], rtol=0.05, atol=0.1)
+        wanted = found.logits.any(-1) & torch.isin(whole.argmax(-1), method.drafted)
+        assert torch.equal(found.is_drafted, wanted)
+        assert 0 < int(found.is_drafted.sum()) < int(found.logits.any(-1).sum())
+
+
+def test_capped_logits_come_from_the_whole_layer(lm: TransformersLM) -> None:
+    method = method_of(lm, "eagle3")
+    method.target.config.final_logit_softcapping = 30.0
+    ids, states = torch.tensor([3, 5]), torch.randn(4, method.target.hidden_size)
+    layer = OutputLayer.of(method.target, ids)
+    layer.weight.zero_()
+    assert torch.equal(layer.logits(states), lm.head(states)[:, ids].float())
 
 
 def test_a_stopped_run_keeps_its_shards(lm: TransformersLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_training import PROMPTS, ignore, never, session, tiny_target
@@ -57,7 +59,7 @@ def test_answers_of_other_prompts_are_refused(tmp_path: Path) -> None:
     prompts = [TrainingPrompt(one, index) for index, one in enumerate(PROMPTS)]
     path.write_text(json.dumps({"format": "specdec.answers/1", "fingerprint": "of other prompts"}) + "\n")
     with pytest.raises(UsageError, match="belong to other prompts or sampling options"):
-        Answers(path, prompts, SamplingParams(), Processes())
+        Answers(path, prompts, SamplingParams(), Processes(), "")
 
 
 def test_a_half_written_answer_is_asked_for_again(target: str, tmp_path: Path) -> None:
@@ -67,6 +69,33 @@ def test_a_half_written_answer_is_asked_for_again(target: str, tmp_path: Path) -
     found.folder.answers.write_bytes(content[:-9])
     assert [list(one.tokens) for one in found.answer(ignore, never)] == [list(one.tokens) for one in whole]
     assert found.folder.answers.read_bytes() == content
+
+
+def test_answers_of_an_earlier_run_are_used_again(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = session(target, tmp_path / "first")
+    answers = {tuple(one.tokens) for one in first.answer(ignore, never)}
+    second = session(target, tmp_path / "second", answers_from=str(tmp_path / "first"), num_held_out=1)
+    asked: list[list[int]] = []
+    generate = second.engine.generate
+
+    def counting(prompts: list[list[int]], *others: Any, **more: Any) -> Any:
+        asked.extend(prompts)
+        return generate(prompts, *others, **more)
+
+    monkeypatch.setattr(second.engine, "generate", counting)
+    found = {tuple(one.tokens) for one in second.answer(ignore, never)}
+    learnt = {tuple(prompt.tokens) for prompt in first.data.train}
+    assert [tuple(prompt) for prompt in asked] == [
+        tuple(prompt.tokens) for prompt in second.data.train if tuple(prompt.tokens) not in learnt
+    ]
+    assert 0 < len(asked) < len(learnt)
+    assert len(answers & found) == len(answers) - len(learnt - {tuple(prompt.tokens) for prompt in second.data.train})
+    others = replace(second, params=SamplingParams(max_new_tokens=5))
+    with pytest.raises(UsageError, match="are those of another target or other sampling options"):
+        others.answer(ignore, never)
+    (tmp_path / "first" / "training" / "answers.jsonl").unlink()
+    with pytest.raises(UsageError, match="there are no answers in"):
+        second.answer(ignore, never)
 
 
 def test_a_run_stopped_before_its_first_answer_goes_on_twice(target: str, tmp_path: Path) -> None:
@@ -94,16 +123,16 @@ def test_a_damaged_answer_is_named_and_the_others_are_kept(number: int, line: st
     rows += [{"index": index, "answer": [7, 8, index]} for index in range(5)]
     lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
-    assert Answers(path, prompts, SamplingParams(), Processes()).num_done == 5
+    assert Answers(path, prompts, SamplingParams(), Processes(), "").num_done == 5
     path.write_text("\n".join([*lines[: number - 1], line, *lines[number:]]) + "\n")
     before = path.read_bytes()
     with pytest.raises(RunError, match=rf"line {number} of `.*answers\.jsonl` is damaged") as error:
-        Answers(path, prompts, SamplingParams(), Processes())
+        Answers(path, prompts, SamplingParams(), Processes(), "")
     assert error.value.hint is not None
     assert hint in error.value.hint
     assert path.read_bytes() == before
     path.write_text("\n".join(lines[: number - 1]) + "\n" * (number > 1))
-    assert Answers(path, prompts, SamplingParams(), Processes()).num_done == max(number - 2, 0)
+    assert Answers(path, prompts, SamplingParams(), Processes(), "").num_done == max(number - 2, 0)
 
 
 def test_more_answers_than_prompts_are_refused(tmp_path: Path) -> None:
@@ -111,7 +140,7 @@ def test_more_answers_than_prompts_are_refused(tmp_path: Path) -> None:
     rows = [{"fingerprint": fingerprint(prompts, SamplingParams())}, *[{"index": 0, "answer": [7]}] * 2]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(RunError, match="line 3 of"):
-        Answers(path, prompts, SamplingParams(), Processes())
+        Answers(path, prompts, SamplingParams(), Processes(), "")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,9 +62,10 @@ def test_heads_begin_as_the_targets_output_layer(lm) -> None:
     batch = batch_of(lm, method, [sample])
     module = method.build()
     assert isinstance(module, MedusaModule)
-    first = functional.linear(not_none(batch.features)[0, :, 0], module.weights["1.1.weight"])
-    torch.testing.assert_close(first, batch.logits[0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(module._logits(not_none(batch.features)[0, :, 0], 1), first)
+    states = not_none(batch.features)[0, 4:, 0]  # whose logits predict the answer
+    first = functional.linear(states, module.weights["1.1.weight"])
+    torch.testing.assert_close(first, batch.logits[0, 4:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(module._logits(states, 1), first)
 
 
 def test_heads_that_were_fitted_to_one_sample_are_always_right(lm, tmp_path: Path) -> None:

@@ -56,14 +56,19 @@ class Eagle3Training(TrainingMethod):
         """Count the tokens of the answers for the draft vocabulary."""
         self.vocabulary = DraftVocabulary.by_frequency(samples, self.target.lm.vocab_size, self.settings)
 
+    @property
+    def drafted(self) -> Tensor | None:
+        """The draft vocabulary, if that leaves tokens out."""
+        return self.vocabulary.ids if len(self.vocabulary) < self.target.lm.vocab_size else None
+
     def build(self) -> Eagle3Module:
         """Small random projections; the output layer begins as the target's."""
         torch.manual_seed(self.settings.seed)
         config = self._layer_config()
         weights = _first_weights(config, len(self.taps) * self.target.hidden_size)
-        weights["lm_head.weight"] = self.target.output_layer()[self.vocabulary.ids.to(self.target.device)]
+        weights["lm_head.weight"] = self.target.output_layer(self.vocabulary.ids)
         weights = {name: weight.to(self.target.device) for name, weight in weights.items()}
-        return Eagle3Module(config, weights, self.target.embedding(), self.vocabulary, self)
+        return Eagle3Module(config, weights, self.target.embedding(), self)
 
     def save(self, module: DraftModule, folder: Any) -> None:
         """Write the official format: `midlayer.…`, both notations of the layers, no embedding."""
@@ -95,7 +100,6 @@ class Eagle3Module(DraftModule):
         config: of its layer.
         weights: by the names of published folders, `layers.0.` for the layer.
         embedding: [V, hidden] of the target, frozen.
-        vocabulary: which tokens it drafts.
         method: gives depth, loss and the weights of the steps.
 
     Attributes:
@@ -103,14 +107,12 @@ class Eagle3Module(DraftModule):
     """
 
     embedding: Tensor
-    ids: Tensor
 
     def __init__(
         self,
         config: LlamaConfig,
         weights: dict[str, Tensor],
         embedding: Tensor,
-        vocabulary: DraftVocabulary,
         method: Eagle3Training,
     ) -> None:
         super().__init__(method.loss)
@@ -118,17 +120,15 @@ class Eagle3Module(DraftModule):
         for name, weight in self.weights.items():
             self.register_parameter(name.replace(".", "/"), weight)
         self.register_buffer("embedding", embedding, persistent=False)
-        self.register_buffer("ids", vocabulary.ids.to(embedding.device), persistent=False)
         self._layer = HeadLayer(
             config, {name.removeprefix(_LAYER): part for name, part in self.weights.items() if name.startswith(_LAYER)}
         )
-        self._is_reduced = len(vocabulary) < len(embedding)
         self._depth, self._decay = method.depth, method.settings.depth_decay
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
         """Sum over steps i of decay^i times the mean loss over the answers' tokens that step i predicts."""
         assert batch.features is not None, "the batch brings the states of `taps`"
-        targets = _Targets(batch, self.ids, self._is_reduced)
+        targets = _Targets(batch)
         shape = (
             batch.tokens.shape[0],
             batch.tokens.shape[1] - 1,
@@ -153,7 +153,7 @@ class Eagle3Module(DraftModule):
     def _step_loss(self, output: Tensor, targets: _Targets, step: int) -> tuple[Tensor, Tensor, Tensor]:
         rows, wanted = targets.wanted(step)
         normalized = self._layer.norm(output[rows], self.weights["norm.weight"])
-        q = functional.linear(normalized, self.weights["lm_head.weight"]).log_softmax(-1)
+        q = functional.linear(normalized, self.weights["lm_head.weight"]).float().log_softmax(-1)
         num = torch.tensor(float(len(rows)), device=output.device)
         matches = (q.argmax(-1) == wanted.argmax(-1)).sum().float() / num.clamp(min=1)
         return self.loss(q, wanted), matches.detach(), num
@@ -167,17 +167,13 @@ class _Targets:
 
     Args:
         batch: with B samples of N tokens; anchors are the first N - 1 positions.
-        ids: [drafted] int64, the target's id of each drafted token.
-        is_reduced: some of the target's tokens cannot be drafted.
     """
 
-    def __init__(self, batch: TrainingBatch, ids: Tensor, is_reduced: bool) -> None:
-        self._tokens, logits = batch.tokens, batch.logits
-        self._log_probs = (logits[..., ids] if is_reduced else logits).log_softmax(-1)
-        self._counts = batch.is_counted
-        if is_reduced:  # the token at t + 1 is drafted only if the target's most likely one is in the vocabulary
-            is_known = torch.isin(logits.argmax(-1), ids)
-            self._counts = self._counts & functional.pad(is_known, (1, 0))[:, :-1]
+    def __init__(self, batch: TrainingBatch) -> None:
+        self._tokens, self._counts = batch.tokens, batch.is_counted
+        self._log_probs = batch.logits.log_softmax(-1)
+        if batch.is_drafted is not None:  # the token at t + 1 counts only if the target's most likely one is drafted
+            self._counts = self._counts & functional.pad(batch.is_drafted, (1, 0))[:, :-1]
 
     def given(self, step: int) -> Tensor:
         """The tokens [B * T] that a step reads: anchor t that of t + step + 1; 0 behind the end."""
@@ -230,7 +226,7 @@ class _UnrolledAttention:
             self._mask = torch.ones(num, num, dtype=torch.bool, device=queries.device).triu(1)
         scores = (queries @ true_keys.transpose(-1, -2) * scale).masked_fill(self._mask, -torch.inf)
         own = [(queries * keys).sum(-1, keepdim=True) * scale for keys, _ in later]
-        weights = torch.cat([scores, *own], -1).softmax(-1)
+        weights = torch.cat([scores, *own], -1).float().softmax(-1)
         attended = weights[..., :num] @ true_values
         for place, (_, values) in enumerate(later, num):
             attended = attended + weights[..., place : place + 1] * values

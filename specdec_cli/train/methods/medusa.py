@@ -85,7 +85,7 @@ class MedusaModule(NamedModule):
         total, losses = batch.logits.new_zeros(()), []
         for head in range(self._depth):
             samples, places = self._rows(batch, head)
-            q = self._logits(batch.features[samples, places, 0], head).log_softmax(-1)
+            q = self._logits(batch.features[samples, places, 0], head).float().log_softmax(-1)
             p = batch.logits[samples, places + head + 1].log_softmax(-1)
             total = total + self.loss(q, p)
             losses.append(matched(q.detach(), p, torch.zeros_like(places), 1))

