@@ -46,6 +46,7 @@ def test_a_trained_head_runs_as_a_draft(
         "depth": 2,
         "draft_vocab_size": 97,
         "learning_rate": 3e-3,
+        "loss": "kl",
         "precision": "bfloat16",
     }
     assert "Acceptance on held-out prompts" in page.read_text()
