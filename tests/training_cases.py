@@ -46,7 +46,7 @@ def samples_of(lengths: Sequence[tuple[int, int]] = ((9, 23), (4, 15)), seed: in
 
 def batch_of(lm: TransformersLM, method: TrainingMethod, samples: Sequence[Sample]) -> TrainingBatch:
     """A batch with what the target says."""
-    return TargetFeatures(lm, method.taps).batch(samples)
+    return TargetFeatures(lm, method.taps, method.drafted).batch(samples)
 
 
 def own_sample(lm: TransformersLM) -> Sample:

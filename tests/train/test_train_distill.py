@@ -39,7 +39,9 @@ def test_loss_and_gradients_are_those_of_the_formulas(lm: TransformersLM, loss: 
             tv, num = tv + (1 - torch.minimum(p, q).sum()), num + 1
             same = same + float(p.argmax() == q.argmax())
     share = torch.exp(-3 * (1 - tv.detach() / num))
-    wanted = {"kl": kl, "tv": tv, "ce": ce, "hybrid": share * kl + (1 - share) * tv}[loss] / num
+    wanted = {"kl": kl, "tv": tv, "ce": ce, "ce-tv": 0.1 * ce + 1.8 * tv, "hybrid": share * kl + (1 - share) * tv}[
+        loss
+    ] / num
     wanted.backward()
     torch.testing.assert_close(found.value, wanted, rtol=1e-4, atol=1e-5)
     assert found.matches.tolist() == pytest.approx([float(same / num)])
