@@ -112,7 +112,7 @@ def broken(source: str, chance: random.Random) -> str | None:
 
 
 def chats(left_out: frozenset[str]) -> Iterator[str]:
-    """What the user says in each chat, in an order that is always the same for the same libraries."""
+    """Messages of the user, one for each chat, in an order that is always the same for the same libraries."""
     folders = sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")})
     paths = sorted({path for folder in folders for path in Path(folder).rglob("*.py")})
     chance = random.Random(20_260_101)
