@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import record
 from served import Served, serving
-from threads import Decoding, neighbours, stories
+from threads import PROMPTS, Decoding, neighbours
 from threads import figure as pooled_figure
 
 from specdec_cli.measure.stats import bootstrap_median
@@ -39,6 +39,11 @@ PROMPT = "Once upon a time, there was a little rabbit who"
 DEMO = ("generate", PROMPT, "--draft-quantize", "int8", "-k", "5", "-n", "160", "--compare", "--json")
 K, TOKENS = 5, 160
 SERVED_TURNS = 12
+
+
+def stories() -> list[str]:
+    """Prompts in the style of the built-in pair."""
+    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
 @contextmanager
@@ -74,11 +79,11 @@ def run(tree: Path, command: tuple[str, ...]) -> dict[str, Any]:
 def alone(trees: dict[str, Path], starts: int, num_prompts: int) -> dict[str, Any]:
     """Both commits decode each prompt in turn."""
     ratios: dict[str, list[list[float]]] = {"plain": [], "draft": []}
+    words = ("--k", str(K), "--tokens", str(TOKENS))
     for start in range(starts):
         with ExitStack() as stack:
             running = {
-                name: stack.enter_context(Decoding({"PYTHONPATH": str(tree)}, K, TOKENS))
-                for name, tree in trees.items()
+                name: stack.enter_context(Decoding({"PYTHONPATH": str(tree)}, words)) for name, tree in trees.items()
             }
             for its in ratios.values():
                 its.append([])

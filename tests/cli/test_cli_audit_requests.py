@@ -200,7 +200,7 @@ def test_our_own_server_runs_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_pat
     @contextmanager
     def started(name: str, words: list[str], **_: Any) -> Iterator[str]:
         seen.append(Path(words[words.index("--recipe") + 1]).read_text())
-        with server(mixed) as (url, _):
+        with server(mixed) as (url, _bodies):
             yield url
 
     monkeypatch.setattr(audit_requests, "EngineProcess", started)

@@ -202,7 +202,8 @@ def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, fo
 def best_prefixes(marginals: Tensor, num: int) -> set[tuple[int, ...]]:
     """The likeliest paths of log-probabilities [depth, V] as DDTree finds them, one at a time (arXiv 2604.12989)."""
     values, tokens = marginals.sort(-1, descending=True)
-    found, heap = set[tuple[int, ...]](), [(-float(values[0, 0]), (0,))]
+    found = set[tuple[int, ...]]()
+    heap: list[tuple[float, tuple[int, ...]]] = [(-float(values[0, 0]), (0,))]
     while len(found) < num:
         cost, ranks = heappop(heap)
         found.add(tuple(int(tokens[depth, rank]) for depth, rank in enumerate(ranks)))
@@ -395,11 +396,12 @@ class TableDrafter(drafters.get("dflash")):  # type: ignore[misc]
                 depths = [guess.drafted.depth(node) - 1 for node in range(len(guess.drafted))]
                 guess.q = table[one.context[-1], depths].softmax(-1)
             if self.fault == "q of all tokens":
-                guess.q = torch.where(guess.q > 0, 0.7 * guess.q, 0.15)
+                q = not_none(guess.q)
+                guess.q = torch.where(q > 0, 0.7 * q, 0.15)
             if self.fault == "a cut by the token that it scores":
                 is_sure = (self.sequences.sure(tokens) >= 0.5).tolist()
                 num = is_sure.index(False) if False in is_sure else len(tokens)
-                guess.drafted, guess.q = Drafted.chain(tokens[:num]), guess.q[:num] if num else None
+                guess.drafted, guess.q = Drafted.chain(tokens[:num]), not_none(guess.q)[:num] if num else None
         return found
 
 

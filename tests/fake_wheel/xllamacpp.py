@@ -18,7 +18,7 @@ from typing import Any
 __version__ = "2026.10.11549"
 WAYS = dict(one.partition("=")[::2] for one in os.environ.get("FAKE_LLAMACPP", "").split(",") if one)
 TYPES = "none draft_simple draft_eagle3 draft_mtp ngram_simple ngram_map_k ngram_map_k4v ngram_mod ngram_cache count"
-common_speculative_type = Enum(
+common_speculative_type = Enum(  # type: ignore[misc]
     "common_speculative_type", [f"COMMON_SPECULATIVE_TYPE_{name.upper()}" for name in TYPES.split()]
 )
 

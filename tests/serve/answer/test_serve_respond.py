@@ -60,7 +60,7 @@ def test_a_completion_document() -> None:
 
 @pytest.mark.parametrize("given", [deltas(), [merged(deltas())]])
 @pytest.mark.parametrize("level", ["none", "summary", "detailed"])
-def test_a_request_reports_its_acceptance_as_vllm_does(level: str, given: list[Delta]) -> None:
+def test_a_request_reports_its_acceptance_as_vllm_does(level: Any, given: list[Delta]) -> None:
     model = facts(serve=Serve(per_request_spec_decode_metrics=level))
     figures = whole(completion(over=model), given)["metrics"]["speculative_decoding"]
     options = {"include_usage": True}
@@ -98,7 +98,7 @@ def test_acceptance_of_a_request_that_drafted_nothing() -> None:
 
 def test_acceptance_as_sglang_reports_it() -> None:
     """An object for one choice, a list for several; a chunk of its own before the stream's last."""
-    asked = {"return_spec_tokens_details": True}
+    asked: dict[str, Any] = {"return_spec_tokens_details": True}
     details = whole(completion(**asked), deltas())["sglext"]["spec_tokens_details"]
     assert details == {
         "spec_accept_rate": 2 / 6,
@@ -112,7 +112,7 @@ def test_acceptance_as_sglang_reports_it() -> None:
         "spec_cap_lens_histogram": [],
     }
     assert whole(completion(n=2, **asked), deltas())["sglext"]["spec_tokens_details"] == [details, details]
-    options = {"stream": True, "stream_options": {"include_usage": True}}
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     *_, own, last = streamed(chat(**asked, **options), deltas())
     assert (own["choices"], own["sglext"]["spec_tokens_details"], "sglext" in last) == ([], details, False)
     assert "sglext" not in whole(completion(), deltas())
