@@ -8,7 +8,8 @@ The prompts are in `workloads/`: code is written, a file is edited, a question i
 text as JSON. They go through the target's chat template, and every text ends where the target ends it. With `--avx2`
 the kernels leave out what a processor has beyond AVX2. With `--bfloat16` the target has plain numbers, so that copies
 of it in 8 and 4 bits are drafts too; a file of 4 bits has no smaller copy. A saved result is written after every
-workload; another run with the same name adds workloads or measures them again. The last output is a table in Markdown.
+workload; another run with the same name adds workloads or measures them again. `scripts/readme_tables.py` makes a table
+of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import record
 
-WORKLOADS = {"edit": "editing code", "code": "writing code", "json": "extracting JSON", "chat": "chat"}
+WORKLOADS = ("edit", "code", "json", "chat")
 DRAFTS = ("ngram", "suffix", "self-exit:12")
 COPIES = ("self-int8", "self-int4")
 FOLDER = Path(__file__).with_name("workloads")
@@ -85,33 +86,6 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def table(workloads: dict[str, Any]) -> str:
-    """Speed-ups of every draft on every workload, in Markdown; the best of each in bold."""
-    names = [name for name in WORKLOADS if name in workloads]
-    plain = [f"{workloads[name]['plain tokens/s']:.0f}" for name in names]
-    lines = [
-        f"| draft | {' | '.join(WORKLOADS[name] for name in names)} |",
-        f"| --- | {' | '.join('---:' for _ in names)} |",
-        f"| none, tokens/s | {' | '.join(plain)} |",
-    ]
-    drafts = dict.fromkeys(draft for name in names for draft in workloads[name]["drafts"])
-    best = {name: max((its["speed-up"]["median"] or 0) for its in workloads[name]["drafts"].values()) for name in names}
-    for draft in drafts:
-        cells = [cell(workloads[name]["drafts"].get(draft), best[name]) for name in names]
-        lines.append(f"| `{draft}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def cell(its: dict[str, Any] | None, best: float) -> str:
-    """A speed-up with its interval and k."""
-    if its is None or its["speed-up"]["median"] is None:
-        return "–"
-    median, ends = its["speed-up"]["median"], its["speed-up"]["ci95"]
-    mark = "**" if median == best else ""
-    range_ = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
-    return f"{mark}{median:.2f}×{mark}{range_}, k = {its['k']}"
-
-
 def main() -> None:
     """Measure the workloads, and keep each as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +94,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", default=[], help="a draft model, of any tokenizer (repeatable)")
     parser.add_argument("--head", action="append", default=[], help="a trained head (repeatable)")
     parser.add_argument("--second", action="append", default=[], help="a draft to combine with suffix (repeatable)")
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
@@ -146,7 +120,6 @@ def main() -> None:
             results["tokens"] = options.tokens
             results["instructions"] = "AVX2" if options.avx2 else before["instructions"]
             record.save(options.save, before, results | {"workloads": workloads})
-    print(table(workloads))
 
 
 if __name__ == "__main__":

@@ -273,6 +273,40 @@ def gpu_heads(document: dict[str, Any]) -> str:
     return f"{said}.\n\n" + markdown(head, rows)
 
 
+_WORKLOADS = {"edit": "editing code", "json": "extracting JSON", "code": "writing code", "chat": "chat"}
+
+
+def what_pays(document: dict[str, Any]) -> str:
+    """Speed-ups of drafts on kinds of work, each draft at its best k there."""
+    results = document["results"]
+    workloads = {name: results["workloads"][name] for name in _WORKLOADS if name in results["workloads"]}
+    drafts = list(dict.fromkeys(draft for its in workloads.values() for draft in its["drafts"]))
+    drafts.sort(key=lambda draft: -max(_median(its["drafts"].get(draft)) for its in workloads.values()))
+    rows = [["no draft, tokens/s", *(f"{its['plain tokens/s']:.0f}" for its in workloads.values())]]
+    for draft in drafts:
+        rows.append([f"`{draft}`", *(_paying_cell(its["drafts"].get(draft), its) for its in workloads.values())])
+    machines = [its["machine"] for its in workloads.values()]
+    loads = [machine["load_average_1m"] for machine in machines]
+    said = f"`{results['target']}`, {results['instructions']}, {document['machine']['cpu']}, {_threads(document)}, "
+    said += f"{_each([{'n': _count(its['prompts'], 'prompt')} for its in workloads.values()], 'n')} of each kind, load "
+    said += f"{min(loads):.1f} to {max(loads):.1f}, commit {_each(machines, 'commit')}, {machines[0]['measured'][:10]}"
+    head = ["speed-up [95 % interval], best k", *(_WORKLOADS[name] for name in workloads)]
+    return f"{said}.\n\n" + markdown(head, rows)
+
+
+def _median(facts: dict[str, Any] | None) -> float:
+    return 0.0 if facts is None else facts["speed-up"]["median"] or 0.0
+
+
+def _paying_cell(facts: dict[str, Any] | None, workload: dict[str, Any]) -> str:
+    """A draft's speed-up and k; the best of the workload in bold."""
+    if facts is None or facts["speed-up"]["ci95"] is None:
+        return "–"
+    median, ends = facts["speed-up"]["median"], facts["speed-up"]["ci95"]
+    mark = "**" * (median == max(map(_median, workload["drafts"].values())))
+    return f"{mark}{median:.2f}{mark} [{ends[0]:.2f}, {ends[1]:.2f}], k = {facts['k']}"
+
+
 def _interval(value: float, ends: Sequence[float]) -> str:
     return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
@@ -281,6 +315,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "drafts-builtin": ("compare_drafts_all.json", drafts),
     "gpu-heads": ("gpu_day_nvidia_h200.json", gpu_heads),
     "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
+    "what-pays": ("what_pays_qwen.json", what_pays),
+    "what-pays-avx2": ("what_pays_qwen_avx2.json", what_pays),
     "builtin": ("builtin_pair.json", builtin),
     "builtin-quiet-cache": ("builtin_pair_zen4.json", builtin),
     "adaptive": ("adaptive.json", adaptive),
