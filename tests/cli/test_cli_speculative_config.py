@@ -149,9 +149,9 @@ def test_49_9_rules_and_tables_are_taken(
 def test_49_9_every_speculative_config_that_export_writes_is_read_back(engine: str, name: str) -> None:
     given = RECIPES[name] if name in RECIPES else {**RECIPES[CASES[name][0]], **CASES[name][1]}
     flags = {path: (value, path) for path, value in given.items()}
-    made, _ = export(engine, resolve(flags=flags, methods=draft_methods()), "X.Y.Z")
+    made, notes = export(engine, resolve(flags=flags, methods=draft_methods()), "X.Y.Z")
     configs = written_configs(made.files.values())
-    if name == "none":
+    if name == "none" or any("the draft is left out" in note for note in notes):
         assert not configs
         return
     assert len(configs) == 1

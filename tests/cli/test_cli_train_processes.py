@@ -55,7 +55,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.timeout(1200)
 def test_two_processes_train_as_one(words: list[str], tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
-    more = ["--max-steps", "4", "--evaluate-every", "2", "--cache-features"]
+    more = ["--max-steps", "4", "--evaluate-every", "2", "--cache-features", "--precision", "float32"]
     found = launched(2, [*words, *more, "--output", str(two), "--json"])
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["num_steps"] == 4, "one document"

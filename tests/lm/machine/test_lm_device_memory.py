@@ -272,7 +272,7 @@ def test_weights_that_do_not_fit_are_not_read(
     def read(*_, **__) -> None:
         raise ReadError
 
-    monkeypatch.setattr("specdec_cli.lm.plan.model_from_files", read)
+    monkeypatch.setattr("specdec_cli.lm.from_files.model_from_files", read)
     with pytest.raises(RunError) as error:
         load.load_lm(str(folder), **options)
     assert ("within the limit of cgroup /a" in error.value.message) != fits
