@@ -20,7 +20,7 @@ from specdec_cli.measure.documents.request_audit import RequestAuditDocument, re
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.endpoint.address import Address, check_key, parse_address
 from specdec_cli.measure.endpoint.draft_switch import PLAIN_OPTION
-from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, started
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.request_fields import sampling_fields
 from specdec_cli.recipe.present import to_yaml
@@ -96,13 +96,8 @@ def audit_requests(
         draft, plain = arms[0], arms[-1]
         watch = lambda done, total: say(f"{done} of {total} requests")  # noqa: E731
         audit = RequestAudit(draft, plain, requests, source, watch)
-        try:
-            for arm in arms:
-                arm.start()
+        with started(arms):
             audit.run()
-        finally:
-            for arm in arms:
-                arm.stop()
     audit.notices[:0] = prompts.notices
     document = envelope(RequestAuditDocument, recipe.as_dict(), request_audit_body(audit))
     deliver_with_report(document, shared, lambda page: print_request_audit(page, document))

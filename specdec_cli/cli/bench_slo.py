@@ -12,7 +12,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.measure.documents.slo import SloDocument, slo_body
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.draft_switch import PLAIN_OPTION
-from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, started
 from specdec_cli.measure.endpoint.slo import MOST_USERS, SloStudy, parse_slo
 from specdec_cli.measure.gates import check_paths, judge, parse_all, raise_if_crossed
 from specdec_cli.report.slo import print_slo
@@ -69,13 +69,8 @@ def slo_run(
     with interruptible() as stopped, progress(screen) as say:
         study = SloStudy(draft, plain, rows, objectives, most, say, stopped)
         arms = [draft] if plain is draft else [draft, plain]
-        try:
-            for arm in arms:
-                arm.start()
+        with started(arms):
             study.run()
-        finally:
-            for arm in arms:
-                arm.stop()
     study.notices[:0] = run.arms.prompts.notices
     document = envelope(SloDocument, run.shown(recipe), slo_body(study, recipe.workload.dataset))
     judged = judge(gates, document)

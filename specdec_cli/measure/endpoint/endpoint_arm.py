@@ -6,8 +6,8 @@ Another engine as a subprocess is this arm behind one that launches the server f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -170,3 +170,15 @@ def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
     is_told = all(len(answer.token_ids) == num for answer, num in zip(answers, counted, strict=True))
     tokens = tuple(tuple(answer.token_ids) for answer in answers) if is_told else None
     return ArmRun(tokens, timing, num_first, counted=counted)
+
+
+@contextmanager
+def started(arms: Sequence[EndpointArm]) -> Iterator[None]:
+    """Arms that can be asked meanwhile."""
+    try:
+        for arm in arms:
+            arm.start()
+        yield
+    finally:
+        for arm in arms:
+            arm.stop()
