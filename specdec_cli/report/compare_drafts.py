@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 
 from specdec_cli.measure.documents.compare_drafts import live_drafts
 from specdec_cli.measure.paths import value_at
+from specdec_cli.measure.predict.ranking import BUDGETS, ORACLE_WIDTH, RECALLS
 from specdec_cli.measure.stats import ENOUGH_PAIRS
 from specdec_cli.quantities import sized
 from specdec_cli.report.bench import compared_words
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 UNDECIDED = "undecided"
 _BASELINE = "none"  # what recipes and documents call plain decoding
+RANKING_LEGEND = (
+    "top n: text tokens among the draft's n likeliest. Behind k, acceptance lengths at most k deep: of a chain, of the "
+    f"best static trees by number of nodes, and of an oracle that chooses among the first {ORACLE_WIDTH}."
+)
 LEGEND = (
     "k: the draft's best. cost: a drafted token over a plain step. memory: weights and KV cache of the draft. "
     "predicted: from the trace. 95 %: intervals, if there are enough pairs."
@@ -44,6 +49,14 @@ DRAFT_COLUMNS = (
     TableColumn("predicted", "predicted_at_best", times),
     *interval_columns("end to end", "latency_speedup"),
 )
+RANKING_COLUMNS = (
+    TableColumn("draft", "draft", arm_words),
+    *(TableColumn(f"top {num}", f"ranking.recall.{num}", percent) for num in RECALLS),
+    TableColumn("k", "ranking.depth"),
+    TableColumn("chain", "ranking.chain.median", number),
+    *(TableColumn(f"{num} nodes", f"ranking.trees.{num}.median", number) for num in BUDGETS),
+    TableColumn("oracle", "ranking.oracle.median", number),
+)
 PAIR_COLUMNS = (
     TableColumn("A", "a", arm_words),
     TableColumn("B", "b", arm_words),
@@ -62,10 +75,12 @@ def print_compare(console: Console, body: Mapping[str, Any], details: bool) -> N
 
 
 def compare_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:
-    """The tables of a document: drafts, trees, tasks, pairs."""
+    """The tables of a document: drafts, trees, rankings, tasks, pairs."""
     yield _drafts(document["rows"])
     if (trees := tree_table("draft", tree_drafts(document))) is not None:
         yield trees
+    if ranked := [row for row in document["rows"] if row.get("ranking") is not None]:
+        yield PageTable.of("What each draft's ranking could give", RANKING_COLUMNS, ranked, RANKING_LEGEND)
     if document["task_winners"]:
         yield _tasks_table(document)
     if document["pairwise"]:

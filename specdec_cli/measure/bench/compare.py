@@ -24,6 +24,7 @@ from specdec_cli.measure.bench.sweep import profile_workload
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Predicted, Prediction
+from specdec_cli.measure.predict.ranking import RankingResult, ranking_of
 from specdec_cli.measure.predict.traced import Traced, target_trace, trace_further
 from specdec_cli.measure.predict.tracing import Tell, Watch, in_phase, trace_draft
 from specdec_cli.measure.stats import Paired
@@ -54,6 +55,7 @@ class Contender:
         k_max: largest k that was considered; 0 before that is known.
         costs: of its steps; None before they are measured, and where it never drafts.
         prediction: None where the trace does not tell.
+        ranking: what its ranking of tokens could give; None where the trace does not tell.
         tracks: what was measured, by k.
     """
 
@@ -64,6 +66,7 @@ class Contender:
     k_max: int = 0
     costs: Costs | None = None
     prediction: Prediction | None = None
+    ranking: RankingResult | None = None
     tracks: dict[int, Track] = field(default_factory=dict)
 
     @property
@@ -193,6 +196,7 @@ class DraftComparison:
                 return
             contender.prediction = traced.predict(contender.k_max, contender.costs)
             if not self._goes_further(contender):
+                contender.ranking = ranking_of(traced.trace, contender.draft, contender.k_max)
                 return
             trace_further(traced, contender.loaded, contender.k_max, tell)
 

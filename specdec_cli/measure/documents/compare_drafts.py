@@ -34,6 +34,7 @@ from specdec_cli.measure.documents.parts import (
 )
 from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.predict.evidence import largest_words
+from specdec_cli.measure.predict.ranking import RankingResult
 from specdec_cli.recipe.gate import Verdict
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class DraftResult(DraftFigures):
     vocabulary: VocabularyResult | None
     by_task: dict[str, DraftTaskResult]
     predicted: list[PredictedKResult] | None
+    ranking: RankingResult | None = None
     measured: list[MeasuredKResult]
     timing: TimingResult
     speculative: SpeculativeResult
@@ -229,6 +231,7 @@ def _draft(comparison: DraftComparison, contender: Contender) -> DraftResult:
             if task in track.task_counts
         },
         predicted=predicted,
+        ranking=contender.ranking,
         measured=[
             MeasuredKResult(k=k, speedup=comparison.speedup_at(contender, k) or NO_INTERVAL)
             for k in sorted(contender.tracks)

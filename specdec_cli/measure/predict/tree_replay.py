@@ -46,9 +46,33 @@ def replay_tree(trace: Trace, draft: str, parents: Sequence[int]) -> Replay:
     if not 1 <= len(parents) <= MOST_NODES:
         raise UsageError(f"a tree of `{len(parents)}` nodes cannot be predicted", f"give 1 to {MOST_NODES} nodes")
     drafted = Drafted(tuple(range(len(parents))), tuple(parents))
-    depth = drafted.max_depth
+    return _replay(trace, draft, ranks, drafted.max_depth, _next_states(drafted))
+
+
+def replay_oracle(trace: Trace, draft: str, width: int, depth: int) -> Replay:
+    """Counts by depth of an oracle that chooses each drafted token among the draft's likeliest ones.
+
+    It is the full tree of `width` children at every node, which no budget allows: no choice among these tokens accepts
+    more.
+
+    Args:
+        trace: a target's text at temperature 0, with this draft model.
+        draft: its name in the trace.
+        width: how many tokens it chooses among, at most RANK_BEYOND.
+        depth: tokens drafted in a step.
+
+    Raises:
+        UsageError: a draft without ranks in the trace.
+    """
+    next_states = np.full((depth + 2, RANK_BEYOND + 1), depth + 1, dtype=np.int64)
+    next_states[:depth, :width] = np.arange(1, depth + 1)[:, None]
+    return _replay(trace, draft, trace.ranks(draft), depth, next_states)
+
+
+def _replay(trace: Trace, draft: str, ranks: UInt8Array, depth: int, next_states: IntArray) -> Replay:
+    """Counts by depth of the walk that these states describe."""
     starts = Starts(trace, draft, "greedy", depth)
-    steps = starts.steps(depth, _walk(_next_states(drafted), _choices(starts, ranks, depth)))
+    steps = starts.steps(depth, _walk(next_states, _choices(starts, ranks, depth)))
     return tally(starts, depth, [(steps, starts.visits(steps))])
 
 

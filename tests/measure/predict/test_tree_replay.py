@@ -21,10 +21,12 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.table import TableLM
+from specdec_cli.measure.predict.draft_trace import GuessTrace
+from specdec_cli.measure.predict.ranking import ranking_of
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
-from specdec_cli.measure.predict.tree_replay import acceptance_by_rank, replay_tree
+from specdec_cli.measure.predict.tree_replay import acceptance_by_rank, replay_oracle, replay_tree
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -153,6 +155,41 @@ def test_a_chain_is_the_tree_without_siblings() -> None:
     for chain in replay(trace, "draft", "greedy", 4):
         tree = replay_tree(trace, "draft", range(-1, chain.k - 1))
         assert expected_counts(tree) == expected_counts(chain)
+
+
+@pytest.mark.parametrize(("width", "depth", "shape"), [(1, 4, "1,1,1,1"), (2, 3, "2,2,2"), (3, 2, "3,3")])
+def test_an_oracle_is_the_full_tree(width: int, depth: int, shape: str) -> None:
+    trace = traced()
+    tree = replay_tree(trace, "draft", TreeShape.parse(shape).parents)
+    assert expected_counts(replay_oracle(trace, "draft", width, depth)) == expected_counts(tree)
+
+
+def test_a_ranking_says_what_chains_trees_and_an_oracle_could_give() -> None:
+    trace = traced()
+    found = ranking_of(trace, "draft", 4)
+    assert found is not None
+    vector, lengths = acceptance_by_rank(trace, "draft"), [found.trees[num].median for num in ("8", "16", "32")]
+    assert found.recall == pytest.approx({"1": vector[0], "4": vector[:4].sum(), "16": 1.0})
+    assert found.chain == replay(trace, "draft", "greedy", 4)[-1].acceptance_length()
+    assert found.chain.median < lengths[0] < lengths[1] < lengths[2] < found.oracle.median
+    assert lengths[1] >= replay_tree(trace, "draft", TreeShape.parse("4,2").parents).acceptance_length().median
+
+
+def test_a_draft_that_always_has_the_token_second_needs_trees() -> None:
+    trace = traced()
+    second = replace(trace.drafts["draft"], rank=np.ones_like(trace.ranks("draft")))
+    found = ranking_of(replace(trace, drafts={"draft": second}), "draft", 4)
+    assert found is not None
+    assert (found.recall["1"], found.recall["4"], found.chain.median) == (0, 1, 1)
+    assert found.trees["8"] == found.oracle, "8 nodes are two children at each of four depths"
+
+
+def test_no_ranking_is_made_up() -> None:
+    assert ranking_of(traced(temperature=1.0), "draft", 4) is None
+    trace, nothing = traced(), np.zeros((sum(len(prompt.output) for prompt in traced().prompts), 4), dtype=np.int16)
+    unranked = replace(trace.drafts["draft"], rank=None)
+    for draft in (GuessTrace(nothing, nothing, None), unranked):
+        assert ranking_of(replace(trace, drafts={"draft": draft}), "draft", 4) is None
 
 
 def test_siblings_of_different_widths_are_followed() -> None:
