@@ -125,11 +125,11 @@ class Reference:
     def _attend(
         self, queries: Tensor, true: tuple[Tensor, Tensor], own: list[tuple[Tensor, Tensor]], mask: Tensor
     ) -> Tensor:
-        share = HEADS // KV_HEADS
+        share = HEADS // true[0].shape[1]
         keys, values = (one.repeat_interleave(share, 1) for one in true)
         scores = torch.einsum("thd,shd->hts", queries, keys).masked_fill(~mask, -torch.inf)
         extra = [(queries * key.repeat_interleave(share, 1)).sum(-1).T for key, _ in own]
-        weights = (torch.cat([scores, *(one[..., None] for one in extra)], -1) / SIZE**0.5).softmax(-1)
+        weights = (torch.cat([scores, *(one[..., None] for one in extra)], -1) / queries.shape[-1] ** 0.5).softmax(-1)
         found = torch.einsum("hts,shd->thd", weights[..., : len(mask)], values)
         for i, (_, value) in enumerate(own):
             found = found + weights[..., len(mask) + i].T[..., None] * value.repeat_interleave(share, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_cli.lm.heads.head_layer import layer_shapes
+from specdec_cli.lm.heads.head_layer import HeadLayer
 from specdec_cli.train.method import DraftModule
 
 
@@ -42,7 +42,7 @@ def first_layer_weights(config: Any, num_layers: int) -> dict[str, Tensor]:
         num_layers: how many layers.
     """
     size = int(config.hidden_size)
-    shapes = layer_shapes(config, size) | {"input_layernorm.weight": (size,)}
+    shapes = HeadLayer.shapes(config, size) | {"input_layernorm.weight": (size,)}
     return {
         f"layers.{i}.{name}": torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5
         for i in range(num_layers)

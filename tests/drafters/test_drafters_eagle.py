@@ -159,7 +159,7 @@ BAD = {
     "another kind": (lambda c, w: c.update(speculators_model_type="xpress"), "kind `xpress`|hidden states"),
     "no layer": (lambda c, w: c.pop("transformer_layer_config"), "no `transformer_layer_config`"),
     "no list": (lambda c, w: c.update(eagle_aux_hidden_state_layer_ids="low"), "no list of layers"),
-    "MLA": (lambda c, w: c["transformer_layer_config"].update(model_type="deepseek_v3"), "`deepseek_v3` layers"),
+    "strange layers": (lambda c, w: c["transformer_layer_config"].update(model_type="mamba2"), "`mamba2` layers"),
     "an activation": (lambda c, w: c["transformer_layer_config"].update(hidden_act="nope"), "activation `nope`"),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.lm.heads.compiled_stack import CompiledProduct, CompiledStack
 from specdec_cli.lm.heads.head_cache import HeadCache
-from specdec_cli.lm.heads.head_layer import LayerFeed, layer_shapes
+from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, TorchStack, positions_of
 from specdec_cli.lm.heads.stacks import compiles
 
@@ -35,7 +35,7 @@ def weights_of(config, num_layers: int, width: int | None, dtype: torch.dtype) -
     """Random ones; `width` is what the first layer's attention reads, and None leaves that to its norm."""
     generator, found = torch.Generator().manual_seed(num_layers), {}
     for i in range(num_layers):
-        shapes = layer_shapes(config, width if width and not i else HIDDEN)
+        shapes = HeadLayer.shapes(config, width if width and not i else HIDDEN)
         if i or width is None:
             shapes |= {"input_layernorm.weight": (HIDDEN,)}
         for name, shape in shapes.items():

@@ -27,7 +27,7 @@ from specdec_cli.lm.files.draft_formats import DraftFolder, block_keys, block_sh
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
-from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
+from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, read_layer_config
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_tensors import drafted_size
 from specdec_cli.lm.heads.layer_stack import BlockLayer, positions_of
@@ -112,7 +112,7 @@ class DFlashDraft(PublishedDraft):
     @property
     def kv_numbers(self) -> int:
         """Keys and values of every layer."""
-        return cached_numbers(self.layer, len(self.block_layers))
+        return HeadLayer.cached_numbers(self.layer, len(self.block_layers))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the layers, and of what joins the target's states."""
@@ -124,7 +124,7 @@ class DFlashDraft(PublishedDraft):
         }
         shapes |= vocabulary_shapes(self, size)
         for i in range(len(self.block_layers)):
-            shapes |= layer_shapes(self.layer, size, f"layers.{i}.")
+            shapes |= HeadLayer.shapes(self.layer, size, f"layers.{i}.")
             shapes[f"layers.{i}.input_layernorm.weight"] = (size,)
         return shapes
 

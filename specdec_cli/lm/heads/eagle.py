@@ -25,9 +25,10 @@ from specdec_cli.lm.files.lengths import follows_length
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
-from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
+from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, read_layer_config
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_tensors import drafted_size
+from specdec_cli.lm.heads.layer_stack import TorchStack
 from specdec_cli.lm.heads.published import (
     AGAIN,
     NONE_ELSE,
@@ -39,8 +40,9 @@ from specdec_cli.lm.heads.published import (
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack
 
-_CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}
+_CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config", "deepseek_v3": "DeepseekV3Config"}
 _MASKS = ("mask_token_id", "ptd_token_id")
 _ALIASES = {
     "hidden_norm.weight": "layers.0.hidden_norm.weight",
@@ -81,9 +83,18 @@ class EagleDraft(PublishedDraft):
         return 3 if self.taps is None else len(self.taps)
 
     @property
+    def layer_type(self) -> type[HeadLayer]:
+        """Of its decoder layers, in torch's operators."""
+        if self.layer.model_type != "deepseek_v3":
+            return HeadLayer
+        from specdec_cli.lm.heads.latent_layer import LatentLayer  # its model's code is imported by few
+
+        return LatentLayer
+
+    @property
     def kv_numbers(self) -> int:
         """Of its layers."""
-        return cached_numbers(self.layer, self.num_layers)
+        return self.layer_type.cached_numbers(self.layer, self.num_layers)
 
     def __str__(self) -> str:
         """For people: what it is, what it reads, and what it can draft."""
@@ -102,7 +113,7 @@ class EagleDraft(PublishedDraft):
         if self.method == "eagle":
             table: tuple[int, ...] = (self.vocab_size or 0, size)
             shapes = {"fc.weight": (size, 2 * size), "fc.bias?": (size,), "embed_tokens.weight?": table}
-            return shapes | layer_shapes(self.layer, size, "layers.0.")
+            return shapes | self.layer_type.shapes(self.layer, size, "layers.0.")
         joined = self.num_taps * (self.target_hidden_size or 0)
         shapes = {"fc.weight": (size, joined), "norm.weight": (size,)} | vocabulary_shapes(self, size)
         if self.norm_before_fc:
@@ -112,7 +123,7 @@ class EagleDraft(PublishedDraft):
         if self.mask_token is not None:
             shapes["mask_hidden"] = (1, 1, joined)
         for i in range(self.num_layers):
-            shapes |= layer_shapes(self.layer, size if i else 2 * size, f"layers.{i}.")
+            shapes |= self.layer_type.shapes(self.layer, size if i else 2 * size, f"layers.{i}.")
             shapes[f"layers.{i}.input_layernorm.weight"] = (size,)
         return shapes | {"layers.0.hidden_norm.weight": (size,)}
 
@@ -231,6 +242,16 @@ class _EagleLayers(PublishedHead):
         super().__init__(draft, target, draft.layer, "fc")
         if follows_length(draft.layer):
             self.recording_obstacle = "its rotary positions depend on the context's length"
+        if self.layers.value_shape != self.layers.key_shape:  # as the kernels of a graph take them
+            self.recording_obstacle = "its values are not as wide as its keys"
+
+    def stack(
+        self, layer: Any, weights: dict[str, Tensor], target: LM, block_layers: Sequence[BlockLayer] | None
+    ) -> LayerStack:
+        """Layers with latent attention in torch's operators, all others as this machine runs them fastest."""
+        if self.draft.layer_type is HeadLayer:
+            return super().stack(layer, weights, target, block_layers)
+        return TorchStack(layer, weights, block_layers, self.draft.layer_type)
 
 
 class EagleHead(_EagleLayers):

@@ -128,7 +128,7 @@ class PublishedHead(Head):
     ) -> None:
         self.draft, weights = draft, checked_tensors(draft, target)
         self.layers = self.stack(layer, weights, target, block_layers)
-        super().__init__(target, weights, self.layers.key_shape, self.layers.key_shape)
+        super().__init__(target, weights, self.layers.key_shape, self.layers.value_shape)
         self._join = product_of(weights, joins)
         self._ids = draft.target_ids(weights, target.name, target.vocab_size)
         self._head = product_of(weights, "lm_head") if "lm_head.weight" in weights else None

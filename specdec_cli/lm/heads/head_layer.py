@@ -65,7 +65,7 @@ class LayerFeed:
         Args:
             queries: [heads, new, head size], with their rotary embedding.
             keys: [key heads, new, head size], likewise.
-            values: the same shape.
+            values: [key heads, new, value size].
         """
         num, visible = len(self.places), self.visible
         self.write(keys, values)
@@ -91,9 +91,52 @@ class HeadLayer:
         self.epsilon = float(config.rms_norm_eps)
         self._activation = transformers.activations.ACT2FN[config.hidden_act]
         self.num_kv_heads = int(config.num_key_value_heads)
-        self.head_size = head_size(config)
+        self.head_size = self.value_size = head_size(config)
         device = next(iter(weights.values())).device
         self._rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).to(device)
+
+    @classmethod
+    def shapes(cls, config: Any, width: int, start: str = "") -> dict[str, tuple[int, ...]]:
+        """The tensors that a layer must have and their shapes, but for the norm before attention.
+
+        Args:
+            config: as for the class.
+            width: of what attention reads.
+            start: before their names.
+        """
+        hidden, inner = int(config.hidden_size), int(config.intermediate_size)
+        shapes = cls.attention_shapes(config, width) | {
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        if getattr(config, "mlp_bias", False):
+            names = ("gate", "up", "down")
+            shapes |= {f"mlp.{name}_proj.bias": shapes[f"mlp.{name}_proj.weight"][:1] for name in names}
+        return {start + name: shape for name, shape in shapes.items()}
+
+    @classmethod
+    def attention_shapes(cls, config: Any, width: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of attention's tensors; arguments as for `shapes`."""
+        size = head_size(config)
+        queries, keys = int(config.num_attention_heads) * size, int(config.num_key_value_heads) * size
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj.weight": (queries, width),
+            "self_attn.k_proj.weight": (keys, width),
+            "self_attn.v_proj.weight": (keys, width),
+            "self_attn.o_proj.weight": (int(config.hidden_size), queries),
+        }
+        if config.model_type == "qwen3":
+            shapes |= {f"self_attn.{name}_norm.weight": (size,) for name in ("q", "k")}
+        if getattr(config, "attention_bias", False):
+            shapes |= {f"self_attn.{name}_proj.bias": shapes[f"self_attn.{name}_proj.weight"][:1] for name in "qkvo"}
+        return shapes
+
+    @classmethod
+    def cached_numbers(cls, config: Any, num_layers: int) -> int:
+        """Numbers that so many layers keep of each token, as keys and values."""
+        return 2 * num_layers * int(config.num_key_value_heads) * head_size(config)
 
     def norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, computed in float32."""
@@ -134,14 +177,19 @@ class HeadLayer:
 
     def _attend(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """Attention's result [n, heads * head size], before its projection."""
-        queries, keys, values = (self.heads(inputs, name) for name in ("q", "k", "v"))
-        queries, keys = self.rotate(positions, queries, keys)
+        queries, keys, values = self.projected(inputs, positions)
         outputs, begin = [], 0
         for feed in feeds:
             new = slice(begin, begin + len(feed.places))
             outputs.append(feed.attend(queries[:, new], keys[:, new], values[:, new]))
             begin = new.stop
         return torch.cat(outputs)
+
+    def projected(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [heads, n, size] of what attention reads, with their rotary embedding."""
+        queries, keys, values = (self.heads(inputs, name) for name in ("q", "k", "v"))
+        queries, keys = self.rotate(positions, queries, keys)
+        return queries, keys, values
 
     def heads(self, inputs: Tensor, name: str) -> Tensor:
         """Queries, keys or values [heads, n, head size] before the rotary embedding."""
@@ -180,41 +228,6 @@ def read_layer_config(name: str, kind: Any, content: Mapping[str, Any]) -> Any:
         message = f"the layers of `{name}` have the activation `{config.hidden_act}`, which is not supported"
         raise UsageError(message, "choose another draft, or `--draft ngram`")
     return config
-
-
-def layer_shapes(config: Any, width: int, start: str = "") -> dict[str, tuple[int, ...]]:
-    """The tensors that a layer must have and their shapes, but for the norm before attention.
-
-    Args:
-        config: as for `HeadLayer`.
-        width: of what attention reads.
-        start: before their names.
-    """
-    hidden, size = int(config.hidden_size), head_size(config)
-    queries, keys = int(config.num_attention_heads) * size, int(config.num_key_value_heads) * size
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (queries, width),
-        "self_attn.k_proj.weight": (keys, width),
-        "self_attn.v_proj.weight": (keys, width),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "mlp.gate_proj.weight": (int(config.intermediate_size), hidden),
-        "mlp.up_proj.weight": (int(config.intermediate_size), hidden),
-        "mlp.down_proj.weight": (hidden, int(config.intermediate_size)),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    if config.model_type == "qwen3":
-        shapes |= {f"self_attn.{name}_norm.weight": (size,) for name in ("q", "k")}
-    if getattr(config, "attention_bias", False):
-        shapes |= {f"self_attn.{name}_proj.bias": shapes[f"self_attn.{name}_proj.weight"][:1] for name in "qkvo"}
-    if getattr(config, "mlp_bias", False):
-        names = ("gate", "up", "down")
-        shapes |= {f"mlp.{name}_proj.bias": shapes[f"mlp.{name}_proj.weight"][:1] for name in names}
-    return {start + name: shape for name, shape in shapes.items()}
-
-
-def cached_numbers(config: Any, num_layers: int) -> int:
-    """Numbers that so many layers keep of each token, as keys and values."""
-    return 2 * num_layers * int(config.num_key_value_heads) * head_size(config)
 
 
 def head_size(config: Any) -> int:

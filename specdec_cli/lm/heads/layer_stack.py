@@ -94,6 +94,7 @@ class TorchStack(LayerStack):
         self._norms = [layer_weights.get("input_layernorm.weight") for layer_weights in its]
         self._block_layers, first = block_layers, self._layers[0]
         super().__init__((len(its) * first.num_kv_heads, first.head_size), first.epsilon)
+        self.value_shape = (self.key_shape[0], first.value_size)
 
     def run(self, hidden: Tensor, positions: Tensor, feeds: list[LayerFeed], inputs: Tensor | None = None) -> Tensor:
         """As `LayerStack.run`."""

@@ -25,7 +25,7 @@ from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head import PublishedHead
-from specdec_cli.lm.heads.head_layer import LayerFeed, cached_numbers, layer_shapes, read_layer_config
+from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, read_layer_config
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.layer_stack import positions_of
 from specdec_cli.lm.heads.published import AGAIN, NONE_ELSE, OTHER, PublishedDraft, listed_layers
@@ -84,7 +84,7 @@ class Pard2Draft(PublishedDraft):
     @property
     def kv_numbers(self) -> int:
         """Keys and values of every layer."""
-        return cached_numbers(self.layer, int(self.layer.num_hidden_layers))
+        return HeadLayer.cached_numbers(self.layer, int(self.layer.num_hidden_layers))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the language model and the projection."""
@@ -97,7 +97,7 @@ class Pard2Draft(PublishedDraft):
             "target_proj.bias" if self.has_bias else "target_proj.bias?": (size,),
         }
         for i in range(int(self.layer.num_hidden_layers)):
-            shapes |= layer_shapes(self.layer, size, f"layers.{i}.")
+            shapes |= HeadLayer.shapes(self.layer, size, f"layers.{i}.")
             shapes[f"layers.{i}.input_layernorm.weight"] = (size,)
         return shapes
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.heads.eagle import default_layers
-from specdec_cli.lm.heads.head_layer import HeadLayer, layer_shapes
+from specdec_cli.lm.heads.head_layer import HeadLayer
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.published import official_eagle3, write_draft
 from specdec_cli.train.samples import Sample, TrainingBatch
@@ -246,7 +246,7 @@ def _three_layers(num_layers: int) -> tuple[int, ...]:
 def _first_weights(config: LlamaConfig, joined: int) -> dict[str, Tensor]:
     """Random projections scaled by their inputs' width, norms of one, and no output of attention and MLP at first."""
     hidden = int(config.hidden_size)
-    shapes = {f"{_LAYER}{name}": shape for name, shape in layer_shapes(config, 2 * hidden).items()}
+    shapes = {f"{_LAYER}{name}": shape for name, shape in HeadLayer.shapes(config, 2 * hidden).items()}
     shapes |= {f"{_LAYER}{name}.weight": (hidden,) for name in _NORMS}
     shapes |= {"norm.weight": (hidden,), "fc.weight": (hidden, joined)}
     return {
