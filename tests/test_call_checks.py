@@ -258,6 +258,11 @@ def test_49_24_the_events_of_a_stream_are_exported_and_described(engine: Engine)
         (lambda _: ANY.Engine.load(prefill_chunk=0), "prefill_chunk is out of range: `0`", "at least 1"),
         (lambda _: ANY.Engine.load(k_by_batch=((2, 3), (1, 2))), "k_by_batch is out of range", "ascending"),
         (
+            lambda _: ANY.Engine.load(k_by_context=((0, 3),)),
+            "k_by_context is out of range",
+            "numbers of tokens, from 1",
+        ),
+        (
             lambda _: ANY.Engine.load(verify="synthetic"),
             "verify `synthetic` needs synthetic_acceptance_rates",
             "verify=",

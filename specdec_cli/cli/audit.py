@@ -43,7 +43,7 @@ _DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
 _DEFAULT_DATASET = "builtin:stories"
 _LEFT_OUT = [
     "sampling.logprobs",
-    *(f"speculation.{key}" for key in ("depth_policy", "p_min", "disable_by_batch_size", "k_by_batch")),
+    *(f"speculation.{key}" for key in ("depth_policy", "p_min", "disable_by_batch_size", "k_by_batch", "k_by_context")),
     *(f"speculation.synthetic_acceptance_{key}" for key in ("length", "rates")),
 ]
 """Options without a meaning here: every k is checked at every batch size, and lossy modes promise nothing to check."""

@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 
 @with_shared_options(
     common="recipe target draft engine k-max dataset num-prompts batch-size max-new-tokens json output html",
-    without=["draft", "speculation.num_speculative_tokens", "speculation.k_by_batch", "sampling.logprobs"],
+    without=[
+        "draft",
+        *(f"speculation.{key}" for key in ("num_speculative_tokens", "k_by_batch", "k_by_context")),
+        "sampling.logprobs",
+    ],
     beside=(DRAFTS_OPTION, *MEASURING_OPTIONS),
 )
 def compare_drafts(

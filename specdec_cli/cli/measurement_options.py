@@ -242,10 +242,11 @@ def check_fixed_depth(speculation: Speculation) -> None:
     """Refuse what picks k by itself where the command measures one k after another.
 
     Raises:
-        UsageError: a policy that changes k, or a table of k by batch size.
+        UsageError: a policy that changes k, or a schedule of k.
     """
     if speculation.depth_policy in ("adaptive", "heuristic"):
         message = f"depth_policy `{speculation.depth_policy}` picks its own k, and every k is measured here"
         raise UsageError(message, "use `fixed`")
-    if speculation.k_by_batch is not None:
-        raise UsageError("k_by_batch picks k by the batch size, and every k is measured here", "leave k_by_batch out")
+    for key, what in (("k_by_batch", "the batch size"), ("k_by_context", "the context")):
+        if getattr(speculation, key) is not None:
+            raise UsageError(f"{key} picks k by {what}, and every k is measured here", f"leave {key} out")

@@ -247,6 +247,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "speculation.synthetic_acceptance_rates": {"kind": str, "metavar": "A,B,...", "convert": _rates},
     "speculation.disable_by_batch_size": {"aliases": ("--speculative-disable-by-batch-size",)},
     "speculation.k_by_batch": {"kind": str, "metavar": "N:K,..."},
+    "speculation.k_by_context": {"kind": str, "metavar": "N:K,..."},
     "sampling.max_new_tokens": {"names": ("-n", "--max-new-tokens")},
     "sampling.logit_bias": {"kind": list[str], "metavar": "ID=BIAS", "convert": _biases},
     "sampling.stop": {"metavar": "TEXT"},

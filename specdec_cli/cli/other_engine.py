@@ -206,6 +206,6 @@ def _seldom(screen: Screen) -> Callable[[str], None]:
 
 def at_k(resolved: Resolved, k: int) -> Resolved:
     """The recipe with one k for every batch size."""
-    alone = {"num_speculative_tokens": k, "k_by_batch": None, "disable_by_batch_size": None}
+    alone = {"num_speculative_tokens": k, "k_by_batch": None, "k_by_context": None, "disable_by_batch_size": None}
     speculation = resolved.recipe.speculation.model_copy(update=alone)
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"speculation": speculation}))

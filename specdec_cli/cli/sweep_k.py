@@ -64,6 +64,7 @@ _LEFT_OUT = (
     "speculation.num_speculative_tokens",
     "speculation.disable_by_batch_size",
     "speculation.k_by_batch",
+    "speculation.k_by_context",
     "speculation.tree",
 )
 _MOST_TOGETHER = 1024

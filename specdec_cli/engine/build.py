@@ -275,6 +275,7 @@ def engine_options(recipe: Recipe) -> EngineOptions:
         tree=speculation.tree,
         p_min=speculation.p_min if speculation.depth_policy == "confidence" else 0.0,
         k_by_batch=speculation.k_by_batch or (),
+        k_by_context=speculation.k_by_context or (),
         disable_by_batch_size=speculation.disable_by_batch_size,
         max_num_seqs=recipe.engine.max_num_seqs,
         max_num_batched_tokens=recipe.engine.max_num_batched_tokens,

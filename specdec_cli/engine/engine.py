@@ -528,7 +528,8 @@ class Engine:
 
     def _taps(self, sequence: Sequence) -> Items[Tap]:
         """The target's hidden states that a sequence's draft reads."""
-        if sequence.k == 0 or sequence.is_past_draft:
+        has_ended = self._scheduler.limits.k_by_context.has_ended(len(sequence.tokens))
+        if sequence.k == 0 or sequence.is_past_draft or has_ended:
             return ()
         return self.drafters.taps(sequence.draft, sequence.id)
 

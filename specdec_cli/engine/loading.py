@@ -86,6 +86,7 @@ class LoadArguments(ModelArguments, total=False):
     tree: str | None
     p_min: float
     k_by_batch: tuple[tuple[int, int], ...]
+    k_by_context: tuple[tuple[int, int], ...]
     disable_by_batch_size: int | None
     max_num_seqs: int
     max_num_batched_tokens: int

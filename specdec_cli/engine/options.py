@@ -9,7 +9,7 @@ from typing import Any
 from specdec_cli.call_checks import checked_fields
 from specdec_cli.drafted import MOST_DEPTH
 from specdec_cli.engine.depth.adaptive import Adaptive
-from specdec_cli.engine.depth.depth import CHANGING, DepthPolicy, Fixed, Heuristic, KByBatch
+from specdec_cli.engine.depth.depth import CHANGING, DepthPolicy, Fixed, Heuristic, KSchedule
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.keys import check_ranges
 from specdec_cli.recipe.schema import EngineSection, Speculation
@@ -33,6 +33,7 @@ class EngineOptions:
             limits its depth. None drafts chains. A request may set its own.
         p_min: stop drafting at a position whose largest draft probability is below this.
         k_by_batch: pairs (number of sequences, k) in ascending order: k from that many concurrent sequences on.
+        k_by_context: pairs (tokens of a sequence's context, k) in ascending order: at most k from that length on.
         disable_by_batch_size: no drafting while more sequences than this run together.
         max_num_seqs: most sequences that run together.
         max_num_batched_tokens: most prompt tokens processed in one step.
@@ -47,6 +48,7 @@ class EngineOptions:
     tree: str | None = None
     p_min: float = 0.0
     k_by_batch: tuple[tuple[int, int], ...] = ()
+    k_by_context: tuple[tuple[int, int], ...] = ()
     disable_by_batch_size: int | None = None
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 2048
@@ -63,9 +65,10 @@ class EngineOptions:
                 f"verify `{self.verify}` {'needs' if self._needs_rates else 'takes no'} synthetic_acceptance_rates"
             )
             raise UsageError(message, 'give them with verify="synthetic", from 0 to 1, none above the one before it')
-        if not _is_table(self.k_by_batch):
-            hint = f"pairs of ascending numbers of sequences, from 1, and k, from 0 to {MOST_DEPTH}"
-            raise UsageError(f"k_by_batch is out of range: `{self.k_by_batch}`", hint)
+        for name, what in (("k_by_batch", "sequences"), ("k_by_context", "tokens")):
+            if not _is_schedule(getattr(self, name)):
+                hint = f"pairs of ascending numbers of {what}, from 1, and k, from 0 to {MOST_DEPTH}"
+                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`", hint)
         if self.prefill_chunk < 1:
             raise UsageError(f"prefill_chunk is out of range: `{self.prefill_chunk}`", "it must be at least 1")
         shape = self.shape_of(self.tree)
@@ -79,9 +82,13 @@ class EngineOptions:
     def _needs_rates(self) -> bool:
         return self.verify in RULES and RULES[self.verify].needs_rates
 
-    def depths(self) -> KByBatch:
+    def depths(self) -> KSchedule:
         """k by how many sequences run together."""
-        return KByBatch.of(self.num_speculative_tokens, self.k_by_batch, self.disable_by_batch_size)
+        return KSchedule.by_batch(self.num_speculative_tokens, self.k_by_batch, self.disable_by_batch_size)
+
+    def depths_by_context(self) -> KSchedule:
+        """The most k by the length of a sequence's context."""
+        return KSchedule(MOST_DEPTH, self.k_by_context)
 
     def shape_of(self, tree: str | None, k: int | None = None) -> TreeShape | None:
         """The shape of a tree for this engine; None without one.
@@ -116,11 +123,11 @@ class EngineOptions:
         return k if shape is None else shape.num_nodes(k)
 
     def at_depth(self, k: int) -> EngineOptions:
-        """The same at one k whatever the batch; a static tree is cut to that depth."""
+        """The same at one k whatever the batch and the context; a static tree is cut to that depth."""
         shape = self.shape_of(self.tree)
         tree = None if shape is None or k == 0 else str(shape.cut(k))
-        fixed: dict[str, Any] = {"depth_policy": "fixed", "k_by_batch": (), "disable_by_batch_size": None}
-        return replace(self, num_speculative_tokens=k, tree=tree, **fixed)
+        fixed: dict[str, Any] = {"depth_policy": "fixed", "disable_by_batch_size": None}
+        return replace(self, num_speculative_tokens=k, tree=tree, k_by_batch=(), k_by_context=(), **fixed)
 
     def policy(self) -> DepthPolicy:
         """A new depth policy."""
@@ -128,7 +135,7 @@ class EngineOptions:
         return made.get(self.depth_policy, Fixed)()
 
 
-def _is_table(table: Sequence[tuple[int, int]]) -> bool:
-    """Whether numbers of sequences ascend from 1 or more, each with a k."""
-    sizes = [size for size, _ in table]
-    return sizes == sorted(set(sizes)) and all(size >= 1 and 0 <= k <= MOST_DEPTH for size, k in table)
+def _is_schedule(entries: Sequence[tuple[int, int]]) -> bool:
+    """Whether numbers ascend from 1 or more, each with a k."""
+    numbers = [number for number, _ in entries]
+    return numbers == sorted(set(numbers)) and all(number >= 1 and 0 <= k <= MOST_DEPTH for number, k in entries)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import Guesses
-from specdec_cli.engine.depth.depth import DecodingRow, DepthPolicy, Fixed, KByBatch
+from specdec_cli.engine.depth.depth import DecodingRow, DepthPolicy, Fixed, KSchedule
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.errors import UsageError
 
@@ -30,6 +30,7 @@ class Limits:
         max_num_batched_tokens: most prompt tokens fed in one step (one chunk always may).
         prefill_chunk: prompts are cut at multiples of this, whatever else runs, so that results do not depend on it.
         k_by_batch: k by how many sequences run.
+        k_by_context: the most k by the length of a sequence's context.
         max_context: the target's context limit.
         num_blocks: blocks of the target's cache.
         block_size: tokens of a block.
@@ -38,7 +39,8 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_chunk: int
-    k_by_batch: KByBatch
+    k_by_batch: KSchedule
+    k_by_context: KSchedule
     max_context: int
     num_blocks: int
     block_size: int
@@ -51,6 +53,7 @@ class Limits:
             options.max_num_batched_tokens,
             options.prefill_chunk,
             options.depths(),
+            options.depths_by_context(),
             target.max_context,
             target.num_blocks,
             target.block_size,
@@ -288,9 +291,10 @@ class Scheduler:
             yield sequence
 
     def _k(self, sequence: Sequence) -> int:
-        """Most tokens to draft: within k of the table, the tokens it may still emit, and both context limits."""
+        """Most tokens to draft: within both schedules, the tokens it may still emit, and both context limits."""
         length = len(sequence.tokens)
         k = min(sequence.k, self.limits.k_by_batch.k(len(self.running), sequence.own_k))
+        k = self.limits.k_by_context.k(length, k)
         k = min(k, sequence.room - 1, self.limits.max_context - length)
         if sequence.draft_max_context is not None:
             k = min(k, sequence.draft_max_context - length + 1)

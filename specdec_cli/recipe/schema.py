@@ -121,8 +121,10 @@ class Speculation(Section):
     """Accept at random (lossy): the rate at which each position and all before it are accepted, as in vLLM."""
     disable_by_batch_size: int | None = Field(None, ge=1, le=2**20)
     """Do not speculate while more than this many sequences run."""
-    k_by_batch: values.KByBatch = None
+    k_by_batch: values.KSchedule = None
     """k by the number of running sequences, such as 1:5,8:3,32:0 (k = 5 from 1 sequence on, 3 from 8, none from 32)."""
+    k_by_context: values.KSchedule = None
+    """Largest k by the tokens of the context, such as 4000:2,16000:0 (k = 2 from 4000 tokens on, none from 16000)."""
 
     @property
     def is_synthetic(self) -> bool:
@@ -448,9 +450,10 @@ class Recipe(Section):
         unused = [key for key in ("method", "first") if getattr(self.draft, key) is None]
         unused += [] if self.draft.model is not None else ["model", *MODEL_KEYS]
         document["draft"] = {key: value for key, value in document["draft"].items() if key not in unused}
-        table = self.speculation.k_by_batch
-        if table is not None:
-            document["speculation"]["k_by_batch"] = ",".join(f"{size}:{k}" for size, k in table)
+        for key in ("k_by_batch", "k_by_context"):
+            schedule = getattr(self.speculation, key)
+            if schedule is not None:
+                document["speculation"][key] = values.schedule_text(schedule)
         if self.speculation.depth_policy != "confidence":
             del document["speculation"]["p_min"]
         if self.train == Train():

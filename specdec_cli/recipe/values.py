@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
@@ -93,20 +94,25 @@ def _descending(rates: tuple[float, ...]) -> tuple[float, ...]:
 AcceptanceRates = Annotated[tuple[_Share, ...], _LIST, AfterValidator(_descending)]
 
 
-def _k_by_batch(value: Any) -> Any:
-    """`1:5,8:3,32:0` as pairs; numbers of sequences ascend."""
+def _k_schedule(value: Any) -> Any:
+    """`1:5,8:3,32:0` as pairs; the first numbers ascend."""
     if value is None:
         return None
     parts = value.split(",") if isinstance(value, str) else [""]
-    pairs = [re.fullmatch(r"(\d{1,6}):(\d{1,2})", part.strip()) for part in parts]
+    pairs = [re.fullmatch(r"(\d{1,8}):(\d{1,2})", part.strip()) for part in parts]
     table = tuple((int(pair[1]), int(pair[2])) for pair in pairs if pair is not None)
-    sizes = [size for size, _ in table]
-    if len(table) < len(pairs) or sizes != sorted(set(sizes)) or sizes[0] < 1 or any(k > 64 for _, k in table):
-        raise PydanticCustomError("k_by_batch", "must be a text such as 1:5,8:3,32:0: ascending sequences, k up to 64")
+    numbers = [number for number, _ in table]
+    if len(table) < len(pairs) or numbers != sorted(set(numbers)) or numbers[0] < 1 or any(k > 64 for _, k in table):
+        raise PydanticCustomError("k_schedule", "must be a text such as 1:5,8:3,32:0: ascending numbers, k up to 64")
     return table
 
 
-KByBatch = Annotated[tuple[tuple[int, int], ...] | None, BeforeValidator(_k_by_batch), _AS_TEXT]
+def schedule_text(pairs: Iterable[tuple[int, int]]) -> str:
+    """Pairs as the text that they are read from."""
+    return ",".join(f"{number}:{k}" for number, k in pairs)
+
+
+KSchedule = Annotated[tuple[tuple[int, int], ...] | None, BeforeValidator(_k_schedule), _AS_TEXT]
 
 
 def _layer_numbers(value: Any) -> Any:

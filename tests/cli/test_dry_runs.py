@@ -107,6 +107,7 @@ VALUES: dict[str, object] = {
     "target.default_chat_template_kwargs": {},
     "speculation.tree": "2,2",
     "speculation.k_by_batch": "1:5,8:3",
+    "speculation.k_by_context": "4000:2,8000:0",
     "sampling.stop": ["."],
     "sampling.stop_token_ids": [3],
     "target.revision": None,
@@ -119,6 +120,8 @@ REFUSED = {
     ("sweep-k", "target.model"): "there is no draft",
     ("sweep-k", "speculation.k_by_batch"): "every k is measured",
     ("compare-drafts", "speculation.k_by_batch"): "every k is measured",
+    ("sweep-k", "speculation.k_by_context"): "every k is measured",
+    ("compare-drafts", "speculation.k_by_context"): "every k is measured",
     ("compare-drafts", "draft.model"): "cannot go with",
 }
 """Keys that contradict what a command does, with a sentence that says so."""

@@ -191,6 +191,28 @@ def test_no_drafting_above_a_batch_size(target, itself, plain) -> None:
     assert drafted_by_size[2] == 4 or drafted_by_size[1] == 4
 
 
+def test_k_by_the_context_s_length(target, itself, plain) -> None:
+    """A draft that is its target is right in each step, in the first one after a pause, too."""
+    engine = tiny_engine(target, itself, 4, k_by_context=((12, 2), (18, 0), (26, 9)))
+    lengths = [len(prompt) for prompt in PROMPTS]
+    for prompt in PROMPTS:
+        engine.add(prompt, GREEDY)
+    drafted: list[tuple[int, int]] = []
+    texts: list[list[int]] = [[] for _ in PROMPTS]
+    while engine.has_work:
+        for emitted in step_of(engine).emitted:
+            if not emitted.from_prefill and lengths[emitted.sequence_id] + 5 < len(PROMPTS[emitted.sequence_id]) + 24:
+                drafted.append((lengths[emitted.sequence_id], emitted.num_drafted))
+                assert emitted.num_accepted == emitted.num_drafted
+            lengths[emitted.sequence_id] += len(emitted.tokens)
+            texts[emitted.sequence_id] += emitted.tokens
+    assert texts == plain
+    for length, k in drafted:
+        assert k == (4 if length < 12 else 2 if length < 18 else 0 if length < 26 else 4), length
+    assert {k for _, k in drafted} == {0, 2, 4}
+    assert any(length in range(26, 29) for length, k in drafted if k), "the first step after the pause"
+
+
 def test_p_min_drafts_less_and_changes_nothing(target, stranger, plain) -> None:
     num_drafted = {}
     for p_min in (0.0, 0.5, 1.0):

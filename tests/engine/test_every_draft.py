@@ -329,6 +329,9 @@ def test_a_row_without_a_distribution_leaves_the_others_their_guesses(drafts: Dr
         asked.release(handle)
 
 
+ANEW = 10**7  # a handle of no engine
+
+
 def is_as_anew(drafts: Drafts, name: str, params: SamplingParams, **shape: Any) -> bool:
     """Whether each guess of some decoding is that of a sequence which has drafted nothing before."""
     drafter, lm, seen = drafts.drafter(name), drafts.target, list[tuple[DraftRow, Any]]()
@@ -347,11 +350,12 @@ def is_as_anew(drafts: Drafts, name: str, params: SamplingParams, **shape: Any) 
     assert 0 < accepted < drafted
     right = True
     for row, guess in seen:
-        states = features_of(lm, row.context, drafter.taps)[:-1]
-        anew = drafter.propose([replace(row, handle=10**7, features=states)])[0].read()
-        drafter.release(10**7)
+        states = features_of(lm, row.context, drafter.taps)[:-1] if drafter.taps else None
+        anew = drafter.propose([replace(row, handle=ANEW, features=states)])[0].read()
+        drafter.release(ANEW)
         right &= guess.drafted == anew.drafted
-        right &= guess.q is None or (guess.q.shape == anew.q.shape and torch.allclose(guess.q, anew.q, atol=1e-3))
+        if guess.q is not None and anew.q is not None:
+            right &= guess.q.shape == anew.q.shape and torch.allclose(guess.q, anew.q, atol=1e-3)
     return right
 
 
@@ -379,6 +383,46 @@ def test_nothing_stays_of_refused_tokens(
     OF_REFUSALS[fault](monkeypatch)
     found = [is_as_anew(drafts, name, params, **shape) for params in (GREEDY, SAMPLED) for shape in SHAPES[1:3]]
     assert all(found) != keeps(drafts.drafter(name), fault)
+
+
+PAUSES: tuple[tuple[int, int], ...] = ((16, 0), (24, 6), (34, 0), (44, 6))
+"""By the context's length, two pauses of drafting: over each, a text grows by more tokens than a step can give."""
+
+
+def left_behind(row: DraftRow, holes: Sequence[tuple[int, int]], is_behind: bool) -> DraftRow:
+    """The row of a draft that is given nothing of the tokens decoded in pauses but the newest one."""
+    context = list(row.context)
+    for begin, end in holes:
+        context[begin:end] = [context[begin - 1]] * (end - begin)
+    is_stale = is_behind and row.features is not None
+    return replace(
+        row, context=context, features=row.features[:1].expand_as(row.features) if is_stale else row.features
+    )
+
+
+@pytest.mark.parametrize("is_left_behind", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_reads_what_was_decoded_while_drafting_paused(
+    drafts: Drafts, name: str, is_left_behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = drafts.drafter(name)
+    propose, lengths, holes = drafter.propose, dict[int, int](), dict[int, list[tuple[int, int]]]()
+
+    def after_pauses(rows: Sequence[DraftRow]) -> Any:
+        given = []
+        for row in rows:
+            end = len(row.context)
+            before = end if row.handle == ANEW else lengths.get(row.handle, end)
+            lengths[row.handle], its = end, holes.setdefault(row.handle, [])
+            is_behind = end - before > 7
+            its.extend([(before, end - 1)] * is_behind)
+            given.append(left_behind(row, its, is_behind) if is_left_behind else row)
+        return propose(given)
+
+    monkeypatch.setattr(drafter, "propose", after_pauses)
+    found = is_as_anew(drafts, name, replace(SAMPLED, max_new_tokens=24), k=6, k_by_context=PAUSES)
+    assert sum(map(len, holes.values())) >= 3, "all but one text drafts before a pause"
+    assert found != is_left_behind
 
 
 @pytest.mark.parametrize("name", NAMES)

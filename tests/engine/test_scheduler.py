@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typed import stand_in
 
-from specdec_cli.engine.depth.depth import KByBatch
+from specdec_cli.engine.depth.depth import KSchedule
 from specdec_cli.engine.scheduler import Limits, Scheduler, StepRow
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams
@@ -17,7 +17,8 @@ def limits(**changes) -> Limits:
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "prefill_chunk": 16,
-        "k_by_batch": KByBatch(4),
+        "k_by_batch": KSchedule(4),
+        "k_by_context": KSchedule(64),
         "max_context": 100,
         "num_blocks": 100,
         "block_size": 4,
@@ -163,7 +164,7 @@ def test_k_within_what_may_still_be_emitted(room: int, k: int) -> None:
 
 
 def test_no_drafting_in_a_large_batch() -> None:
-    scheduler = Scheduler(limits(k_by_batch=KByBatch.of(4, (), 2)))
+    scheduler = Scheduler(limits(k_by_batch=KSchedule.by_batch(4, (), 2)))
     requests = [request(i, 2) for i in range(3)]
     for one in requests:
         scheduler.add(one)

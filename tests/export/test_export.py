@@ -185,6 +185,7 @@ SETTINGS: dict[str, Any] = {
     "speculation.verify": "typical",
     "speculation.disable_by_batch_size": 12,
     "speculation.k_by_batch": "1:6,9:2",
+    "speculation.k_by_context": "4000:0",
     "speculation.tree": "dynamic:12",
     "speculation.synthetic_acceptance_length": 2.5,
     "sampling.top_k": 17,

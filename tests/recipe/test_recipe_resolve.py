@@ -338,8 +338,9 @@ def test_what_show_prints_reads_back_as_itself(recipe) -> None:
 
 
 def test_who_gives_k_means_no_table_of_k_from_below(recipe) -> None:
-    path = recipe("speculation: {num_speculative_tokens: 5, k_by_batch: '1:5,4:3'}\n")
+    path = recipe("speculation: {num_speculative_tokens: 5, k_by_batch: '1:5,4:3', k_by_context: '9000:0'}\n")
     assert run(path).recipe.speculation.k_by_batch == ((1, 5), (4, 3))
+    assert run(path).recipe.as_dict()["speculation"]["k_by_context"] == "9000:0"
     for k in (0, 2):
         found = run(path, flags={"speculation.num_speculative_tokens": (k, "-k")}).recipe.speculation
         assert (found.num_speculative_tokens, found.k_by_batch) == (k, None)

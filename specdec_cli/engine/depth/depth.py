@@ -17,20 +17,20 @@ CHANGING = ("adaptive", "heuristic")
 
 
 @dataclass(frozen=True, slots=True)
-class KByBatch:
-    """k by how many sequences run together.
+class KSchedule:
+    """k by a number: of the sequences that run together, or of a context's tokens.
 
     Args:
         default: k below the first entry.
-        entries: (number of sequences, k), ascending; each holds from its number up to the next one's.
+        entries: (number, k), ascending; each holds from its number up to the next one's.
     """
 
     default: int
     entries: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, default: int, entries: Sequence[tuple[int, int]], disable_by_batch_size: int | None) -> KByBatch:
-        """A table in which nothing is drafted above `disable_by_batch_size` sequences."""
+    def by_batch(cls, default: int, entries: Sequence[tuple[int, int]], disable_by_batch_size: int | None) -> KSchedule:
+        """A schedule in which nothing is drafted above `disable_by_batch_size` sequences."""
         if disable_by_batch_size is None:
             return cls(default, tuple(entries))
         below = [entry for entry in entries if entry[0] <= disable_by_batch_size]
@@ -41,12 +41,16 @@ class KByBatch:
         """The largest k that it can give."""
         return max([self.default, *(k for _, k in self.entries)])
 
-    def k(self, num_running: int, own_k: int | None) -> int:
+    def k(self, number: int, own_k: int | None) -> int:
         """k of a request: its own if it has one, but within the entry that holds, if one does."""
-        in_force = [k for size, k in self.entries if size <= num_running]
+        in_force = [k for first, k in self.entries if first <= number]
         if not in_force:
             return self.default if own_k is None else own_k
         return in_force[-1] if own_k is None else min(own_k, in_force[-1])
+
+    def has_ended(self, number: int) -> bool:
+        """Whether nothing is drafted at this number and at any larger one."""
+        return self.k(number, None) == 0 and not any(k for first, k in self.entries if first > number)
 
 
 @dataclass(slots=True)

@@ -123,13 +123,48 @@ class StepCost:
         """Measure step number `now`."""
         weight = 1 / min(self.num + 1, COST_MEMORY_STEPS)
         if self.num >= TRUSTED_STEPS:
-            self.seconds += weight * (min(seconds, INTERRUPTED_FACTOR * self.seconds) - self.seconds)
+            self.seconds += weight * (seconds - self.seconds)
         else:
             self.seconds = min(seconds, self.seconds) if self.num else seconds
         self.draft_share += weight * (min(draft_share, DRAFT_SHARE_MOST) - self.draft_share)
         self.context += weight * (context - self.context)
         self.clocked += weight * (clocked - self.clocked)
         self.num, self.last = self.num + 1, now
+
+
+class ContextSlopes:
+    """Seconds that a token of the contexts adds to a step: more with a draft, and more with each drafted token.
+
+    A target reads its keys and values once in a step. A draft reads its own once for each token, or once for all, and
+    some kernels read the target's once for each row to verify. So where contexts are long, a draft that pays elsewhere
+    may cost more than it gives. The three slopes are least squares, updated with each step.
+    """
+
+    def __init__(self) -> None:
+        self._slopes = [0.0, 0.0, 0.0]
+        self._doubt = [[float(i == j) / SLOPE_DOUBT_TOKENS**2 for j in range(3)] for i in range(3)]
+
+    def of(self, k: int) -> float:
+        """The slope of steps with k drafted tokens; never below that of steps without."""
+        plain, drafting, token = self._slopes
+        return max(plain + (drafting + k * token if k else 0.0), plain, 0.0)
+
+    def add(self, k: int, longer: float, slower: float) -> float:
+        """Learn from a step with a longer context than others with the same k, by so many tokens and seconds.
+
+        Returns:
+            How well the slopes were known there before: 1 where the length hardly differs, near 0 far from all others.
+        """
+        row = (longer, longer if k else 0.0, longer * k)
+        gains = [sum(map(mul, row, doubts)) for doubts in self._doubt]
+        certainty: float = 1 / (1 + sum(map(mul, row, gains)))
+        surprise = certainty * (slower - sum(map(mul, row, self._slopes)))
+        self._slopes = [slope + gain * surprise for slope, gain in zip(self._slopes, gains, strict=True)]
+        self._doubt = [
+            [doubt - certainty * gain * other for doubt, other in zip(doubts, gains, strict=True)]
+            for doubts, gain in zip(self._doubt, gains, strict=True)
+        ]
+        return certainty
 
 
 @dataclass(slots=True)
@@ -141,18 +176,12 @@ class StepCosts:
     """
 
     pace: float = 1.0
-    _covariance: float = 0.0  # of the seconds and contexts of steps of the same kind, a sum
-    _variance: float = SLOPE_DOUBT_TOKENS**2
+    _slopes: ContextSlopes = field(default_factory=ContextSlopes)
     _costs: dict[Company, dict[int, StepCost]] = field(default_factory=dict)
 
     def of(self, company: Company) -> dict[int, StepCost]:
         """Measurements of a company, by k."""
         return self._costs.get(_plain(company), {}) | self._costs.get(company, {})
-
-    @property
-    def slope(self) -> float:
-        """Seconds that a token of the contexts adds to a step, which reads its keys and values."""
-        return max(self._covariance, 0.0) / self._variance
 
     def add(self, company: Company, k: int, seconds: float, draft_share: float, context: int, now: int) -> None:
         """Measure step number `now`; if its cost is known, it tells the pace as well."""
@@ -162,22 +191,23 @@ class StepCosts:
             cost.num = min(cost.num, OLD_MEMORY_STEPS)
         if cost.num >= TRUSTED_STEPS:
             # By the clock: a pace that is followed would hide what longer contexts take.
-            longer = context - cost.context
-            self._covariance += longer * (min(seconds, INTERRUPTED_FACTOR * cost.clocked) - cost.clocked)
-            self._variance += longer**2
-            surprise = min(max(usual / cost.at(context, self.slope), 1 / INTERRUPTED_FACTOR), INTERRUPTED_FACTOR)
-            self.pace *= surprise ** (min(cost.num / PACE_KNOWN_STEPS, 1) / PACE_MEMORY_STEPS)
+            longer, expected = context - cost.context, cost.at(context, self._slopes.of(k))
+            most = INTERRUPTED_FACTOR * cost.clocked * expected / cost.seconds
+            certainty = self._slopes.add(k, longer, min(seconds, most) - cost.clocked)
+            surprise = min(max(usual / expected, 1 / INTERRUPTED_FACTOR), INTERRUPTED_FACTOR)
+            self.pace *= surprise ** (certainty * min(cost.num / PACE_KNOWN_STEPS, 1) / PACE_MEMORY_STEPS)
+            usual = min(usual, INTERRUPTED_FACTOR * expected)
         cost.add(usual, seconds, draft_share, context, now)
 
     def known(self, company: Company, context: int) -> dict[int, tuple[float, float]]:
         """Seconds at the usual pace and draft share by k; a company of about as many rows lends what is missing."""
-        own = _trusted(self.of(company), context, self.slope)
+        own = self._trusted(self.of(company), context)
         if 0 in own and len(own) > 1:
             return own
         lender = min((other for other in self._costs if other != company), key=company.distance, default=company)
         if company.distance(lender) > ALIKE_ROWS_FACTOR:
             return own
-        lent = _trusted(self.of(lender), context, self.slope)
+        lent = self._trusted(self.of(lender), context)
         both = own.keys() & lent.keys()
         scale = fmean(own[k][0] / lent[k][0] for k in both) if both else 1.0
         return {k: (seconds * scale, share) for k, (seconds, share) in lent.items()} | own
@@ -204,28 +234,33 @@ class StepCosts:
         bound = (max(own, least[0] / (1 - share)) for own, share in zip(least, shares, strict=True))
         return [self.pace * own for own in accumulate(bound, max)]
 
+    def _trusted(self, costs: dict[int, StepCost], context: int) -> dict[int, tuple[float, float]]:
+        """Seconds and draft share of the costs that are known; one of few measurements is mixed with what is expected.
+
+        Up to DOUBTED_DEPTH tokens that is a plain step beside the drafts' share, and beyond them a line through the
+        costs of fewer tokens.
+        """
+        known: dict[int, tuple[float, float]] = {}
+        for k, cost in sorted(costs.items()):
+            if cost.num < TRUSTED_STEPS:
+                continue
+            slope = self._slopes.of(k)
+            seconds, share = cost.at(context, slope), cost.draft_share
+            if 0 in known and share:
+                # The share was measured beside other contexts than these.
+                drafting = costs[0].at(round(cost.context), self._slopes.of(0)) / (1 - share)
+                longer = slope * (context - cost.context)
+                share = min(max(1 - known[0][0] / max(drafting + longer, known[0][0]), 0.0), DRAFT_SHARE_MOST)
+            if 0 in known:
+                expected = known[0][0] / (1 - share) if share else seconds
+                if k > DOUBTED_DEPTH and len(known) > 2:
+                    *_, (low, (least, _)), (high, (most, _)) = known.items()
+                    expected = most + max(most - least, 0.0) / (high - low) * (k - high)
+                expected = min(expected, seconds)
+                seconds = expected + min(cost.num / SURE_STEPS, 1.0) * (seconds - expected)
+            known[k] = seconds, share
+        return known
+
 
 def _plain(company: Company) -> Company:
     return Company(company.num_rows, frozenset())
-
-
-def _trusted(costs: dict[int, StepCost], context: int, slope: float) -> dict[int, tuple[float, float]]:
-    """Seconds and draft share of the costs that are known; one of few measurements is mixed with what is expected.
-
-    Up to DOUBTED_DEPTH tokens that is a plain step beside the drafts' share, and beyond them a line through the costs
-    of fewer tokens.
-    """
-    known: dict[int, tuple[float, float]] = {}
-    for k, cost in sorted(costs.items()):
-        if cost.num < TRUSTED_STEPS:
-            continue
-        seconds, share = cost.at(context, slope), cost.draft_share
-        if 0 in known:
-            expected = known[0][0] / (1 - share) if share else seconds
-            if k > DOUBTED_DEPTH and len(known) > 2:
-                *_, (low, (least, _)), (high, (most, _)) = known.items()
-                expected = most + max(most - least, 0.0) / (high - low) * (k - high)
-            expected = min(expected, seconds)
-            seconds = expected + min(cost.num / SURE_STEPS, 1.0) * (seconds - expected)
-        known[k] = seconds, share
-    return known

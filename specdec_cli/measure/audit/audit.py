@@ -299,6 +299,7 @@ def _chooses_k(options: EngineOptions) -> list[str]:
     chooses = {
         "depth_policy": options.depth_policy != "fixed",
         "k_by_batch": bool(options.k_by_batch),
+        "k_by_context": bool(options.k_by_context),
         "disable_by_batch_size": options.disable_by_batch_size is not None,
     }
     return [name for name, is_chosen in chooses.items() if is_chosen]

@@ -23,6 +23,7 @@ from specdec_cli.measure.documents.replayed import ReplayedResult, replayed_figu
 from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.predict.cost import ProfileLoad
 from specdec_cli.measure.predict.evidence import Recommendation
+from specdec_cli.recipe.values import schedule_text
 
 if TYPE_CHECKING:
     from specdec_cli.engine.promise import Promise
@@ -269,7 +270,7 @@ def sweep_body(
         trees=smallest.trees,
         recommended=smallest.recommended,
         by_batch_size=by_size,
-        k_by_batch=",".join(f"{size}:{k}" for size, k in study.k_by_batch().items()),
+        k_by_batch=schedule_text(study.k_by_batch().items()),
         table=_table(study),
         by_task=by_task(replays) if replays else {},
         by_position=by_position(replays) if replays else [],

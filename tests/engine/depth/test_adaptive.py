@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -166,6 +166,44 @@ def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows: int, f
         assert later
         looks += later
     assert sum(place < 50 for place in looks) > 0.9 * len(looks)
+
+
+BY_CONTEXT: dict[str, Callable[[int, int], float]] = {
+    "a draft that reads its whole cache for each token": lambda context, k: 8 * k / 1000 * context + k,
+    "rows that read the target's cache once more": lambda context, k: 6 * k / 1000 * context + 2 * k,
+    "a block's draft, which reads its cache once": lambda context, k: (2 + 4 / 1000 * context) * (k > 0) + 0.3 * k,
+}
+"""Milliseconds that drafting adds to a step. The last draft pays at 4,000 tokens, too."""
+
+
+def drafting_shares(policy: Adaptive, lengths: Sequence[int], num_tokens: int, case: str, seed: int) -> list[float]:
+    """For requests one after another, by the lengths of their prompts, the share of steps that draft."""
+    generator, shares, added, is_draft = random.Random(seed), [], BY_CONTEXT[case], "draft" in case
+    for handle, context in enumerate(lengths):
+        end, chosen = context + num_tokens, []
+        while context < end:
+            row = DecodingRow(handle, "model", min(K, end - context), context, end - context)
+            chosen.append(k := policy.choose([row], True)[0])
+            accepted = next((j for j in range(k) if generator.random() > 0.8), k)
+            plain, drafting = 20 + 0.002 * context, added(context, k)
+            pace = generator.lognormvariate(0, 0.05)
+            policy.observe((plain + drafting) * pace, {handle: (k, accepted)}, (drafting if is_draft else 0.0) * pace)
+            context += accepted + 1
+        policy.forget(handle)
+        shares.append(sum(map(bool, chosen)) / len(chosen))
+    return shares
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("case", BY_CONTEXT)
+def test_a_draft_is_left_out_at_long_contexts_alone_if_it_pays_at_short_ones(case: str, seed: int) -> None:
+    """Without a slope for drafting, it went on in every step at 4,000 tokens, at half the speed of plain decoding."""
+    policy = Adaptive()
+    shares = drafting_shares(policy, [500, 4000] * 4, 150, case, seed)
+    assert min(shares[::2]) > 0.8, "at 500 tokens, after requests of 4,000"
+    assert (max(shares[3::2]) < 0.25) != ("block" in case)
+    again = drafting_shares(policy, [300], 6000, case, seed)  # one text grows
+    assert ("block" in case) or 0.05 < again[0] < 0.4
 
 
 def test_a_bad_draft_and_a_big_batch_are_not_drafted_for() -> None:
