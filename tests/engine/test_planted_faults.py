@@ -8,6 +8,8 @@ import torch
 from planted import forget_residuals, own_weights_of_p
 from table_loop import Loop, Table, measured
 
+from specdec_cli.drafters.contract import DraftRow
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_whole
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.residual import _Residuals
 from specdec_cli.sampling import noise
@@ -38,6 +40,53 @@ class StopsAfterADoubtfulDraw(Loop):
 class StopsBeforeADoubtfulDraw(Loop):
     def keep_drafted(self, token, q_row):
         return bool(q_row.max() >= 0.6)
+
+
+class CutByConfidence(Loop):
+    """A confidence head that expects the second draft to stand after token 0 alone; the draft stops where it doubts.
+
+    The counterexample of the DSpark paper (arXiv:2607.05147), section 3.2.2: p(0) = 0.7 and q(0) = 0.5.
+    """
+
+    p_min = 0.5
+
+    def __init__(self, mode: str) -> None:
+        p, q = (np.tile(np.log([share, 1 - share]), (2, 2, 1)) for share in (0.7, 0.5))
+        super().__init__(Table(p, q), PARAMS, mode, 2, num_draws=2_000)
+
+    def propose(self, contexts, running):
+        rows = [
+            DraftRow(i, contexts[i], len(self.prompt), 2, self.params[i], frozenset(), True, False, self.p_min)
+            for i in running
+        ]
+        drafts, depths = [GrowingDraft(row, place) for place, row in enumerate(rows)], dict.fromkeys(range(len(rows)), 2)
+
+        def logits(growing):
+            return torch.from_numpy(self.table.q[0, 0]).float().expand(len(growing), -1)
+
+        grow_whole(drafts, depths, logits, 2, "draft", lambda growing: torch.tensor([*map(confidence, growing)]))
+        guesses = {draft.row.handle: draft.guesses() for draft in drafts}
+        kept = {i: self.num_kept(guess.drafted.tokens) for i, guess in guesses.items()}
+        tokens = {i: list(guess.drafted.tokens[: kept[i]]) for i, guess in guesses.items()}
+        return tokens, {i: list(guess.q[: kept[i]]) if kept[i] else [] for i, guess in guesses.items()}
+
+    def num_kept(self, tokens):
+        return len(tokens)
+
+
+def confidence(draft: GrowingDraft) -> float:
+    return 0.9 * (draft.tokens[0] == 0) if draft.tokens else 0.8
+
+
+class CutAtTheBestOfAllLengths(CutByConfidence):
+    """Looks ahead: whether token 1 is verified depends on the confidence behind it, and so on token 1."""
+
+    p_min = 0.0
+
+    def num_kept(self, tokens):
+        expected = (1.0, 1.8, 1.8 + 0.8 * 0.9 * (tokens[0] == 0))
+        rates = [tokens * steps for tokens, steps in zip(expected, (1.0, 0.5, 0.45), strict=True)]
+        return rates.index(max(rates))
 
 
 def off_by_one_bonus(own_weights):
@@ -125,3 +174,9 @@ def test_block_verification_with_noise_keyed_by_position(monkeypatch: pytest.Mon
 def test_p_min_decides_before_the_draw_and_not_after(mode: str) -> None:
     assert p_value(mode, StopsBeforeADoubtfulDraw) > ALARM
     assert p_value(mode, StopsAfterADoubtfulDraw) < ALARM
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_a_confidence_head_decides_on_a_token_by_those_before_it_alone(mode: str) -> None:
+    assert measured(CutByConfidence(mode), PARAMS, 3).p_value > ALARM
+    assert measured(CutAtTheBestOfAllLengths(mode), PARAMS, 3).p_value < ALARM
