@@ -8,6 +8,7 @@ is decided at place `parents[i] + 1`. A place is not a position: the text positi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -147,8 +148,11 @@ class Drafted:
         return Drafted(tuple(self.tokens[node] for node in kept), tuple(number[self.parents[node]] for node in kept))
 
     def with_tokens(self, tokens: Iterable[int]) -> Drafted:
-        """The same nodes with other tokens."""
-        return Drafted(tuple(tokens), self.parents)
+        """The same nodes with other tokens; siblings may have the same one, as those that are no tokens do."""
+        nodes = copy.copy(self)
+        object.__setattr__(nodes, "tokens", tuple(tokens))
+        assert len(nodes.tokens) == len(self.tokens), "each node has a token"
+        return nodes
 
     def _all_paths(self) -> tuple[tuple[int, ...], ...]:
         """Every node's path, computed when the first one is asked for."""

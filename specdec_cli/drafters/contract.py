@@ -79,10 +79,24 @@ class DraftRow:
         return is_edited(ChainRow(self.params, self.context, self.num_prompt_tokens, NOTHING, self.stop_ids))
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether its tokens are drawn by chance.
+
+        In a tree chance pays only where the rule knows q or shares the noise: without that, more likely nodes stand
+        more often.
+        """
+        has_use = self.tree is None or (not self.tree.is_dynamic and (self.needs_q or self.shares_noise))
+        return self.params.temperature > 0 and has_use
+
+    @property
     def is_plain(self) -> bool:
-        """Whether the draft's own scores alone say how a chain goes on: with the likeliest token, or by a draw."""
-        needs_wide_noise = self.params.temperature > 0 and self.shares_noise
-        return self.tree is None and self.p_min == 0 and not needs_wide_noise and not self.is_edited
+        """Whether the draft's own scores alone say what is drafted: the likeliest tokens, or of a chain each by a draw.
+
+        A tree is plain where its shape is given.
+        """
+        has_shape = self.tree is None or not self.tree.is_dynamic
+        needs_more = self.is_drawn and (self.shares_noise or self.tree is not None)
+        return has_shape and self.p_min == 0 and not needs_more and not self.is_edited
 
     def draw(self, num: int) -> Draw | None:
         """How its next `num` tokens are drawn if it is plain; None takes the likeliest."""
@@ -90,7 +104,7 @@ class DraftRow:
         from specdec_cli.sampling import noise
 
         params = self.params
-        if params.temperature == 0:
+        if not self.is_drawn:
             return None
         uniforms = noise.uniforms(params.seed, params.index, len(self.context), noise.Purpose.DRAFT, num)
         return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
@@ -111,11 +125,23 @@ class Guesses:
     unread: PendingTokens | None = None
 
     @classmethod
-    def chains(cls, rows: Sequence[DraftRow], continuations: Continuations) -> list[Guesses]:
-        """A chain for each plain row, which the draft has continued in one call; its q where the row needs it."""
+    def plain(
+        cls, rows: Sequence[DraftRow], continuations: Continuations, tree: TreeShape | None = None
+    ) -> list[Guesses]:
+        """Guesses of plain rows, which the draft has continued in one call, with their q where a row needs it.
+
+        Args:
+            rows: that are plain.
+            continuations: of these.
+            tree: the static shape of them all; None makes chains.
+        """
         qs = (continuations.q.get(i) if row.needs_q else None for i, row in enumerate(rows))
-        chains = map(Drafted.chain, continuations.tokens)
-        return [cls(chain, q, continuations.unread) for chain, q in zip(chains, qs, strict=True)]
+        parents = None if tree is None else tree.parents
+        drafts = (
+            Drafted.chain(tokens) if parents is None else Drafted(tuple(tokens), parents)
+            for tokens in continuations.tokens
+        )
+        return [cls(drafted, q, continuations.unread) for drafted, q in zip(drafts, qs, strict=True)]
 
     def read(self) -> Guesses:
         """The same with the tokens themselves; the host may wait for them."""

@@ -68,23 +68,12 @@ class GrowingDraft:
     @property
     def needs_q(self) -> bool:
         """Whether its nodes come with the q that they were drawn from."""
-        return self.row.needs_q and self.is_drawn
+        return self.row.needs_q and self.row.is_drawn
 
     @property
     def is_dynamic(self) -> bool:
         """Whether draft probabilities decide which nodes stay."""
         return self.row.tree is not None and self.row.tree.is_dynamic
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether its nodes are chosen by chance.
-
-        In a tree chance pays only where the rule knows q or shares the noise: without that, more likely nodes stand
-        more often.
-        """
-        row = self.row
-        has_use = row.tree is None or row.needs_q or row.shares_noise
-        return row.params.temperature > 0 and has_use and not self.is_dynamic
 
     def wants_more(self, max_context: int) -> bool:
         """Whether another depth is wanted and the draft model can read all that stands before it."""
@@ -126,7 +115,7 @@ class GrowingDraft:
                 len(row.context),
                 self.depth,
                 offset,
-                self.is_drawn,
+                row.is_drawn,
                 row.shares_noise,
             )
             for confidence, num, offset in zip(confidences, nums, accumulate(nums, initial=first), strict=False)

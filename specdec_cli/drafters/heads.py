@@ -20,17 +20,19 @@ from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.heads.draft_sequences import DraftSequences
     from specdec_cli.lm.heads.published import PublishedDraft
+    from specdec_cli.tree_shape import TreeShape
 
 
 class HeadDrafter(WithoutFeatures):
     """Guesses with a head on the target's hidden states.
 
-    A head that drafts from its own outputs goes round by round, each depth of all rows in one call, or drafts chains in
-    one CUDA graph where it is recorded. One that drafts all tokens in one pass gives every depth's distribution.
+    A head that drafts from its own outputs goes round by round, each depth of all rows in one call, or drafts in one
+    CUDA graph where it is recorded. One that drafts all tokens in one pass gives every depth's distribution.
 
     Args:
         name: of the draft, for messages.
@@ -44,6 +46,7 @@ class HeadDrafter(WithoutFeatures):
         self._sequences: DraftSequences | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
+        self._unread: list[PendingTokens] = []
 
     @property
     def sequences(self) -> DraftSequences:
@@ -161,28 +164,42 @@ class HeadDrafter(WithoutFeatures):
         self.sequences.feed([new for new, _ in news], [depth for _, depth in news])
 
     def _continue_plain(self, rows: Sequence[DraftRow], longest: int) -> dict[int, Guesses]:
-        """Chains of plain rows by their places in the call, in one graph where the head is recorded.
+        """Guesses of plain rows by their places in the call, those of each shape in one graph, of a recorded head.
 
         Args:
             rows: whose features go with the graph.
             longest: context that is read.
         """
-        from specdec_cli.lm.heads.head_graphs import HeadChainRow
-
-        unread, self.sequences.last_guess = self.sequences.last_guess, None
-        if unread is not None:
+        for unread in self._unread:
             unread.check(self._name, "try --dtype float32, or another draft if it is float32 already")
+        self._unread.clear()
+        guesses: dict[int, Guesses] = {}
         if not self.sequences.is_recorded:
-            return {}
+            return guesses
         depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
-        able = [(place, rows[place], depth) for place, depth in depths.items() if depth > 0]
-        plain = [(place, row, depth) for place, row, depth in able if self._can_begin(row)]
-        head_rows = [HeadChainRow(r.handle, r.context, r.features, depth, r.draw(depth)) for _, r, depth in plain]
-        continuations = self.sequences.guess(head_rows, self._num_tokens) if plain else None
-        if continuations is None:
-            return {}
-        chains = Guesses.chains([row for _, row, _ in plain], continuations)
-        return {place: chain for (place, _, _), chain in zip(plain, chains, strict=True) if chain.drafted}
+        able = [place for place, depth in depths.items() if depth > 0 and self._can_begin(rows[place])]
+        shapes: dict[TreeShape | None, list[int]] = {}
+        for place in able:
+            tree = rows[place].tree
+            shapes.setdefault(None if tree is None else tree.cut(depths[place]), []).append(place)
+        for shape, places in shapes.items():
+            guesses |= self._in_a_graph(shape, {place: rows[place] for place in places}, depths)
+        return guesses
+
+    def _in_a_graph(
+        self, shape: TreeShape | None, rows: Mapping[int, DraftRow], depths: Mapping[int, int]
+    ) -> dict[int, Guesses]:
+        """Guesses of plain rows of one shape, by their places; None stands for chains."""
+        from specdec_cli.lm.heads.head_graphs import HeadDraftRow
+
+        head_rows = [
+            HeadDraftRow(row.handle, row.context, row.features, depths[place], row.draw(depths[place]))
+            for place, row in rows.items()
+        ]
+        continuations = self.sequences.guess(head_rows, self._num_tokens, shape)
+        if continuations.unread is not None:
+            self._unread.append(continuations.unread)
+        return dict(zip(rows, Guesses.plain([*rows.values()], continuations, shape), strict=True))
 
     def _can_begin(self, row: DraftRow) -> bool:
         """Whether the head has hidden states to draft from, or gets some with the row."""

@@ -112,14 +112,14 @@ class LMDrafter(WithoutFeatures):
         from specdec_cli.lm.door import Row
 
         longest = self.lm.max_context
-        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
+        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.tree is None and row.is_plain}
         plain = [(place, rows[place], depth) for place, depth in depths.items() if depth > 0]
         lm_rows = [Row(row.handle, row.context, depth, draw=row.draw(depth)) for _, row, depth in plain]
         continuations = self.lm.guess(lm_rows, self._num_tokens) if plain else None
         if continuations is None:
             return {}
         self._unread = continuations.unread
-        chains = Guesses.chains([row for _, row, _ in plain], continuations)
+        chains = Guesses.plain([row for _, row, _ in plain], continuations)
         return {place: chain for (place, _, _), chain in zip(plain, chains, strict=True) if chain.drafted}
 
     def release(self, handle: int) -> None:

@@ -108,7 +108,9 @@ class FeatureBook:
         if not kept:
             return None
         states = kept[0] if len(kept) == 1 else torch.cat(kept)
-        return states if list(columns) == list(range(states.shape[1])) else states[:, list(columns)]
+        if list(columns) == list(range(states.shape[1])):
+            return states
+        return torch.stack([states[:, column] for column in columns], 1)  # a GPU would be waited for to index it
 
     def drop(self, sequence_id: int) -> None:
         """Forget a sequence; unknown ones are fine."""

@@ -40,10 +40,10 @@ class HiddenStates:
         return HiddenStates(self.whole, self.begin + begin, self.begin + end)
 
     def chosen(self, places: Sequence[int]) -> HiddenStates:
-        """Those at some places; the first ones are not copied."""
+        """Those at some places; the first ones are not copied. The host waits for no GPU, as with an index it would."""
         if list(places) == list(range(len(places))):
             return self.part(0, len(places))
-        return HiddenStates.of(self.tensor()[list(places)])
+        return HiddenStates.of(torch.cat([self.part(place, place + 1).tensor() for place in places]))
 
     def joined(self, other: HiddenStates) -> HiddenStates | None:
         """These and others as one; None where the others do not stand behind these in the same tensor."""

@@ -196,6 +196,11 @@ class BlockCache(Cache):  # type: ignore[misc]
             for store in self.states.values():
                 store.keep(slot, snapshots, length)
 
+    def move(self, before: Tensor, after: Tensor) -> None:
+        """Copy keys and values from slots [n] int64 to others."""
+        for store in self.stores.values():
+            store.move(before, after)
+
     def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
         """Copy what a sequence keeps of some places to others."""
         with torch.inference_mode():

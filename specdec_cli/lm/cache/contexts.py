@@ -77,7 +77,9 @@ class CachedSequence:
     def settle(self) -> None:
         """Replace stand-ins by the tokens themselves, which the host may wait for."""
         if self.unread is not None:
-            self.tokens, self.unread = self.unread.known(self.tokens), None
+            self.tokens = self.unread.known(self.tokens)
+            self.tree = self.tree.with_tokens(self.unread.known(self.tree.tokens))
+            self.unread = None
 
     def common_prefix(self, context: list[int], limit: int) -> int:
         """How many first tokens of the context are cached, at most `limit`."""
@@ -148,7 +150,9 @@ class ForwardInput:
     def settle(self) -> None:
         """Replace stand-ins by the tokens themselves, which the host may wait for."""
         if self.unread is not None:
-            self.context, self.unread = self.unread.known(self.context), None
+            self.context = self.unread.known(self.context)
+            self.tree = self.tree.with_tokens(self.unread.known(self.tree.tokens))
+            self.unread = None
 
 
 class CacheStorage(Protocol):

@@ -94,9 +94,7 @@ class EagerForward:
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
-        before, after = torch.tensor(moves, device=self.device).t()  # one copy, as each waits for the device
-        for store in self.cache.stores.values():
-            store.move(before, after)
+        self.cache.move(*torch.tensor(moves, device=self.device).t())  # one copy, as each waits for the device
 
     def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
         """Copy states from places to others."""

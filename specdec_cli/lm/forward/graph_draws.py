@@ -106,6 +106,19 @@ class Choices:
         self._tokens.append(torch.where(is_number, tokens, NOTHING))
         return self._tokens[-1]
 
+    def take_likeliest(self, logits: Tensor, most: int, children: Tensor) -> Tensor:
+        """The tokens of a depth of a tree [B, C] int64: the likeliest children of each node before it.
+
+        Args:
+            logits: of the nodes before [B, F, V_model].
+            most: children of one node.
+            children: which are taken of all nodes' `most` likeliest ones [C] int64.
+        """
+        best, tokens = logits[:, :, : self.inputs.num_tokens].topk(most, -1)
+        tokens = torch.where(best[:, :, :1].isfinite(), tokens, NOTHING)
+        self._tokens.append(tokens.flatten(1).index_select(1, children))
+        return self._tokens[-1]
+
     @property
     def tokens(self) -> Tensor:
         """All tokens so far [B, n] int64."""

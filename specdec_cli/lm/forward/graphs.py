@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
-from specdec_cli.lm.cache.contexts import ForwardInput
+from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in
 from specdec_cli.lm.door import Continuations, Draw
@@ -92,6 +92,7 @@ class Graphs:
         self._pool = pool_of(self._device)
         self._scores: dict[tuple[Bucket, bool], _Graph] = {}
         self._guesses: dict[tuple[Bucket, int, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
+        self._moves: dict[int, tuple[Tensor, Replay]] = {}
 
     def try_out(self) -> None:
         """Record the smallest forward.
@@ -165,6 +166,25 @@ class Graphs:
         unread = PendingTokens(guessed[: len(feeds)].clone())
         tokens = [unread.stand_ins(row, n) for row, n in enumerate(counts)]
         return Continuations(tokens, unread, drawn_q(draws, counts, q))
+
+    def move(self, moves: Moves) -> None:
+        """Copy keys and values from slots to others, in one graph that the host does not wait for."""
+        size = 1 << (len(moves) - 1).bit_length()
+        if size not in self._moves:
+            slots = torch.full((2, size), self._nowhere, device=self._device)
+            self._moves[size] = (
+                slots,
+                recorded(partial(self._move, slots), self._device, self._pool, "a move of keys")[0],
+            )
+        slots, replay = self._moves[size]
+        nowhere = [self._nowhere] * (size - len(moves))
+        before, after = zip(*moves, strict=True)
+        fill(slots.view(-1), [*before, *nowhere, *after, *nowhere])
+        replay()
+
+    def _move(self, slots: Tensor) -> Outputs:
+        self._cache.move(*slots)
+        return ()
 
     def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> _Graph:
         """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.

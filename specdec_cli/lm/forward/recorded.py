@@ -94,9 +94,10 @@ class RecordedForward:
         """No model with a state runs here."""
         raise AssertionError("a model without a state has no snapshots")
 
+    @on_its_device
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
-        self._inner.move(moves)
+        self._graphs.move(moves)
 
     def tap(self, taps: Sequence[Tap]) -> None:
         """Add hidden states to those that `score` gives to feeds that want them; drops the graphs, which lack them."""

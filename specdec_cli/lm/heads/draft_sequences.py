@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.cache.budget import DraftCache
-    from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import Continuations
-    from specdec_cli.lm.heads.head_graphs import HeadChainRow
+    from specdec_cli.lm.heads.head_graphs import HeadDraftRow
+    from specdec_cli.tree_shape import TreeShape
 
 
 @dataclass(slots=True)
@@ -63,12 +63,10 @@ class DraftSequences(ABC):
     are `HeadSequences`, which keep keys and values; a draft that keeps something else inherits from here.
 
     Attributes:
-        last_guess: the tokens that `guess` gave last, for its caller to look at once they are read.
         graphs_obstacle: why it records no graphs beside a target that does; None where it does, or where the target has
             none.
     """
 
-    last_guess: PendingTokens | None = None
     graphs_obstacle: str | None = None
 
     @property
@@ -78,7 +76,7 @@ class DraftSequences(ABC):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether `guess` drafts chains in CUDA graphs."""
+        """Whether `guess` drafts in CUDA graphs."""
         return False
 
     @property
@@ -135,12 +133,13 @@ class DraftSequences(ABC):
         """
         raise NotImplementedError
 
-    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> Continuations:
-        """Take the target's states of some sequences and draft a chain behind each, in one graph.
+    def guess(self, rows: Sequence[HeadDraftRow], num_tokens: int, tree: TreeShape | None = None) -> Continuations:
+        """Take the target's states of some sequences and draft a chain or a tree behind each, in one graph.
 
         Args:
             rows: the sequences; of each there are new states, or the output that a first guess follows from.
             num_tokens: V, the real vocabulary; no token is beyond it.
+            tree: the static shape of all of them, which draw nothing; None wants chains.
 
         Raises:
             RunError: too few blocks are free, or the head cannot be recorded.

@@ -1,8 +1,9 @@
-"""Chains of a draft head as CUDA graphs: the target's new states go in, k tokens stay on the device.
+"""Chains and trees of a draft head as CUDA graphs: the target's new states go in, the tokens stay on the device.
 
-One graph feeds the states of all sequences and then drafts token by token. Sequences, new positions and blocks are
-padded to a `Bucket`, and what differs from step to step is one vector of integers, as in `lm.forward.graphs`. Nothing
-is kept of drafted nodes: the next step writes over their slots.
+One graph feeds the states of all sequences and then drafts depth by depth. Sequences, new positions and blocks are
+padded to a `Bucket`, and what differs from step to step is one vector of integers, as in `lm.forward.graphs`. The shape
+of a tree is part of what is recorded; a chain is the one with a child per node. Nothing is kept of drafted nodes: the
+next step writes over their slots.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.layout import DraftedNodes
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
@@ -22,20 +25,21 @@ from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fi
 from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, pool_of, recorded, slots_of
 from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.recorded_feed import RecordedFeed
+from specdec_cli.tree_shape import TreeShape
 
 _NO_PLACE = -(1 << 30)  # however many tokens follow it
 
 
 @dataclass(slots=True)
-class HeadChainRow:
-    """One sequence that wants a chain.
+class HeadDraftRow:
+    """One sequence that wants a chain or a tree.
 
     Args:
         handle: names the sequence.
         context: of the sequence.
         features: the target's states [n, taps, target hidden] of the last n positions that a token follows.
-        num_tokens: to draft, at least 1.
-        draw: how they are drawn; None takes the likeliest.
+        num_tokens: to draft one after another, at least 1; of a tree, its depth.
+        draw: how a chain's are drawn; None takes the likeliest.
     """
 
     handle: int
@@ -74,7 +78,7 @@ class _Inputs:
 
 
 def _values(
-    bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[HeadChainRow], counts: Sequence[int]
+    bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[HeadDraftRow], counts: Sequence[int]
 ) -> list[int]:
     """A step's inputs one after another, as `_Inputs.views` takes them apart.
 
@@ -105,9 +109,92 @@ def _values(
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class _Depth:
+    """One round of a recorded draft: the nodes that a module runs, and the children that they get.
+
+    A node is run if it has children, by the first module that has none of them yet; it stands behind the text in the
+    order of its number among those.
+
+    Args:
+        module: which one runs.
+        nodes: that are run, by their numbers in the shape [n] int64; none at the context's end.
+        parents: of each its parent's place among the module's outputs before, that of the context's end first [n].
+        places: of each behind the text [n] int64.
+        sees: whether it looks at text, at each node that was run, and at what is behind these [n, 1 + run + 1] bool;
+            None for a chain, which is text like any other.
+        num_ends: how many last nodes get children.
+        most: children of one node.
+        children: those that are taken of all nodes' `most` likeliest ones [C] int64.
+    """
+
+    module: int
+    nodes: Tensor
+    parents: Tensor
+    places: Tensor
+    sees: Tensor | None
+    num_ends: int
+    most: int
+    children: Tensor
+
+
+class _RecordedShape:
+    """The rounds in which a head drafts a static shape, with their indices on the device.
+
+    Args:
+        shape: static.
+        num_modules: of the head.
+        device: of the head.
+
+    Attributes:
+        rounds: one for each depth.
+        depths: of each node that is run, counted from 0 [run] int64.
+    """
+
+    def __init__(self, shape: TreeShape, num_modules: int, device: torch.device) -> None:
+        drafted = Drafted(tuple(range(len(shape.parents))), shape.parents)  # any tokens
+        run = inner_nodes(shape)
+        number = {CONTEXT_END: -1} | {node: i for i, node in enumerate(run)}
+        at = partial(torch.tensor, device=device)
+        self.depths = at([drafted.depth(node) - 1 for node in run], dtype=torch.int64)
+        self.rounds: list[_Depth] = []
+        for depth in range(shape.depth):
+            module = min(depth, num_modules - 1)
+            ends = [node for node in run if drafted.depth(node) == depth] if depth else [CONTEXT_END]
+            nodes = [node for node in run if drafted.depth(node) <= depth] if depth == module else ends
+            paths = [[number[above] for above in drafted.path(node)] for node in nodes if node != CONTEXT_END]
+            nums = [len(shape.children(end)) for end in ends]
+            taken = [i * max(nums) + rank for i, num in enumerate(nums) for rank in range(num)]
+            sees = torch.zeros(len(paths), len(run) + 2, dtype=torch.bool)
+            for row, path in zip(sees, paths, strict=True):
+                row[[0, *(1 + i for i in path)]] = True
+            self.rounds.append(
+                _Depth(
+                    module,
+                    at([node for node in nodes if node != CONTEXT_END], dtype=torch.int64),
+                    at([1 + number[drafted.parents[node]] for node in nodes if node != CONTEXT_END], dtype=torch.int64),
+                    at([path[-1] for path in paths], dtype=torch.int64),
+                    None if shape.is_chain else sees.to(device),
+                    len(ends),
+                    max(nums),
+                    at(taken, dtype=torch.int64),
+                )
+            )
+
+
+def inner_nodes(shape: TreeShape) -> list[int]:
+    """The nodes of a static shape that have children: a head runs them, and no others."""
+    return sorted(set(shape.parents) - {CONTEXT_END})
+
+
+def chain_of(num_tokens: int) -> TreeShape:
+    """The shape of a chain."""
+    return TreeShape(((1,),) * num_tokens)
+
+
 @dataclass(slots=True)
-class _ChainGraph:
-    """A recorded chain: what it reads, how it runs, what it leaves.
+class _DraftGraph:
+    """A recorded draft: what it reads, how it runs, what it leaves.
 
     Args:
         inputs: as `_values` fills it.
@@ -115,7 +202,7 @@ class _ChainGraph:
         before: each module's output before the new positions [M, B, hidden].
         choice: chooses the tokens.
         replay: runs it.
-        outputs: tokens [B, most], each module's output at the last kept slot [M, B, hidden], and the q of drawn tokens.
+        outputs: tokens [B, nodes], each module's output at the last kept slot [M, B, hidden], the q of drawn tokens.
     """
 
     inputs: Tensor
@@ -142,7 +229,7 @@ class HeadGraphs:
         self._kernels = kernels_for(self._device)
         with torch.inference_mode():
             self._width = modules[0].head.mix(like.new_zeros(2, *state_shape)).shape[-1]
-        self._graphs: dict[tuple[Bucket, int, int, ChoiceKind], _ChainGraph] = {}
+        self._graphs: dict[tuple[Bucket, TreeShape, int, ChoiceKind], _DraftGraph] = {}
         self.drop()
 
     def try_out(self) -> None:
@@ -159,42 +246,47 @@ class HeadGraphs:
                 obstacle = "its values are not as wide as its keys"
             if obstacle is not None:
                 raise RunError(f"{self._what} cannot be recorded: {obstacle}", "use --decoder transformers")
-        self._recorded(bucket, len(self._modules) + 1, self._modules[0].head.vocab_size, ChoiceKind())
+        shape, vocab_size = chain_of(len(self._modules) + 1), self._modules[0].head.vocab_size
+        self._recorded(bucket, shape, vocab_size, ChoiceKind())
 
     def drop(self) -> None:
         """Forget what was recorded, as the caches move."""
         self._graphs.clear()
         self._pool = pool_of(self._device)  # the old one went with the last of its graphs
 
-    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> tuple[Continuations, Tensor]:
-        """Chains, whose keys and values are written.
+    def guess(
+        self, rows: Sequence[HeadDraftRow], num_tokens: int, tree: TreeShape | None = None
+    ) -> tuple[Continuations, Tensor]:
+        """Chains or trees, whose keys and values are written.
 
         Args:
             rows: sequences with blocks for their new positions and drafted nodes; at most `MOST_TOKENS` are new.
             num_tokens: V, the real vocabulary; no token is beyond it.
+            tree: the shape of all of them, which draw nothing; None makes chains.
 
         Returns:
-            The chains, and each module's output at the last kept slot [M, rows, hidden], tensors of their own.
+            Their tokens, and each module's output at the last kept slot [M, rows, hidden], tensors of their own.
 
         Raises:
             RunError: the head cannot be recorded.
         """
         counts = [0 if row.features is None else len(row.features) for row in rows]
         blocks = [len(module.cache.of(row.handle).blocks) for row in rows for module in self._modules]
-        most, draws = max(row.num_tokens for row in rows), [row.draw for row in rows]
-        # However many tokens of such a chain are accepted: one shape for all further steps.
-        num_new = max(*counts, min(most + 1, MOST_TOKENS))
+        shape, draws = tree or chain_of(max(row.num_tokens for row in rows)), [row.draw for row in rows]
+        # However many tokens of such a draft are accepted: one shape for all further steps.
+        num_new = max(*counts, min(shape.depth + 1, MOST_TOKENS))
         bucket = Bucket.around(len(rows), num_new, max(blocks))
         assert bucket is not None, "more positions are fed before"
-        key = bucket, most, num_tokens, ChoiceKind.of(draws, num_tokens)
+        key = bucket, shape, num_tokens, ChoiceKind.of(draws, num_tokens)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._recorded(*key)
         self._fill(graph, bucket, rows, counts)
         graph.choice.fill(draws)
         graph.replay()
-        chains, ends, *q = graph.outputs
-        unread, nums = PendingTokens(chains[: len(rows)].clone()), [row.num_tokens for row in rows]
+        drafted, ends, *q = graph.outputs
+        unread = PendingTokens(drafted[: len(rows)].clone())
+        nums = [row.num_tokens if tree is None else len(tree.parents) for row in rows]
         tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q)), ends[:, : len(rows)].clone()
 
@@ -202,7 +294,7 @@ class HeadGraphs:
     def _what(self) -> str:
         return f"the draft head `{self._name}`"
 
-    def _fill(self, graph: _ChainGraph, bucket: Bucket, rows: Sequence[HeadChainRow], counts: Sequence[int]) -> None:
+    def _fill(self, graph: _DraftGraph, bucket: Bucket, rows: Sequence[HeadDraftRow], counts: Sequence[int]) -> None:
         """Give a graph what differs from step to step; states that no slot reads are those of an earlier step."""
         fill(graph.inputs, _values(bucket, self._modules, rows, counts))
         for i, (row, num) in enumerate(zip(rows, counts, strict=True)):
@@ -213,36 +305,50 @@ class HeadGraphs:
                 if before is not None and (len(self._modules) > 1 or not num):
                     graph.before[m, i].copy_(before)
 
-    def _recorded(self, bucket: Bucket, most: int, num_tokens: int, kind: ChoiceKind) -> _ChainGraph:
+    def _recorded(self, bucket: Bucket, shape: TreeShape, num_tokens: int, kind: ChoiceKind) -> _DraftGraph:
         inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
         states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
         before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
-        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, most, self._device)
-        run = partial(self._guess, bucket, most, choice, inputs, states, before)
+        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, shape.depth, self._device)
+        plan = _RecordedShape(shape, len(self._modules), self._device)
+        run = partial(self._guess, bucket, plan, choice, inputs, states, before)
         replay, outputs = recorded(run, self._device, self._pool, self._what)
-        return _ChainGraph(inputs, states, before, choice, replay, outputs)
+        return _DraftGraph(inputs, states, before, choice, replay, outputs)
 
     def _guess(
-        self, bucket: Bucket, most: int, choice: ChoiceInputs, inputs: Tensor, states: Tensor, before: Tensor
+        self,
+        bucket: Bucket,
+        shape: _RecordedShape,
+        choice: ChoiceInputs,
+        inputs: Tensor,
+        states: Tensor,
+        before: Tensor,
     ) -> Outputs:
-        """Chains [B, most], each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
+        """Tokens [B, nodes], each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
         step = _Inputs.views(bucket, len(self._modules), inputs)
         caches = [module.cache for module in self._modules]
         slots = [slots_of(its, cache.block_size, cache.nowhere) for its, cache in zip(step.tables, caches, strict=True)]
         ends = self._feed(step, states, before, slots)
-        heads, last = [module.head for module in self._modules], len(self._modules) - 1
+        heads, source = [module.head for module in self._modules], 0
         outputs, choices = ends[0][:, None], Choices(choice)
-        chosen = [choices.take(heads[0].logits(ends[0]))]
-        for depth in range(1, most):
-            # A module of its own reads the one before it at every node so far; the last one goes on with its own.
-            m, num = min(depth, last), depth if depth <= last else 1
-            source = m - 1 if depth <= last else m
-            feature = heads[source].recycled(outputs[:, -num:].flatten(0, 1)).view(-1, num, self._width)
-            places = step.begin[:, None] - m + torch.arange(depth - num, depth, device=self._device)
-            outputs = self._run(m, torch.cat(chosen[-num:], 1), feature, places, slots[m])
-            if depth <= last:
-                outputs = torch.cat([ends[m][:, None], outputs], 1)
-            chosen.append(choices.take(heads[m].logits(outputs[:, -1])))
+        for each in shape.rounds:
+            m = each.module
+            if len(each.nodes):
+                # A module of its own reads the one before it at every node so far; the last one goes on with its own.
+                feature = heads[source].recycled(outputs.index_select(1, each.parents).flatten(0, 1))
+                tokens = choices.tokens.index_select(1, each.nodes)
+                places = step.begin[:, None] - m + each.places
+                nodes = (
+                    None if each.sees is None else nodes_of(step.begin - m, each.sees, shape.depths, places, slots[m])
+                )
+                output = self._run(m, tokens, feature.view(*tokens.shape, -1), places, slots[m], nodes)
+                outputs = torch.cat([outputs if m == source else ends[m][:, None], output], 1)
+                source = m
+            logits = heads[m].logits(outputs[:, -each.num_ends :].flatten(0, 1))
+            if each.most == each.num_ends == 1:
+                choices.take(logits)
+            else:
+                choices.take_likeliest(logits.view(-1, each.num_ends, logits.shape[1]), each.most, each.children)
         return choices.tokens, torch.stack(ends), *choices.q
 
     def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
@@ -259,10 +365,38 @@ class HeadGraphs:
                 feature = module.head.recycled(shifted.flatten(0, 1)).view(shifted.shape)
         return ends
 
-    def _run(self, m: int, tokens: Tensor, feature: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+    def _run(
+        self,
+        m: int,
+        tokens: Tensor,
+        feature: Tensor,
+        places: Tensor,
+        slots: Tensor,
+        nodes: DraftedNodes | None = None,
+    ) -> Tensor:
         """A module's output [B, R, hidden] of tokens [B, R] with their features [B, R, hidden] at places [B, R]."""
         head, cache = self._modules[m].head, self._modules[m].cache
-        feed = RecordedFeed.at(cache.keys, cache.values, slots, places, cache.nowhere, self._kernels)
-        positions = places.clamp(0, slots.shape[1] - 1).flatten()
+        feed = RecordedFeed.at(cache.keys, cache.values, slots, places, cache.nowhere, self._kernels, nodes)
+        at = places.clamp(0, slots.shape[1] - 1)
+        positions = (at if nodes is None else nodes.key_positions.gather(1, at)).flatten()
         embedded = head.embed(tokens.clamp(min=0).flatten())
         return head.run(embedded, feature.flatten(0, 1), positions, [feed]).view(*tokens.shape, -1)
+
+
+def nodes_of(begin: Tensor, sees: Tensor, depths: Tensor, places: Tensor, slots: Tensor) -> DraftedNodes:
+    """Positions of some nodes of a static tree, and the places that they see.
+
+    Args:
+        begin: place of the first node of each sequence [B]; negative where there is no sequence.
+        sees: as `_Depth` has it [R, 1 + run + 1].
+        depths: of all nodes that are run, counted from 0 [run].
+        places: of the nodes [B, R].
+        slots: of every place of each sequence [B, T].
+    """
+    every = torch.arange(slots.shape[1], device=slots.device)
+    node = (every - begin[:, None]).clamp(-1, len(depths))
+    is_seen = sees[:, node + 1].transpose(0, 1).contiguous()
+    is_seen = is_seen | ((places < 0)[:, :, None] & (every == 0))  # what only fills the shape sees something
+    depth = torch.cat([depths, depths.new_zeros(1)])[node.clamp(min=0)]
+    positions = torch.where((node >= 0) & (node < len(depths)), begin[:, None] + depth, every).clamp(min=0)
+    return DraftedNodes(places, positions, is_seen)

@@ -22,12 +22,13 @@ from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences, HeadRow
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, Path
-from specdec_cli.lm.heads.head_graphs import HeadChainRow, HeadGraphs
+from specdec_cli.lm.heads.head_graphs import HeadDraftRow, HeadGraphs, inner_nodes
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Continuations
+    from specdec_cli.tree_shape import TreeShape
 
 _CHUNK = 512  # slots of a prompt that attend at once, so that a long prompt's mask stays small
 
@@ -35,7 +36,7 @@ _CHUNK = 512  # slots of a prompt that attend at once, so that a long prompt's m
 class HeadSequences(DraftSequences):
     """Runs a head over sequences: their keys and values, and the head's own way of drafting behind them.
 
-    A head that drafts from its own outputs gives `logits` of drafted nodes, or whole chains by `guess` where these are
+    A head that drafts from its own outputs gives `logits` of drafted nodes, or whole drafts by `guess` where these are
     recorded as CUDA graphs, as the target's own steps are. One that drafts all tokens in a pass has `ahead`.
 
     Args:
@@ -90,7 +91,7 @@ class HeadSequences(DraftSequences):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether `guess` drafts chains."""
+        """Whether `guess` drafts."""
         return self._graphs is not None
 
     @property
@@ -250,8 +251,8 @@ class HeadSequences(DraftSequences):
 
     @on_its_device
     @torch.inference_mode()
-    def guess(self, rows: Sequence[HeadChainRow], num_tokens: int) -> Continuations:
-        """Draft a chain behind each sequence in one graph. More states than a graph is made for are taken before it.
+    def guess(self, rows: Sequence[HeadDraftRow], num_tokens: int, tree: TreeShape | None = None) -> Continuations:
+        """Draft behind each sequence in one graph. More states than a graph is made for are taken before it.
 
         Raises:
             RunError: too few blocks are free, or the head cannot be recorded.
@@ -263,15 +264,15 @@ class HeadSequences(DraftSequences):
                 sequence = module.cache.of(row.handle)
                 sequence.forget_nodes()
                 module.cache.publish(sequence)
-                module.cache.reserve(sequence, len(row.context) - 2 - m + row.num_tokens)
-        continuations, ends = self._graphs.guess(news, num_tokens)
+                num_run = row.num_tokens - 1 if tree is None else len(inner_nodes(tree))
+                module.cache.reserve(sequence, len(row.context) - 1 - m + num_run)
+        continuations, ends = self._graphs.guess(news, num_tokens, tree)
         for i, row in enumerate(news):
             for m, (module, its) in enumerate(zip(self.modules, ends, strict=True)):
                 module.cache.of(row.handle).extend(row.context[m:], its[i])
-        self.last_guess = continuations.unread
         return continuations
 
-    def _only_new(self, row: HeadChainRow) -> HeadChainRow:
+    def _only_new(self, row: HeadDraftRow) -> HeadDraftRow:
         """A row with the states that its sequence lacks; those of a long text are taken at once."""
         if row.features is None or self.num_kept(row.handle) == len(row.context) - 1:
             return replace(row, features=None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.lm.cache.layout import Layout, Span
+from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.heads.head_layer import LayerFeed
 
 
@@ -20,16 +20,27 @@ class RecordedFeed(LayerFeed):
     Args:
         write_slots: of each new slot [n] int64.
         kernels: attention for all sequences at once (`lm.split_attention`); None without a GPU or without Triton.
+        nodes: drafted nodes among the new slots; None where each sees the places before it and its own.
     """
 
     write_slots: Tensor
     kernels: Any
+    nodes: DraftedNodes | None = None
 
     @classmethod
     def at(
-        cls, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor, nowhere: int, kernels: Any
+        cls,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        places: Tensor,
+        nowhere: int,
+        kernels: Any,
+        nodes: DraftedNodes | None = None,
     ) -> RecordedFeed:
-        """New slots, each of which sees the places before it and its own; all on the device.
+        """New slots, each of which sees the places before it and its own, or what its tree lets it see.
+
+        All of it is on the device.
 
         Args:
             keys: [key heads, slots, head size] of all sequences.
@@ -38,14 +49,15 @@ class RecordedFeed(LayerFeed):
             places: of the new slots [B, R] int64; negative, or T and more, where one only fills the shape.
             nowhere: the slot that takes what only fills the shape.
             kernels: as above.
+            nodes: as above.
         """
         num_keys = slots.shape[1]
         at = places.clamp(0, num_keys - 1)
         write_slots = torch.where(at == places, slots.gather(1, at), nowhere).view(-1)
         every = torch.arange(num_keys, device=slots.device)
-        visible = (every <= at[:, :, None]).view(-1, num_keys)
+        visible = (every <= at[:, :, None] if nodes is None else nodes.is_seen).view(-1, num_keys)
         new = range(places.numel())
-        return cls(keys, values, slots, new, num_keys, visible, write_slots=write_slots, kernels=kernels)
+        return cls(keys, values, slots, new, num_keys, visible, write_slots=write_slots, kernels=kernels, nodes=nodes)
 
     def layout(self, positions: Tensor) -> Layout:
         """The same for a forward of transformers.
@@ -59,6 +71,7 @@ class RecordedFeed(LayerFeed):
         layout = Layout([], [], spans, [], wanted=[], num_written=num, device=positions.device)
         layout.position_ids = positions.view(1, -1)
         layout.kernels, layout.slots, layout.write_slots = self.kernels, self.slots, self.write_slots
+        layout.nodes = self.nodes
         return layout
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

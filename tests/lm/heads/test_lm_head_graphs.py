@@ -1,4 +1,4 @@
-"""Chains of a draft head in CUDA graphs: the tokens that the head drafts layer by layer, whatever comes before.
+"""Chains and trees of a draft head in CUDA graphs: the tokens that it drafts layer by layer, whatever comes before.
 
 On a CPU nothing can be recorded; there what would be recorded runs anew at each replay. On a GPU the same tests take
 CUDA's graphs.
@@ -191,7 +191,42 @@ def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch:
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[20:22]}
     rounds.go_on(rounds.guess(rounds.rows(rounds.texts)), [4, 1])
+    rounds.guess(rounds.rows(rounds.texts, tree=TreeShape.parse("2,2,1")))
+
+
+@pytest.mark.parametrize("head", HEADS[1:])  # of EAGLE's logits here, most have no probability: rounds leave these out
+def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
+    """Beside a chain and trees of other shapes, one cut by its k, and behind texts of all kinds."""
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: [*TEXT, *TEXT[3:23]], 2: TEXT[20:23]}
+    shapes = [("3,2,1", "3,2,1", None), ("2,2+1,1", "3,2,1", "4,0+2"), ("1,2,2,1", "1,2,2,1", "1,2,2,1")]
+    for trees, accepted in zip(shapes, ([1, 0, 2], [0, 1, 1], [1, 1, 0]), strict=True):
+        rows = rounds.rows(rounds.texts)
+        rows = [replace(row, tree=tree and TreeShape.parse(tree)) for row, tree in zip(rows, trees, strict=True)]
+        rows[0].k = 2
+        drafted = rounds.guess(rows)
+        assert [len(one) for one in drafted] == [row.most_nodes for row in rows]
+        rounds.go_on(drafted, accepted)
     rounds.guess(rounds.rows(rounds.texts))
+
+
+@pytest.mark.parametrize("verify", ["auto", "synthetic"])
+@pytest.mark.parametrize("head", ["official", "llama 2"])
+def test_texts_with_trees_are_those_without_graphs(head: str, verify: str, both) -> None:
+    """Several rows, one of which stops at a token; synthetic verification accepts whole paths, parts, and nothing."""
+    (plain, layer_by_layer), (target, drafter) = both(head)
+    params = [SamplingParams(max_new_tokens=21, seed=3, index=i) for i in range(len(PROMPTS))]
+    params[2] = replace(params[2], stop_token_ids=tuple(range(40, 50)))
+    options: dict[str, Any] = {"tree": "2,2,1", "verify": verify}
+    if verify == "synthetic":
+        params[1] = replace(params[1], temperature=1.0)
+        options["synthetic_acceptance_rates"] = (0.8, 0.7, 0.5)
+    expected = decode(plain, layer_by_layer, 3, PROMPTS, params, **options)
+    found = decode(target, drafter, 3, PROMPTS, params, **options)
+    assert tokens(found) == tokens(expected)
+    counts = [[one.speculative.num_accepted_tokens for one in outputs] for outputs in (found, expected)]
+    assert counts[0] == counts[1]
+    assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
 def test_rows_come_and_go_with_depths_of_their_own(both, recorder) -> None:
@@ -213,7 +248,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
     others: list[dict[str, Any]] = [
-        {"tree": TreeShape.parse("2,2,1")},
+        {"tree": TreeShape.parse("2,2,1"), "params": SamplingParams(temperature=1.0, seed=5), "needs_q": True},
         {"params": SamplingParams(temperature=1.0, seed=5), "shares_noise": True},
         {"p_min": 1e-6},
         {"tree": TreeShape.parse("dynamic:6")},
@@ -317,7 +352,25 @@ def one_place_off(bucket, modules, rows, counts):
     return given
 
 
-real_values = head_graphs._values
+def siblings_seen(begin, sees, depths, places, slots):
+    """Nodes see all that was run before them."""
+    return real_nodes(begin, sees.cummax(1).values.flip(1).cummax(1).values.flip(1), depths, places, slots)
+
+
+def keys_at_their_places(begin, sees, depths, places, slots):
+    """A node's position is its place."""
+    return real_nodes(begin, sees, torch.arange(len(depths)), places, slots)
+
+
+real_values, real_nodes = head_graphs._values, head_graphs.nodes_of
+
+
+@pytest.mark.parametrize("fault", [siblings_seen, keys_at_their_places])
+@pytest.mark.parametrize("head", ["official", "llama 1"])
+def test_a_planted_fault_of_trees_is_caught(head: str, fault, both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_graphs, "nodes_of", fault)
+    with pytest.raises(AssertionError):
+        test_trees_in_graphs_are_those_of_rounds_without(head, both)
 
 
 @pytest.mark.parametrize("fault", [stale_keys, one_place_off])
@@ -366,12 +419,13 @@ def test_the_target_reads_a_chain_before_the_host_does(both, monkeypatch: pytest
     assert {what for what, _ in steps[1::2]} == {"read"}
 
 
-def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(both) -> None:
+@pytest.mark.parametrize("tree", [None, "2,2,1"])
+def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(tree: str | None, both) -> None:
     (plain, _), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
     right = tokens(decode(plain, None, 0, PROMPTS, params))
     drafter.sequences.modules[0].head.weights["norm.weight"].fill_(torch.nan)
-    engine = tiny_engine(target, drafter, 3)
+    engine = tiny_engine(target, drafter, 3, tree=tree)
     assert [output.token_ids for output in engine.generate(PROMPTS, params)] == right
     assert engine.drafters.num_failures["eagle3"] >= 1
 
