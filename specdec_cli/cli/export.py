@@ -20,7 +20,7 @@ from specdec_cli.cli.shared import Shared, with_shared_options
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.export import ENGINES, Export
 from specdec_cli.export import export as export_recipe
-from specdec_cli.export.measured import measured_k, read_measurement, refuse_another_draft
+from specdec_cli.export.measured import machine_of, measured_schedule, read_measurement, refuse_another_draft
 from specdec_cli.files import given_path
 from specdec_cli.measure.documents.recipes import ExportDocument
 
@@ -49,7 +49,7 @@ def export(
         Path | None,
         typer.Option(
             "--measured",
-            help="Put the figures of this result (of bench, sweep-k or compare-drafts) into the files.",
+            help="Put figures of this result (of bench, sweep-k or compare-drafts) into the files, and a sweep's k.",
             metavar="FILE",
             rich_help_panel=RUN,
         ),
@@ -64,8 +64,8 @@ def export(
         specdec export vllm -t MODEL -d DRAFT -k 4 --tensor-parallel-size 2
         # Write TensorRT-LLM's files for Triton.
         specdec export triton -r mine.yaml --output triton
-        # Put measured figures into them.
-        specdec export sglang -r tuned.yaml --measured result.json
+        # Put the figures and k of a sweep into them.
+        specdec export sglang -r mine.yaml --measured sweep.json
     """
     if engine not in ENGINES:
         raise UsageError(f"unknown engine `{engine}`{did_you_mean(engine, ENGINES)}", f"one of: {', '.join(ENGINES)}")
@@ -73,11 +73,12 @@ def export(
     shared.loads_models = False
     resolved = shared.resolve()
     document = None if measured is None else read_measurement(measured, resolved.recipe.target.model)
+    notes: list[str] = []
     if measured is not None and document is not None:
         if engine != "profile":  # its draft is the measured one
             refuse_another_draft(measured, document, resolved.recipe.draft)
-        resolved = with_measured_k(resolved, document)
-    made, warnings = export_recipe(engine, resolved, __version__, document)
+        resolved, notes = with_measured_k(resolved, document)
+    made, warnings = export_recipe(engine, resolved, __version__, document, notes)
     if output is not None:
         _write(made, output, shared.force)
     screen = open_screen(shared.quiet, streams_text=False)
@@ -96,19 +97,28 @@ def export(
         screen.say(f"next, once it runs: {made.next_command}")
 
 
-def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> Resolved:
-    """The recipe with the k, or the table of k, that a sweep on an engine recommends, where the recipe sets none."""
-    k, table = measured_k(document)
-    paths = {"speculation.num_speculative_tokens": k, "speculation.k_by_batch": table or None}
-    if k is None or any(resolved.origins.get(path, "default") != "default" for path in paths):
-        return resolved
-    update = {path.split(".")[1]: value for path, value in paths.items()}
+def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> tuple[Resolved, list[str]]:
+    """The recipe with the k, or the schedule of k, that a sweep recommends, where the recipe sets none; and notes."""
+    schedule, why = measured_schedule(document)
+    paths = ("speculation.num_speculative_tokens", "speculation.k_by_batch")
+    if any(resolved.origins.get(path, "default") != "default" for path in paths):
+        return resolved, []
+    if not schedule:
+        return resolved, [] if why is None else [why]
+    (size, first), *others = schedule
+    below = [(1, first)] if size > 1 else []
+    most, by_batch = max(k for _, k in schedule), (*below, *schedule) if others else None
+    update = {"num_speculative_tokens": most, "k_by_batch": by_batch}
     speculation = resolved.recipe.speculation.model_copy(update=update)
-    return replace(
-        resolved,
-        recipe=resolved.recipe.model_copy(update={"speculation": speculation}),
-        origins=resolved.origins | dict.fromkeys(paths, "--measured"),
+    recipe, origins = (
+        resolved.recipe.model_copy(update={"speculation": speculation}),
+        dict.fromkeys(paths, "--measured"),
     )
+    is_ours = "engine_sweep" not in document
+    notes = [
+        f"k is the best one for specdec's own engine on {machine_of(document)}; another engine's may differ"
+    ] * is_ours
+    return replace(resolved, recipe=recipe, origins=resolved.origins | origins), notes
 
 
 def _as_text(made: Export) -> str:

@@ -7,7 +7,7 @@ constants from which `server_command` makes a `ServerCommand`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -109,7 +109,11 @@ def server_command(name: str, resolved: Resolved) -> ServerCommand:
 
 
 def export(
-    name: str, resolved: Resolved, specdec: str, document: Mapping[str, Any] | None = None
+    name: str,
+    resolved: Resolved,
+    specdec: str,
+    document: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> tuple[Export, list[str]]:
     """The files of a recipe for an engine, and warnings about what it does not do as the recipe says.
 
@@ -118,12 +122,15 @@ def export(
         resolved: the recipe.
         specdec: the version that writes.
         document: a result of `bench`, `sweep-k` or `compare-drafts`, for the files' heads.
+        notes: sentences about the recipe's k that stand among the warnings.
 
     Raises:
         UsageError: the recipe names what no other engine can load, or a profile lacks its measurement.
     """
     module = import_module(f"{__name__}.{ENGINES[name]}")
     settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME)
+    for note in notes:
+        settings.warn(note)
     measured = sentences(document) if document is not None else ()
     engine = f"{module.NAME} {module.VERSION}"
     made: Export = module.export(ExportJob(settings, specdec, engine, measured, resolved.source, document))

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from specdec_cli.export.measured import machine_of, step_times
 from specdec_cli.export.settings import ExportSettings, on_one_line
 
 _BESIDE = re.compile(r"\$HERE/[a-z.]+")
@@ -61,6 +62,19 @@ class ExportJob:
         if next_command is not None:
             message.append(f"Measure it: {next_command}")
         return "".join(f"{mark} {on_one_line(line)}\n" for line in message)
+
+    def dspark_step_times(self) -> dict[int, float]:
+        """Measured seconds of a step by the tokens that it verifies; empty without a measurement or a DSpark draft.
+
+        By these an engine decides how much of a batch's drafts to verify.
+        """
+        if self.document is None or self.settings.draft.method != "dspark":
+            return {}
+        times, why = step_times(self.document)
+        engine, machine = self.settings.engine, machine_of(self.document)
+        words = f"the step times are those of specdec's own engine on {machine}: take {engine}'s own where it will run"
+        self.settings.warn(words if times else f"{engine}'s table of step times is left out: {why}")
+        return times
 
 
 def script(comment: str, words: Sequence[str], before: Sequence[str] = ()) -> str:

@@ -1,9 +1,11 @@
-"""Sentences about a measurement, for the head of an export."""
+"""A measurement in an export: sentences for its head, the recommended k, and times of steps."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,9 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
     try:
         measured = document["recipe"]["target"]["model"]
         sentences(document)
-        measured_k(document)
+        measured_schedule(document)
+        if _kind(document) == "sweep-k":
+            step_times(document)
     except DAMAGED:
         raise UsageError(f"`{path}` lacks what a result of `{schema}` has", _HINT) from None
     if measured != target:
@@ -75,11 +79,17 @@ def _draft_name(draft: Mapping[str, Any]) -> str:
     return str(name) if first is None else f"{first}+{name}"
 
 
+def machine_of(document: Mapping[str, Any]) -> str:
+    """The machine of a measurement, for people."""
+    environment = document["environment"]
+    return str(environment["gpu"] or environment["cpu"] or environment["device"] or environment["platform"])
+
+
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Sentences that say what was measured, on which machine, and whether it was busy."""
-    kind = str(document["schema"]).partition("/")[0].removeprefix("specdec.")
-    environment, workload, engine = document["environment"], document["workload"], document.get("engine")
-    machine = environment["gpu"] or environment["cpu"] or environment["device"] or environment["platform"]
+    kind = _kind(document)
+    workload, engine = document["workload"], document.get("engine")
+    machine = machine_of(document)
     where = machine if engine is None else f"{engine['name']} {engine['version'] or ''}".rstrip() + f" on {machine}"
     date = str(document["created"])[:10]
     message = [
@@ -127,16 +137,44 @@ def _compare_drafts(document: Mapping[str, Any]) -> list[str]:
     return [f"verdict {document['verdict']}: " + "; ".join(message) + "."]
 
 
-def measured_k(document: Mapping[str, Any]) -> tuple[int | None, tuple[tuple[int, int], ...]]:
-    """The k that a sweep on an engine recommends, and its table of k by batch size; None and nothing of others."""
-    if "engine_sweep" not in document:
-        return None, ()
-    sizes = document["by_batch_size"]
-    if any(at_size["recommended"]["verdict"] == "inconclusive" for at_size in sizes):
-        return None, ()
-    table = document["engine_sweep"]["tables"]
-    pairs = () if table is None else tuple((int(size), int(k)) for size, k in table["k_by_batch"].items())
-    return max(int(at_size["recommended"]["k"]) for at_size in sizes), pairs
+def measured_schedule(document: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], str | None]:
+    """The k that a sweep recommends at each batch size, and why there is none; neither of another measurement."""
+    if _kind(document) != "sweep-k":
+        return (), None
+    recommended = [(int(at_size["batch_size"]), at_size["recommended"]) for at_size in document["by_batch_size"]]
+    unknown = [str(size) for size, its in recommended if its["verdict"] == "inconclusive"]
+    if unknown:
+        return (), f"the sweep is inconclusive at batch size {', '.join(unknown)}, so k is the recipe's"
+    if any(its.get("tree") for _, its in recommended):
+        return (), "the sweep recommends a tree, so k is the recipe's"
+    return tuple((size, int(its["k"])) for size, its in recommended), None
+
+
+def step_times(document: Mapping[str, Any]) -> tuple[dict[int, float], str | None]:
+    """Measured seconds of a step by the tokens that it verifies, of all sequences together; or why there are none.
+
+    A step drafts as many tokens as the sweep's largest k, whatever it verifies. Where two batch sizes verify as many
+    tokens, the longer time counts, and no step counts as shorter than one that verifies fewer.
+    """
+    if _kind(document) != "sweep-k" or "engine_sweep" in document:
+        return {}, "step times are those of `specdec sweep-k` on its own engine, which times each part of a step"
+    slowest: dict[int, float] = {}
+    for at_size in document["by_batch_size"]:
+        costs, size = at_size["costs"], int(at_size["batch_size"])
+        draft = max(float(seconds) for seconds in costs["draft_seconds_by_k"])
+        parts = zip(costs["target_seconds_by_rows"], costs["overhead_seconds_by_k"], strict=True)
+        for rows, (target, overhead) in enumerate(parts, 1):
+            seconds = float(target) + draft + float(overhead)
+            if not 0 < seconds < inf:
+                raise ValueError("no step takes so long")
+            slowest[rows * size] = max(slowest.get(rows * size, 0.0), seconds)
+    tokens = sorted(slowest)
+    return dict(zip(tokens, accumulate((slowest[num] for num in tokens), max), strict=True)), None
+
+
+def _kind(document: Mapping[str, Any]) -> str:
+    """The command that made a document."""
+    return str(document["schema"]).partition("/")[0].removeprefix("specdec.")
 
 
 _FIGURES: dict[str, Any] = {

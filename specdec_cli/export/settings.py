@@ -170,12 +170,18 @@ class ExportSettings:
             self.without(f"sampling.{name}", "requests must carry it, as those of the next command do")
 
     def chains_only(
-        self, *, knows_confidence: bool = False, own_trees: str | None = None, own_policy: str | None = None
+        self,
+        *,
+        knows_confidence: bool = False,
+        knows_adaptive: bool = False,
+        own_trees: str | None = None,
+        own_policy: str | None = None,
     ) -> float | None:
         """Warn of a tree and of a policy, where the engine is to draft chains of a fixed length.
 
         Args:
             knows_confidence: whether the engine can stop where the draft is unsure.
+            knows_adaptive: whether the engine chooses by itself how many tokens pay.
             own_trees: the settings of the engine's own trees of such a draft, for people; None where it has none.
             own_policy: the setting of its own choice of depth; None where it has none.
 
@@ -192,7 +198,8 @@ class ExportSettings:
         policy, least = self.value("speculation.depth_policy"), float(self.value("speculation.p_min"))
         if policy == "confidence" and knows_confidence:
             return least
-        self.without("speculation.depth_policy", fixed)
+        if policy != "adaptive" or not knows_adaptive:
+            self.without("speculation.depth_policy", fixed)
         return None
 
     def one_k(self) -> None:

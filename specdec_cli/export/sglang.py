@@ -21,20 +21,34 @@ _BLOCKS = {"dflash": "DFLASH", "dflash2": "DFLASH", "dspark": "DSPARK"}
 _TREES = dict.fromkeys(_STEPS, "--speculative-eagle-topk") | {"ngram": "--speculative-ngram-max-bfs-breadth"}
 """What makes a tree of the drafts of a method, where SGLang has trees: a number of the likeliest children."""
 _ADAPTING = ("eagle", "eagle3")
-_ADAPTIVE = "adaptive.json"
+_ADAPTIVE, _TIMES = "adaptive.json", "steps.json"
 
 
 def export(job: ExportJob) -> Export:
-    """A script that starts the server, and its table of k by batch size where the recipe has one."""
+    """A script that starts the server, and beside it a schedule of k by batch size, and a DSpark draft's step times."""
     settings = job.settings
     speculative, table = speculation(settings)
+    times = _step_times(job) if speculative else {}
+    beside = {name: json.dumps(its, indent=2) + "\n" for name, its in ((_ADAPTIVE, table), (_TIMES, times)) if its}
     arguments = server_arguments(settings) | speculative
+    arguments |= {"speculative_dspark_sps_table_path": f"$HERE/{_TIMES}"} if times else {}
     words = ["python", "-m", "sglang.launch_server", *flags(arguments)]
     following = settings.next_command()
-    files = {"sglang.sh": script(job.comment(following), words, [HERE] if table else [])}
-    if table:
-        files[_ADAPTIVE] = json.dumps(table, indent=2) + "\n"
+    files = {"sglang.sh": script(job.comment(following), words, [HERE] if beside else [])} | beside
     return Export(files, frozenset({"sglang.sh"}), following)
+
+
+def _step_times(job: ExportJob) -> dict[str, Any]:
+    """Steps per second by the tokens of a verification, for the scheduler of ragged verification."""
+    times = job.dspark_step_times()
+    if not times:
+        return {}
+    job.settings.warn("SGLang reads the step times only with SGLANG_RAGGED_VERIFY_MODE=compact in its environment")
+    return {
+        "sample_batch_tokens": list(times),
+        "sample_steps_per_sec": [round(1 / seconds, 6) for seconds in times.values()],
+        "max_batch_tokens": max(times),
+    }
 
 
 def server_arguments(settings: ExportSettings) -> dict[str, Any]:
@@ -118,7 +132,7 @@ def _rule(settings: ExportSettings) -> dict[str, Any]:
 
 
 def _adaptive(settings: ExportSettings) -> dict[str, Any]:
-    """The table of k by batch size, which only EAGLE heads have."""
+    """The schedule of k by batch size, which only EAGLE heads have."""
     pairs = settings.k_by_batch
     if not pairs:
         return {}

@@ -6,6 +6,7 @@ the same one; rejection sampling is an option of its own.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from specdec_cli.export.draft_kind import DRAFT_MODEL
@@ -24,19 +25,27 @@ _TYPES = {
     "dspark": "DSpark",
 }
 _MOST_SEQUENCES = 2048  # TensorRT-LLM's default max_batch_size
-_CONFIG = "trtllm.yaml"
+_CONFIG, _TIMES = "trtllm.yaml", "steps.json"
 
 
 def export(job: ExportJob) -> Export:
-    """The YAML file, and a script that starts the server with it."""
+    """The YAML file, a script that starts the server with it, and a DSpark draft's step times."""
     settings = job.settings
     host, port = settings.address
-    document = llm_arguments(settings)
+    document, times = llm_arguments(settings), {}
+    if "speculative_config" in document and (times := job.dspark_step_times()):
+        settings.warn("TensorRT-LLM has the confidence settings from 1.4.0rc4 on")
+        own = {"enable_confidence_scheduling": True, "confidence_cost_table_path": _TIMES}
+        document["speculative_config"] |= own
     words = ["trtllm-serve", settings.target, *flags({"config": f"$HERE/{_CONFIG}", "host": host, "port": port})]
     settings.leave_to_requests()
     following = settings.next_command()
     comment = job.comment(following)
-    files = {"trtllm.sh": script(comment, words, [HERE]), _CONFIG: comment + to_yaml(document)}
+    before = [HERE, *['cd "$HERE"'] * bool(times)]  # its configuration names a file beside it
+    files = {"trtllm.sh": script(comment, words, before), _CONFIG: comment + to_yaml(document)}
+    if times:
+        milliseconds = [round(1e3 * seconds, 6) for seconds in times.values()]
+        files[_TIMES] = json.dumps({"token_counts": list(times), "step_time_ms": milliseconds}, indent=2) + "\n"
     return Export(files, frozenset({"trtllm.sh"}), following)
 
 
@@ -91,13 +100,16 @@ def _rule(settings: ExportSettings) -> dict[str, Any]:
 
 
 def _schedule(settings: ExportSettings, k: int) -> dict[str, Any]:
-    """k by batch size: each upper bound has its k, and beyond the last bound there is no draft."""
+    """k by batch size, as 1.4 reads it: each upper bound has its k, and beyond the last bound there is no draft."""
     most = settings.given("engine.max_num_seqs") or _MOST_SEQUENCES
     pairs = [pair for pair in settings.k_by_batch if pair[0] <= most]  # no batch is larger
     if not pairs:
         return {}
     ends = [*(size - 1 for size, _ in pairs[1:]), most]
     schedule = {end: its for (_, its), end in zip(pairs, ends, strict=True) if its or end != most}
+    settings.warn(
+        "draft_len_schedule has upper bounds as keys, as TensorRT-LLM 1.4 reads them; in 2025 they were lower bounds"
+    )
     first = pairs[0][1]
     if first != k:
         settings.warn(f"max_draft_len is {first}, the first k of the table, as TensorRT-LLM demands, not {k}")

@@ -141,11 +141,22 @@ def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
         config |= _parallel(settings)
     _check_modules(settings)
     _check_block(settings)
-    settings.chains_only()
+    trims = _trims(settings)
+    settings.chains_only(knows_adaptive=trims)
     settings.without("draft.quantize", "vLLM reads drafts that are quantized already")
     settings.without("draft.device", "vLLM runs the draft where the target runs")
     settings.without("draft.dtype", "vLLM runs the draft in the target's dtype")
-    return config | _rule(settings) | _table(settings)
+    adaptive = {"enable_adaptive_verification": True} if trims else {}
+    return config | adaptive | _rule(settings) | _schedule(settings)
+
+
+def _trims(settings: ExportSettings) -> bool:
+    """Whether vLLM is to verify only as much of each draft as pays: its counterpart of the adaptive policy."""
+    is_adaptive = settings.value("speculation.depth_policy") == "adaptive"
+    is_split = settings.value("target.pipeline_parallel_size") > 1
+    if is_adaptive and settings.draft.method in _V2_ALONE and is_split:
+        settings.warn("vLLM refuses enable_adaptive_verification with pipeline_parallel_size")
+    return is_adaptive and settings.draft.method in _V2_ALONE and not is_split
 
 
 def _check_modules(settings: ExportSettings) -> None:
@@ -217,7 +228,7 @@ def _rule(settings: ExportSettings) -> dict[str, Any]:
     return rule
 
 
-def _table(settings: ExportSettings) -> dict[str, Any]:
+def _schedule(settings: ExportSettings) -> dict[str, Any]:
     pairs = settings.k_by_batch
     if not pairs:
         return {}

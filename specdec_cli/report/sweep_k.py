@@ -133,14 +133,10 @@ def _details(body: Mapping[str, Any]) -> Iterator[PageTable | str]:
 
 
 def _engine_words(body: Mapping[str, Any]) -> list[str]:
-    """How well a few starts of another engine predicted the rest, and its own form of a table of k."""
+    """How well a few starts of another engine predicted the rest."""
     if (sweep := body.get("engine_sweep")) is None:
         return []
-    error = f"Predicted speed-ups differ from measured ones by {percent(sweep['median_error'])} in the median."
-    if sweep["tables"] is None:
-        return [error]
-    ranges = sweep["tables"]["vllm"]["num_speculative_tokens_per_batch_size"]
-    return [error, f"num_speculative_tokens_per_batch_size: {ranges}"]
+    return [f"Predicted speed-ups differ from measured ones by {percent(sweep['median_error'])} in the median."]
 
 
 def _start_words(body: Mapping[str, Any]) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """`sweep-k --batch-sizes`: a k for each, its figures, its files, its resumption."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 from toy_sweeps import by_batch, checked, count_profiles, sweep_k, toy_engines
 
+from specdec_cli.cli.main import run
 from specdec_cli.measure.predict import traced
 from specdec_cli.recipe import resolve
 
@@ -32,6 +34,9 @@ def test_every_batch_size_gets_its_own_k(
     assert document["recommended"] == document["by_batch_size"][0]["recommended"]
     assert document["rows"] == document["by_batch_size"][0]["rows"]
     assert document["plan"]["passes"] == 5 * 2 * (36 + 12 + 6)
+    (tmp_path / "sweep.json").write_text(json.dumps(document))
+    assert run(["export", "vllm", "-d", "ngram:min=1", "--measured", str(tmp_path / "sweep.json")]) == 0
+    assert "[[1, 2, 4], [3, 5, 2], [6, 1048576, 1]]" in capsys.readouterr().out
     table = document["table"]
     assert table["max_num_seqs"] == 6
     assert sum(table["share_of_steps"].values()) == pytest.approx(1)

@@ -19,7 +19,6 @@ from rich.console import Console
 from specdec_cli.cli.main import run
 from specdec_cli.cli.sweep_engine import refuse_faulty
 from specdec_cli.errors import RunError
-from specdec_cli.measure.documents.engine_sweep import tables
 from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.endpoint import counters
 from specdec_cli.recipe import Recipe
@@ -84,7 +83,6 @@ def test_every_k_is_predicted_and_the_best_measured(swept: tuple[dict[str, Any],
         assert lengths[0] == 1 < lengths[1] < lengths[2], "the stand-in accepts all but a step's last token"
     assert [costs["fitted_on"] for costs in sweep["costs"]] == [[1, 3], [1, 3]]
     assert [list(costs["error"]) for costs in sweep["costs"]] == [["1", "3", "2"]] * 2
-    assert set(sweep["tables"]) == {"k_by_batch", "vllm", "trtllm", "sglang"}
     assert "By `specdec sweep-k`" in recipe
     assert "enable_prefix_caching" not in recipe, "that is the measurement's own setting"
 
@@ -96,7 +94,6 @@ def test_the_report(swept: tuple[dict[str, Any], str]) -> None:
     assert "ngram:max=4,min=1 under the engine's rule greedy, started at k = 0, 1, 3, 2; trace: 4 requests" in shown
     assert "with k drafted tokens" in shown
     assert "Predicted speed-ups differ from measured ones by" in shown
-    assert "num_speculative_tokens_per_batch_size: [[" in shown
     assert "vLLM 0.33.0 decoded" in shown
     assert "Every k, batch size 2" in html(swept[0])
 
@@ -159,28 +156,12 @@ def test_a_build_that_does_not_sample_from_the_target_is_refused() -> None:
     refuse_faulty(Recipe.model_validate({"engine": {"name": "vllm"}}), "0.32.0", is_cpu=True)
 
 
-def test_tables_of_the_engines() -> None:
-    assert tables({4: 2}) is None
-    assert tables({2: 5, 8: 2, 32: 0}) == {
-        "k_by_batch": {"1": 5, "2": 5, "8": 2, "32": 0},
-        "vllm": {"num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 7, 5], [8, 31, 2], [32, 2**20, 0]]},
-        "trtllm": {"draft_len_schedule": {"1": 5, "7": 5, "31": 2}},
-        "sglang": {
-            "1": {"candidate_steps": [5]},
-            "2": {"candidate_steps": [5]},
-            "8": {"candidate_steps": [2]},
-            "32": {"candidate_steps": [0]},
-        },
-    }
-
-
 def test_export_takes_the_measured_table(
     swept: tuple[dict[str, Any], str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     document, result = deepcopy(swept[0]), tmp_path / "sweep.json"
     for size, k in zip(document["by_batch_size"], (3, 1), strict=True):
         size["recommended"] |= {"k": k, "verdict": "speculate"}
-    document["engine_sweep"]["tables"]["k_by_batch"] = {"1": 3, "2": 1}
     result.write_text(json.dumps(document))
     words = ["export", "vllm", "-t", "some/model", "-d", "ngram:min=1", "--measured", str(result)]
     assert run(words) == 0

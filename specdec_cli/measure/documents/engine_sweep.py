@@ -12,8 +12,6 @@ from specdec_cli.document import Count, Result, Seconds
 if TYPE_CHECKING:
     from specdec_cli.measure.elsewhere.engine_sweep import EngineSize, EngineSweep
 
-_NO_END = 2**20  # sequences, the end of the last range of vLLM's table
-
 
 class TraceSource(Result):
     """Requests, bytes and seconds of the trace through the engine's server."""
@@ -46,9 +44,6 @@ class EngineSweepResult(Result):
     source: TraceSource
     costs: list[FittedCosts]
     median_error: Seconds = Field(description="Of predicted speed-ups against all that were measured, sign aside.")
-    tables: dict[str, Any] | None = Field(
-        description="The recommended k by batch size, as engines take it; null of one batch size."
-    )
 
 
 def engine_sweep_result(sweep: EngineSweep, config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -61,27 +56,7 @@ def engine_sweep_result(sweep: EngineSweep, config: Mapping[str, Any], seconds: 
         source=TraceSource(requests=sweep.num_requests, bytes=sweep.num_bytes, seconds=seconds),
         costs=[_fitted(at_size) for at_size in sweep.by_size],
         median_error=sweep.median_error(),
-        tables=tables(sweep.k_by_batch()),
     ).as_json()
-
-
-def tables(k_by_batch: Mapping[int, int]) -> dict[str, Any] | None:
-    """The recommended k by batch size as engines take it; None of one batch size.
-
-    vLLM's ranges are `num_speculative_tokens_per_batch_size`, the last without an end; TensorRT-LLM's
-    `draft_len_schedule` gives each upper bound its k; SGLang's adaptive file lists steps from each batch size on.
-    """
-    if len(k_by_batch) < 2:
-        return None
-    first = next(iter(k_by_batch.values()))
-    pairs = list(({1: first} | dict(k_by_batch)).items())
-    ends = [*(size - 1 for size, _ in pairs[1:]), _NO_END]
-    return {
-        "k_by_batch": {str(size): k for size, k in pairs},
-        "vllm": {"num_speculative_tokens_per_batch_size": [[b, e, k] for (b, k), e in zip(pairs, ends, strict=True)]},
-        "trtllm": {"draft_len_schedule": {str(e): k for (_, k), e in zip(pairs, ends[:-1], strict=False)}},
-        "sglang": {str(size): {"candidate_steps": [k]} for size, k in pairs},
-    }
 
 
 def _fitted(at_size: EngineSize) -> FittedCosts:
