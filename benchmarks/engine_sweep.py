@@ -28,6 +28,7 @@ from trace_over_http import BUILT_IN, Serve, counted, own, traced, vllm
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
+from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.tracing import trace_draft
@@ -48,8 +49,9 @@ class Starts:
         self.counted: dict[int, float] = {}
 
     @contextmanager
-    def start(self, k: int) -> Iterator[str]:
+    def start(self, shape: DraftShape) -> Iterator[str]:
         """A start, for `EngineSweep`."""
+        k = shape.k
         with self.serve(k) as url:
             yield url
             if k:
@@ -78,11 +80,11 @@ def greedy(sweep: EngineSweep) -> dict[str, Any]:
     found = sweep.by_size[0]
     rows = []
     for row in found.prediction.rows:
-        run = found.runs.get(row.k)
+        run = found.runs.get(row.shape)
         if run is None:
             continue
-        measured = run.speedup_over(found.runs[0])
-        one: dict[str, Any] = {"k": row.k, "fitted": row.k in found.fitted.fitted_on, "load": round(run.load, 2)}
+        measured = run.speedup_over(found.runs[PLAIN])
+        one: dict[str, Any] = {"k": row.k, "fitted": row.shape in found.fitted.fitted_on, "load": round(run.load, 2)}
         one["speedup"] = {"predicted": row.speedup.median, "measured": measured.median, "ci95": measured.ci95}
         one["step_seconds"] = {"predicted": found.fitted.step_seconds(row.k), "measured": run.step_seconds}
         one["acceptance_length"] = {"predicted": row.acceptance_length.median, "counted": run.counts.acceptance_length}
@@ -91,8 +93,8 @@ def greedy(sweep: EngineSweep) -> dict[str, Any]:
     best = max(rows, key=lambda one: one["speedup"]["measured"])
     predicted = max(rows, key=lambda one: one["speedup"]["predicted"])
     return {
-        "plain_step_seconds": found.runs[0].step_seconds,
-        "plain_load": round(found.runs[0].load, 2),
+        "plain_step_seconds": found.runs[PLAIN].step_seconds,
+        "plain_load": round(found.runs[PLAIN].load, 2),
         "rows": rows,
         "median_error": float(np.median([abs(one["error"]) for one in rows])),
         "best_measured_k": best["k"],

@@ -134,22 +134,18 @@ def _check(resolved: Sequence[Resolved], shared: Shared, options: _CompareOption
     check_speculates(recipe.speculation, options.batch_size)
     check_regression(recipe, shared)
     if not options.exhaustive and recipe.speculation.tree is None:
-        check_knowable(recipe.speculation.verify, _p_min(recipe))
+        check_knowable(recipe.speculation.verify, recipe.speculation.least_confidence)
     if options.trace is not None and not _is_predictable(recipe):
         raise UsageError("`--trace` has no effect if no trace can predict the acceptance", "leave --trace out")
-
-
-def _p_min(recipe: Recipe) -> float:
-    return recipe.speculation.p_min if recipe.speculation.depth_policy == "confidence" else 0.0
 
 
 def _is_predictable(recipe: Recipe) -> bool:
     """Whether a trace knows this verification."""
     from specdec_cli.measure.predict.starts import REPLAYABLE
 
-    return (
-        recipe.speculation.verify in ("auto", *REPLAYABLE) and _p_min(recipe) == 0 and recipe.speculation.tree is None
-    )
+    speculation = recipe.speculation
+    is_chain = speculation.tree is None and not speculation.least_confidence
+    return is_chain and speculation.verify in ("auto", *REPLAYABLE)
 
 
 def _plan_yaml(resolved: Sequence[Resolved]) -> str:

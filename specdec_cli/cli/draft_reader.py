@@ -43,6 +43,11 @@ class DraftReader:
         """The draft's name in traces: its folder, hub id or method with its options."""
         return _name(self.recipe)
 
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the draft has probabilities, which p-min bounds."""
+        return True
+
     def check(self) -> None:
         """Refuse what cannot be loaded here, before a server is started or asked; most drafts load as the engine's do.
 
@@ -122,6 +127,11 @@ def _name(recipe: Recipe) -> str:
 @dataclass(frozen=True, slots=True)
 class LookupReader(DraftReader):
     """A draft that looks up text."""
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the draft has probabilities: it has none."""
+        return False
 
     def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
         """Ask it along the text."""

@@ -68,9 +68,9 @@ class EngineArms(Arms):
         name = self.engines[0].server().name
         self.screen.say(f"starting {name} once for each way of decoding, one after the other")
 
-    def arm(self, name: str, k: int | None, draft: int = 0) -> ServerArm:
-        """An arm, whose server is not started yet."""
-        engine = self.engines[draft]
+    def arm(self, name: str, k: int | None, draft: int = 0, p_min: float | None = None) -> ServerArm:
+        """An arm, whose server is not started yet; a p-min stands in place of the recipe's policy, 0 for none."""
+        engine = self.engines[draft] if p_min is None else self.engines[draft].with_p_min(p_min)
         process = engine.process(self.screen, k, self.tell, lambda: self.stopped())
         drafts = engine.server(k).drafts
         options, protocol = self.options, engine.protocol

@@ -98,7 +98,7 @@ def export(
 
 
 def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> tuple[Resolved, list[str]]:
-    """The recipe with the k, or the schedule of k, that a sweep recommends, where the recipe sets none; and notes."""
+    """The recipe with the k, p-min or schedule of k that a sweep recommends, where the recipe sets none; and notes."""
     schedule, why = measured_schedule(document)
     paths = ("speculation.num_speculative_tokens", "speculation.k_by_batch")
     if any(resolved.origins.get(path, "default") != "default" for path in paths):
@@ -108,11 +108,13 @@ def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> tuple[Re
     (size, first), *others = schedule
     below = [(1, first)] if size > 1 else []
     most, by_batch = max(k for _, k in schedule), (*below, *schedule) if others else None
-    update = {"num_speculative_tokens": most, "k_by_batch": by_batch}
+    update: dict[str, Any] = {"num_speculative_tokens": most, "k_by_batch": by_batch}
+    if p_min := document["by_batch_size"][0]["recommended"].get("p_min"):
+        update |= {"depth_policy": "confidence", "p_min": p_min}
     speculation = resolved.recipe.speculation.model_copy(update=update)
     recipe, origins = (
         resolved.recipe.model_copy(update={"speculation": speculation}),
-        dict.fromkeys(paths, "--measured"),
+        {f"speculation.{name}": "--measured" for name in update},
     )
     is_ours = "engine_sweep" not in document
     notes = [

@@ -95,6 +95,14 @@ class OtherEngine:
             resolved=replace(self.resolved, recipe=recipe.model_copy(update={"engine": engine}), origins=origins),
         )
 
+    def with_p_min(self, p_min: float) -> OtherEngine:
+        """Engine whose draft ends before a token that it is less sure of; 0 always drafts k tokens."""
+        policy = {"depth_policy": "confidence", "p_min": p_min} if p_min else {"depth_policy": "fixed"}
+        recipe = self.resolved.recipe
+        speculation = recipe.speculation.model_copy(update=policy)
+        changed = replace(self.resolved, recipe=recipe.model_copy(update={"speculation": speculation}))
+        return replace(self, resolved=changed)
+
     @property
     def protocol(self) -> type[Endpoint]:
         """The class that asks its server."""

@@ -1,4 +1,4 @@
-"""`sweep-k --engine`: every k of another engine predicted from three of its starts, the best few measured there."""
+"""`sweep-k --engine`: every k of another engine predicted from a few of its starts, the best few measured there."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe
 
 _NUM_MEASURED = 2
+_P_MINS = (0.2, 0.4, 0.6, 0.75, 0.9)
+_NUM_MEASURED_OF_PAIRS = 3
 _FIXED = "leave it out, or measure it: bench --engine"
 _CPU_LOG = "cpu_worker.py"
 """Stands in vLLM's log where it runs on a CPU."""
@@ -58,7 +60,18 @@ def engine_sweep_run(other: OtherEngine, options: SweepOptions, shared: Shared, 
     prompts = chosen_prompts(recipe.workload, options.chat, only_at_hand=dry_run)
     at_most = replace(other, resolved=at_k(other.resolved, options.k_max))
     arms = EngineArms([other.resolved], [reader.name], options, prompts, shared, engines=[at_most])
-    return EngineSweepRun(arms, options, given, [], DraftShape(other.k), reader, at_most.server().speculation)
+    p_mins, notices = _p_mins(recipe, options.batch_sizes, reader)
+    in_use = DraftShape(other.k, p_min=recipe.speculation.least_confidence)
+    return EngineSweepRun(arms, options, given, notices, in_use, reader, at_most.server().speculation, p_mins)
+
+
+def _p_mins(recipe: Recipe, batch_sizes: tuple[int, ...], reader: DraftReader) -> tuple[tuple[float, ...], list[str]]:
+    """The p-mins to sweep, the recipe's own among them, and a sentence where they are left out."""
+    if recipe.engine.name != "llamacpp" or not reader.has_confidence:
+        return (), []
+    if len(batch_sizes) > 1:
+        return (), ["p-min was not swept, because it would be another one at each batch size: sweep them one by one"]
+    return tuple(sorted({*_P_MINS, recipe.speculation.least_confidence} - {0.0})), []
 
 
 def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
@@ -70,7 +83,7 @@ def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
         raise UsageError("synthetic acceptance leaves nothing to predict", "leave it out, or run `bench --engine`")
     alone = recipe.draft.model_copy(update={"first": None})  # that another engine asks no draft before it, it warns of
     if recipe.engine.name == "llamacpp":
-        if recipe.speculation.depth_policy != "fixed":
+        if recipe.speculation.depth_policy not in ("fixed", "confidence"):
             raise UsageError("`speculation.depth_policy` has no effect here: drafts of k tokens are predicted", _FIXED)
         if recipe.draft.method == "ngram":
             alone = Draft(method=TRACED, size_n=recipe.draft.options["max"])
@@ -99,6 +112,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         in_use: the recipe's own k.
         reader: reads the target's text with the draft.
         config: the engine's settings of speculation.
+        p_mins: that are swept beside every k.
     """
 
     order = "A A B B"
@@ -107,6 +121,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
     in_use: DraftShape
     reader: DraftReader
     config: Mapping[str, Any]
+    p_mins: tuple[float, ...] = ()
     _running: ServerArm | None = field(init=False, default=None)
     _tell: Waiting = field(init=False, default_factory=Waiting)
     _seconds: float = field(init=False, default=0.0)
@@ -119,10 +134,16 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         return Pairs(rows[: len(rows) - len(rows) % size], size, repeats=1)
 
     def plan(self, num: int | None) -> tuple[dict[str, Any], str]:
-        """The ks, and the number of starts."""
+        """The ks and p-mins, and the number of starts."""
         options, prompts = self.options, num_prompts_words(self.arms.recipe.workload, num)
         body = {"k_max": options.k_max, "repeats": options.repeats, "batch_sizes": list(options.batch_sizes)}
-        return body, f"# would predict k = 1 to {options.k_max} over {prompts} from three starts"
+        if not self.p_mins:
+            return body, f"# would predict k = 1 to {options.k_max} over {prompts} from three starts"
+        beside = ", ".join(f"{p_min:g}" for p_min in self.p_mins)
+        text = (
+            f"# would predict k = 1 to {options.k_max}, each also with p-min {beside}, over {prompts} from four starts"
+        )
+        return body | {"p_mins": list(self.p_mins)}, text
 
     def opened(self) -> None:
         """Read the draft's configuration, before the engine is started."""
@@ -139,8 +160,9 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
             sampling=recipe.sampling,
             chat=options.chat,
             k_max=options.k_max,
+            p_mins=self.p_mins,
             batch_sizes=options.batch_sizes,
-            num_measured=_NUM_MEASURED,
+            num_measured=_NUM_MEASURED_OF_PAIRS if self.p_mins else _NUM_MEASURED,
             rule=_rule(recipe, self.config),
             trace_draft=self._read,
             in_use=self.in_use,
@@ -153,7 +175,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         )
 
     def measure(self, study: EngineSweep, stopped: Callable[[], bool]) -> None:
-        """Start the engine with one k after the other."""
+        """Start the engine with one shape after the other."""
         begin = perf_counter()
         with timed_progress(self.arms.screen) as self._tell:
             study.run()
@@ -172,10 +194,10 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         return self._running
 
     @contextmanager
-    def _start(self, k: int) -> Iterator[str]:
+    def _start(self, shape: DraftShape) -> Iterator[str]:
         """An engine's address; one that ends meanwhile gives its own reason in place of the connection's."""
         self.arms.tell = lambda words: self._tell(words)
-        self._running = arm = self.arms.arm(f"k = {k}" if k else PLAIN, k)
+        self._running = arm = self.arms.arm(str(shape) if shape.k else PLAIN, shape.k, p_min=shape.p_min)
         try:
             arm.start()
             try:

@@ -178,7 +178,7 @@ def _unknowable(recipe: Recipe, options: SweepOptions) -> str | None:
 
     speculation = recipe.speculation
     try:
-        check_knowable(speculation.verify, speculation.p_min if speculation.depth_policy == "confidence" else 0.0)
+        check_knowable(speculation.verify, speculation.least_confidence)
     except UsageError as error:
         if not options.exhaustive:
             raise UsageError(error.message, "measure every k without a prediction: --exhaustive") from None

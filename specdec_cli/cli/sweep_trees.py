@@ -69,7 +69,7 @@ def check_trees(recipe: Recipe, batch_sizes: Sequence[int]) -> None:
     if temperature > 0:
         hint = f"set --temperature 0, or {_MEASURE}"
         raise UsageError(f"trees are predicted at temperature 0, not at `{temperature:g}`", hint)
-    check_knowable(speculation.verify, speculation.p_min if speculation.depth_policy == "confidence" else 0.0)
+    check_knowable(speculation.verify, speculation.least_confidence)
     rule = RULES.get(speculation.verify)
     if rule is not None and not rule.judges_trees:
         message = f"verification mode `{speculation.verify}` judges chains alone, not trees"

@@ -273,7 +273,7 @@ def engine_options(recipe: Recipe) -> EngineOptions:
         synthetic_acceptance_rates=synthetic_rates(speculation),
         depth_policy=speculation.depth_policy,
         tree=speculation.tree,
-        p_min=speculation.p_min if speculation.depth_policy == "confidence" else 0.0,
+        p_min=speculation.least_confidence,
         k_by_batch=speculation.k_by_batch or (),
         k_by_context=speculation.k_by_context or (),
         disable_by_batch_size=speculation.disable_by_batch_size,

@@ -114,10 +114,9 @@ def _sweep_k(document: Mapping[str, Any]) -> list[str]:
     message = []
     for at_size in by_size:
         recommended, size = at_size["recommended"], f"batch size {at_size['batch_size']}: " if len(by_size) > 1 else ""
-        shape, speed = (
-            f"tree {recommended['tree']}" if recommended.get("tree") else f"k = {recommended['k']}",
-            recommended["speedup"],
-        )
+        p_min, speed = recommended.get("p_min"), recommended["speedup"]
+        chain = f"k = {recommended['k']}{f' with p-min {p_min:g}' if p_min else ''}"
+        shape = f"tree {recommended['tree']}" if recommended.get("tree") else chain
         figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
         message.append(f"{size}verdict {recommended['verdict']}: {shape}{figures}.")
     for costs in document.get("engine_sweep", {}).get("costs", ()):

@@ -131,6 +131,11 @@ class Speculation(Section):
         """Whether given chances decide what is accepted, and not the target."""
         return self.synthetic_acceptance_length is not None or self.synthetic_acceptance_rates is not None
 
+    @property
+    def least_confidence(self) -> float:
+        """Probability of its token below which a draft ends; 0 where it never does."""
+        return self.p_min if self.depth_policy == "confidence" else 0.0
+
 
 class Sampling(Section):
     """How tokens are sampled and when an output ends; the fields of SamplingParams."""

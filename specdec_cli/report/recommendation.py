@@ -11,9 +11,11 @@ INCONCLUSIVE = "inconclusive"
 RECOMMENDED, IN_USE = "recommended", "in use"
 
 
-def depth_mark(k: int, recommended: Mapping[str, Any] | None, tree: str | None = None) -> str:
-    """The word beside a k or a tree of that depth: `recommended`, or `in use` where the verdict is inconclusive."""
-    if recommended is None or (k, tree) != (recommended["k"], recommended.get("tree")):
+def depth_mark(
+    k: int, recommended: Mapping[str, Any] | None, tree: str | None = None, p_min: float | None = None
+) -> str:
+    """The word beside a shape of a depth: `recommended`, or `in use` where the verdict is inconclusive."""
+    if recommended is None or (k, tree, p_min) != (recommended["k"], *map(recommended.get, ("tree", "p_min"))):
         return ""
     return IN_USE if recommended["verdict"] == INCONCLUSIVE else RECOMMENDED
 
@@ -22,12 +24,20 @@ def recommendation_words(recommended: Mapping[str, Any], at: str = "") -> str:
     """The recommendation in a sentence or, where it is inconclusive, in three."""
     if recommended["verdict"] != INCONCLUSIVE:
         return f"Recommended{at}: {recommended['why']}."
-    k, tree = recommended["k"], recommended.get("tree")
-    stays = f"the draft and {f'the tree {tree}' if tree else f'k = {k}'} stay" if k else "the recipe stays"
+    k, shape = recommended["k"], shape_words(recommended)
+    stays = f"the draft and {shape} stay" if k else "the recipe stays"
     return (
         f"Inconclusive{at}: {recommended['why']}. To settle it: {'; '.join(recommended['needs'])}. "
         f"Until then {stays} as {'they are' if k else 'it is'}."
     )
+
+
+def shape_words(recommended: Mapping[str, Any]) -> str:
+    """`k = 4`, `k = 4 with p-min 0.6` or `the tree 4,2,1`."""
+    if tree := recommended.get("tree"):
+        return f"the tree {tree}"
+    p_min = recommended.get("p_min")
+    return f"k = {recommended['k']}{f' with p-min {p_min:g}' if p_min else ''}"
 
 
 def size_name(at_size: Mapping[str, Any], has_several: bool) -> str:
@@ -39,6 +49,6 @@ def short_words(recommended: Mapping[str, Any]) -> str:
     """The k or the tree alone, or the verdict."""
     if recommended["verdict"] == INCONCLUSIVE:
         return "inconclusive"
-    if tree := recommended.get("tree"):
-        return f"the tree {tree}"
-    return str(recommended["k"] or "do not speculate")
+    if not recommended["k"]:
+        return "do not speculate"
+    return shape_words(recommended).removeprefix("k = ")

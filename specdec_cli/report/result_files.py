@@ -37,7 +37,7 @@ _SWEEP_COLUMNS = {
     **interval_paths("measured_speedup", "measured", "speedup", "measured"),
     "recommended": "recommended",
     "verdict": "at.recommended.verdict",
-    **{name: name for name in ("tree", "nodes")},
+    **{name: name for name in ("tree", "nodes", "p_min")},
 }
 _COMPARE_COLUMNS = {
     **{name: name for name in ("task", "draft", "method", "best_k", "cost_ratio", "memory_bytes")},
@@ -102,12 +102,12 @@ def _bench_rows(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def sweep_csv(document: Mapping[str, Any]) -> str:
-    """One row per batch size and k, and one per tree."""
+    """One row per batch size and k, with each p-min and without, and one per tree."""
     rows = (
-        {"nodes": k, "tree": None, **row, "k": k, "at": at_size}
-        | {"recommended": int(depth_mark(k, at_size["recommended"], row.get("tree")) == RECOMMENDED)}
+        {"nodes": k, "tree": None, "p_min": None, **row, "k": k, "at": at_size}
+        | {"recommended": int(depth_mark(k, at_size["recommended"], row.get("tree"), row.get("p_min")) == RECOMMENDED)}
         for at_size in document["by_batch_size"]
-        for row in (*at_size["rows"], *at_size["trees"])
+        for row in (*at_size["rows"], *at_size.get("by_p_min", ()), *at_size["trees"])
         for k in [row.get("k", row.get("depth"))]
     )
     return csv_text(_SWEEP_COLUMNS, rows)

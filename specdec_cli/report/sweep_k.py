@@ -38,6 +38,7 @@ _SHARES = TableColumn(
     lambda shares: "/".join(f"{100 * share:.0f}" for share in (shares or {}).values()) or NOTHING,
 )
 DEPTH_COLUMNS = (TableColumn("k", "k"), *_FIGURES, TableColumn("textbook", "textbook", times), _SHARES)
+UNSURE_COLUMNS = (TableColumn("k", "k"), TableColumn("p-min", "p_min", number), *_FIGURES, _SHARES)
 TREE_COLUMNS = (
     *(TableColumn("tree", "tree"), TableColumn("nodes", "nodes"), *_FIGURES),
     *(TableColumn("depth", "depth"), TableColumn("tokens/s", "tokens_per_second", one_digit), _SHARES),
@@ -65,6 +66,9 @@ def size_tables(
         for row in at_size["rows"]
     ]
     yield PageTable.of(f"Every k{at}", DEPTH_COLUMNS, chains, num_first=7)
+    if unsure := at_size.get("by_p_min"):
+        rows = [row | {"mark": depth_mark(row["k"], recommended, p_min=row["p_min"])} for row in unsure]
+        yield PageTable.of(f"With p-min{at}", UNSURE_COLUMNS, rows, num_first=8)
     trees = [
         row
         | {"mark": depth_mark(row["depth"], recommended, row["tree"])}
@@ -143,17 +147,20 @@ def _start_words(body: Mapping[str, Any]) -> Iterator[str]:
     """The starts of another engine, its rule, and the costs of steps that were fitted to them."""
     if (sweep := body.get("engine_sweep")) is None:
         return
-    starts, source = ", ".join(map(str, sweep["starts"])), sweep["source"]
+    source, p_mins = sweep["source"], sweep.get("p_mins") or [0] * len(sweep["starts"])
+    pairs = zip(sweep["starts"], p_mins, strict=True)
+    starts = ", ".join(f"{k}{f' with p-min {p_min:g}' if p_min else ''}" for k, p_min in pairs)
     yield (
         f"{body['trace']['draft']} under the engine's rule {sweep['rule']}, started at k = {starts}; trace: "
         f"{source['requests']} requests, {source['bytes'] / 1e6:.2f} MB; {source['seconds']:.1f} s in all."
     )
     for costs in sweep["costs"]:
         plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
-        error = percent(max(map(abs, costs["error"].values())))
+        error, stop = percent(max(map(abs, costs["error"].values()))), costs.get("seconds_per_stop")
+        stop = "" if stop is None else f", and {1e3 * stop:.1f} ms where p-min ends the draft"
         yield (
             f"Batch size {costs['batch_size']}: a step takes {plain:.1f} ms, with k drafted tokens {base:.1f} + "
-            f"{slope:.1f} k ms more, fitted within {error}."
+            f"{slope:.1f} k ms more{stop}, fitted within {error}."
         )
 
 

@@ -44,9 +44,9 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
         num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
         update["engine"] = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})
     if verdicts != {INCONCLUSIVE} and any(ks):
-        tree = by_size[0]["recommended"]["tree"]  # of several batch sizes none has one
+        first = by_size[0]["recommended"]  # of several batch sizes none has a tree or a p-min
         speculation = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
-        update["speculation"] = speculation.model_copy(update={"tree": tree})
+        update["speculation"] = speculation.model_copy(update={"tree": first["tree"]} | _policy(recipe, first["p_min"]))
     elif INCONCLUSIVE not in verdicts:
         verify = "auto" if recipe.speculation.is_synthetic else recipe.speculation.verify
         update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
@@ -72,6 +72,13 @@ def _chosen(resolved: Resolved, tuned: Recipe) -> set[str]:
     for section, keys in tuned.as_dict().items():
         chosen |= {f"{section}.{key}" for key, value in keys.items() if before[section].get(key) != value}
     return {path for path in chosen if not path.startswith("gates.")}
+
+
+def _policy(recipe: Recipe, p_min: float | None) -> dict[str, Any]:
+    """The policy of another engine's drafts with a p-min or without; our own engine's stays."""
+    if recipe.engine.name == "specdec":
+        return {}
+    return {"depth_policy": "fixed"} if p_min is None else {"depth_policy": "confidence", "p_min": p_min}
 
 
 def _at_depths(speculation: Speculation, ks: Mapping[int, int]) -> Speculation:

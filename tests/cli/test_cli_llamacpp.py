@@ -7,12 +7,17 @@ import json
 import os
 import shlex
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from gguf import GGUFWriter
+from rich.console import Console
 
+from specdec_cli.cli.draft_reader import ModelReader
 from specdec_cli.cli.main import run
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.shared import Shared
@@ -23,6 +28,10 @@ from specdec_cli.measure.documents.compare_drafts import CompareDocument
 from specdec_cli.measure.documents.generate import GenerateDocument
 from specdec_cli.measure.documents.sweep_k import SweepDocument
 from specdec_cli.measure.endpoint import counters
+from specdec_cli.measure.predict.draft_trace import ModelTrace
+from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.report.sweep_k import print_sweeps
+from specdec_cli.report.tuned_recipe import tuned_recipe
 
 WHEEL = Path(__file__).parents[1] / "fake_wheel"
 PYTHON = [sys.executable, "-S", "-X", f"fake-vllm-of={os.getpid()}"]
@@ -187,12 +196,70 @@ def test_k_is_swept_with_its_own_rule_of_lookup(
     assert found["engine"]["version"] == "b11549"
 
 
+def test_n_max_and_p_min_are_swept_together(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(reader: ModelReader, trace: Trace, k_max: int, watch: Any) -> None:
+        """Every third token is another one than the draft's, which is sure of no such token."""
+        num = trace.num_output_tokens
+        is_argmax = np.arange(num) % 3 > 0
+        confidence = np.where(is_argmax, 0.8, 0.5).astype(np.float32)
+        rest = np.zeros(num, np.float32), is_argmax, is_argmax, None
+        trace.drafts[reader.name] = ModelTrace(*rest, confidence=confidence)
+
+    ways(monkeypatch, "")
+    monkeypatch.setattr(ModelReader, "read", read)
+    writer = GGUFWriter("d.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    rows = [f"{word} b c d e f" for word in ("one", "two", "three", "four", "five", "six")]
+    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
+    line = ["sweep-k", *ON_STAND_IN, "-d", "d.gguf", "--dataset", "prompts.jsonl", "--k-max", "3"]
+    line += ["--set", "speculation.depth_policy=confidence", "--set", "speculation.p_min=0.7", "--csv", "sweep.csv"]
+    assert run([*line, "--dry-run"]) == 0
+    assert "each also with p-min 0.2, 0.4, 0.6, 0.7, 0.75, 0.9, over 6 prompts" in capsys.readouterr().out
+    assert run([*line, "--json", "--write-recipe", "tuned.yaml"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    sweep, at_size = found["engine_sweep"], found["by_batch_size"][0]
+    assert (sweep["starts"][:4], sweep["p_mins"][:4]) == ([0, 1, 3, 3], [0, 0, 0, 0.9])
+    assert len(sweep["starts"]) == 7
+    assert (
+        "--spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0.9"
+        in found["engine"]["commands"]["k = 3 with p-min 0.9"]
+    )
+    assert "p-min" not in found["engine"]["commands"]["k = 3"]
+    by_pair = {(row["k"], row["p_min"]): row["predicted"]["acceptance_length"] for row in at_size["by_p_min"]}
+    assert len(by_pair) == 3 * 6
+    assert by_pair[3, 0.7]["median"] > 2 > 1.9 > found["rows"][0]["acceptance_length"], "it drafts what is accepted"
+    assert by_pair[3, 0.4] == found["rows"][2]["predicted"]["acceptance_length"]
+    assert sum(bool(line.rpartition(",")[2]) for line in Path("sweep.csv").read_text().splitlines()) == 1 + 18
+    page = Console(file=StringIO(), width=160)
+    print_sweeps(page, found, details=True)
+    shown = page.file.getvalue()  # type: ignore[attr-defined]
+    assert "started at k = 0, 1, 3, 3 with p-min 0.9, " in shown
+    assert "where p-min ends the draft" in shown
+    at_size["recommended"] |= {"k": 2, "p_min": 0.6, "tree": None, "verdict": "speculate"}
+    shared = Shared(sets=("engine.name=llamacpp", "target.model=t.gguf", "draft.model=d.gguf"), takes_engine=True)
+    assert "p_min: 0.6" in tuned_recipe(shared.resolve(), found)
+    Path("sweep.json").write_text(json.dumps(found))
+    assert run(["export", "llamacpp", "-t", "t.gguf", "-d", "d.gguf", "--measured", "sweep.json"]) == 0
+    script = capsys.readouterr().out
+    assert "--spec-draft-n-max 2" in script
+    assert "--spec-draft-p-min 0.6" in script
+    assert run([*line[:-2], "--batch-sizes", "1,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "by_p_min" not in found["by_batch_size"][0]
+    assert any("p-min was not swept" in notice for notice in found["notices"])
+
+
 @pytest.mark.parametrize(
     ("more", "refusal"),
     [
         (["-d", "ngram-mod"], "no trace tells what the draft `ngram-mod` would guess"),
         (
-            ["-d", "a/b:Q4_0", "--set", "speculation.depth_policy=confidence"],
+            ["-d", "a/b:Q4_0", "--set", "speculation.depth_policy=adaptive"],
             "`speculation.depth_policy` has no effect here",
         ),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec_cli.document import Interval
@@ -43,7 +43,7 @@ class Case:
         in_the_way = self._open_beside(paying)
         if paying is None or in_the_way:
             return self._open(self._best(in_the_way))
-        return Recommendation(paying.k, paying.tree, self._measured(paying), self._why(paying), "speculate")
+        return Recommendation.of(paying, self._measured(paying), self._why(paying), "speculate")
 
     def _open_beside(self, paying: DraftShape | None) -> list[DraftShape]:
         """The open shapes, of which beside one that pays only contradictory ones matter that may be faster."""
@@ -67,16 +67,15 @@ class Case:
         assert self.study.prediction is not None, "without a prediction something was measured"
         predicted = self.study.prediction.recommended
         if predicted.needs:
-            return replace(predicted, k=self.study.in_use.k, tree=self.study.in_use.tree, verdict="inconclusive")
+            in_use, why = self.study.in_use, predicted.why
+            return Recommendation.of(in_use, predicted.speedup, why, "inconclusive", predicted.needs)
         why, wanted = f"nothing was measured; predicted: {predicted.why}", ("a run to its end, which measures",)
-        return Recommendation(
-            self.study.in_use.k, self.study.in_use.tree, predicted.speedup, why, "inconclusive", wanted
-        )
+        return Recommendation.of(self.study.in_use, predicted.speedup, why, "inconclusive", wanted)
 
     def _open(self, shape: DraftShape) -> Recommendation:
         evidence, why = self.by_shape[shape], self._why_open(shape)
         wanted = needs(evidence, self.busy, self.study.batch_size)
-        return Recommendation(self.study.in_use.k, self.study.in_use.tree, evidence.range, why, "inconclusive", wanted)
+        return Recommendation.of(self.study.in_use, evidence.range, why, "inconclusive", wanted)
 
     def _why_open(self, shape: DraftShape) -> str:
         evidence, measured = self.by_shape[shape], self._measured(shape)

@@ -93,9 +93,9 @@ class SizeStudy(ABC):
         return None
 
     def every_shape(self) -> list[DraftShape]:
-        """Every k, and the predicted trees."""
-        trees = [] if self.prediction is None else self.prediction.trees
-        return [*map(DraftShape, range(1, self.k_max + 1)), *(row.shape for row in trees)]
+        """Every k, and the predicted shapes with p-mins and trees."""
+        further = [] if self.prediction is None else [*self.prediction.unsure, *self.prediction.trees]
+        return [*map(DraftShape, range(1, self.k_max + 1)), *(row.shape for row in further)]
 
     def predicted(self, shape: DraftShape) -> Predicted | None:
         """The prediction of a shape; None where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -153,6 +153,12 @@ class TreeResult(ShapeResult, StaticTree):
     """One static tree."""
 
 
+class UnsureResult(ShapeResult, ChainShape):
+    """One k with a p-min, below which the draft's probability of a token ends the draft before it."""
+
+    p_min: float
+
+
 class BatchSizeResult(Result):
     """The result at one batch size; trees come the smallest first."""
 
@@ -162,6 +168,7 @@ class BatchSizeResult(Result):
     costs: CostsResult
     rows: list[ChainResult]
     trees: list[TreeResult]
+    by_p_min: list[UnsureResult] | None = absent("Every k with each p-min; absent where p-min was not swept.")
     recommended: Recommendation
 
 
@@ -305,7 +312,7 @@ def _by_size(study: SizeStudy) -> BatchSizeResult:
     """The result at one batch size."""
     return BatchSizeResult(
         batch_size=study.batch_size,
-        measured_k=[shape.k for shape in study.measured() if shape.tree is None],
+        measured_k=[shape.k for shape in study.measured() if shape.is_full_chain],
         settled_after=study.settled_after,
         costs=costs_result(study.costs),
         **_rows(study),
@@ -318,12 +325,13 @@ def live_rows(study: SizeStudy) -> dict[str, Any]:
     return {kind: [row.as_json() for row in rows] for kind, rows in _rows(study).items()} | {"recommended": None}
 
 
-def _rows(study: SizeStudy) -> dict[str, list[ChainResult] | list[TreeResult]]:
-    """Every k and every tree, predicted and measured."""
+def _rows(study: SizeStudy) -> dict[str, Sequence[ShapeResult]]:
+    """Every k and every tree, predicted and measured; with p-mins where there are any."""
     measured = study.measured()
     shapes = [(shape, _figures(study.predicted(shape), measured.get(shape))) for shape in study.every_shape()]
-    return {
-        "rows": [ChainResult(k=shape.k, **figures) for shape, figures in shapes if shape.tree is None],
+    unsure = [UnsureResult(k=shape.k, p_min=shape.p_min, **figures) for shape, figures in shapes if shape.p_min]
+    return ({"by_p_min": unsure} if unsure else {}) | {
+        "rows": [ChainResult(k=shape.k, **figures) for shape, figures in shapes if shape.is_full_chain],
         "trees": [
             TreeResult(tree=str(shape.tree), nodes=shape.num_nodes, depth=shape.k, **figures)
             for shape, figures in shapes

@@ -1,8 +1,9 @@
-"""Every k of another engine from a few of its starts.
+"""Every k of another engine from a few of its starts, also with every p-min where the engine has that.
 
 The first start decodes without a draft: it gives the target's text, along which the draft is traced, and the time of a
-plain step. Two more, at k = 1 and at the largest k, give what drafting costs. From text and costs follows the speed-up
-of every k under the engine's own rule; the best few that have not run yet are then measured too.
+plain step. Two more, at k = 1 and at the largest k, give what drafting costs, and one with the largest p-min the cost
+of a draft pass alone. From text and costs follows the speed-up of every k and p-min under the engine's own rule; the
+best few that have not run yet are then measured too.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from specdec_cli.measure.predict.engine_costs import EngineCosts, EngineRun, Pas
 from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
 from specdec_cli.measure.predict.predict import Prediction, predict
 from specdec_cli.measure.predict.remote_trace import RemoteTracer
-from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.replay import Replay, replay, replay_unsure
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.traced import Traced
 from specdec_cli.recipe.schema import Sampling
 
-Start = Callable[[int], AbstractContextManager[str]]
+Start = Callable[[DraftShape], AbstractContextManager[str]]
 Tell = Callable[[str], None]
 
 _TRACED_AT_A_TIME = 8
@@ -53,20 +54,20 @@ class EngineSize(SizeStudy):
     """One batch size: its runs, and the costs fitted to them.
 
     Args:
-        runs: by k; 0 is without a draft.
-        fitted: step costs, fitted to the runs at some k.
+        runs: by shape; PLAIN is without a draft.
+        fitted: step costs, fitted to the runs of some shapes.
     """
 
     prediction: Prediction
-    runs: Mapping[int, EngineRun]
+    runs: Mapping[DraftShape, EngineRun]
     fitted: EngineCosts
 
     def measured(self) -> dict[DraftShape, Measured]:
         """The measurements so far, the smallest k first."""
         return {
-            DraftShape(k): Measured(DraftShape(k), run.speedup_over(self.runs[0]), run.tokens_per_second, run.counts)
-            for k, run in sorted(self.runs.items())
-            if k
+            shape: Measured(shape, run.speedup_over(self.runs[PLAIN]), run.tokens_per_second, run.counts)
+            for shape, run in sorted(self.runs.items())
+            if shape != PLAIN
         }
 
     def passes(self) -> list[PassTotals]:
@@ -83,13 +84,14 @@ class EngineSweep(Study):
     """A study on an engine's starts, step by step; `by_size` and `traced` are there once it was predicted.
 
     Args:
-        start: a server with k drafted tokens, 0 for none, as a context manager that gives its address.
+        start: a server that drafts a shape, PLAIN for none, as a context manager that gives its address.
         rows: the prompts.
         sampling: of every request.
         chat: whether prompts are messages.
         k_max: largest k.
+        p_mins: above 0, ascending, that the engine is started with; only a draft with confidences has use for them.
         batch_sizes: numbers of requests at a time, ascending.
-        num_measured: of the best k that have not run, how many are measured.
+        num_measured: of the best shapes that have not run, how many are measured.
         rule: of verification, as a trace replays it.
         trace_draft: adds the draft to a trace and gives its name.
         in_use: the recipe's own k.
@@ -104,7 +106,7 @@ class EngineSweep(Study):
         version: of the engine, as it says.
         num_requests: of the trace.
         num_bytes: of these.
-        starts: ks in the order of their starts.
+        starts: shapes in the order of their starts.
     """
 
     start: Start
@@ -112,6 +114,7 @@ class EngineSweep(Study):
     sampling: Sampling
     chat: bool = False
     k_max: int
+    p_mins: Sequence[float] = ()
     batch_sizes: tuple[int, ...] = (1,)
     num_measured: int
     rule: str
@@ -127,9 +130,10 @@ class EngineSweep(Study):
     version: str | None = field(init=False, default=None)
     num_requests: int = field(init=False, default=0)
     num_bytes: int = field(init=False, default=0)
-    starts: list[int] = field(init=False, default_factory=list)
+    starts: list[DraftShape] = field(init=False, default_factory=list)
     _load_before: Load = field(init=False, default_factory=look_at_load)
-    _runs: dict[int, dict[int, EngineRun]] = field(init=False, default_factory=dict)
+    _runs: dict[int, dict[DraftShape, EngineRun]] = field(init=False, default_factory=dict)
+    _unsure: Mapping[DraftShape, Replay] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Trace, measure, predict, and measure the best few.
@@ -139,33 +143,35 @@ class EngineSweep(Study):
             KeyboardInterrupt: it was stopped.
         """
         self._runs = {size: {} for size in self.batch_sizes}
-        self.traced = self._measure_plain()
-        for k in dict.fromkeys((1, self.k_max)):
-            self._measure(k)
+        self.traced = traced = self._measure_plain()
+        self._unsure = replay_unsure(traced.trace, traced.draft, traced.verify, self.k_max, self.p_mins)
+        for shape in dict.fromkeys([DraftShape(1), DraftShape(self.k_max), *sorted(self._unsure)[-1:]]):
+            self._measure(shape)
         self.by_size = [self._predict(size, runs) for size, runs in self._runs.items()]
-        for k in self._best():
-            self._measure(k)
+        for shape in self._best():
+            self._measure(shape)
 
     def _measure_plain(self) -> Traced:
         """The start without a draft, which gives the target's text; the draft reads it once the server has ended."""
-        self.starts.append(0)
-        with self.start(0) as url:
+        self.starts.append(PLAIN)
+        with self.start(PLAIN) as url:
             trace = asyncio.run(self._trace(url))
-            self._measure_sizes(url, 0)
+            self._measure_sizes(url, PLAIN)
         self.tell("tracing the draft")
         return Traced(trace, self.trace_draft(trace), "greedy" if trace.is_greedy else self.rule)
 
-    def _measure(self, k: int) -> None:
+    def _measure(self, shape: DraftShape) -> None:
         """One start of the engine: every batch size."""
-        self.starts.append(k)
-        with self.start(k) as url:
-            self._measure_sizes(url, k)
+        self.starts.append(shape)
+        with self.start(shape) as url:
+            self._measure_sizes(url, shape)
 
-    def _measure_sizes(self, url: str, k: int) -> None:
+    def _measure_sizes(self, url: str, shape: DraftShape) -> None:
         for size, runs in self._runs.items():
-            self.tell(f"measuring {f'k = {k}' if k else 'without a draft'}, {size} at a time")
+            self.tell(f"measuring {shape if shape.k else 'without a draft'}, {size} at a time")
             load = psutil.getloadavg()[0]
-            runs[k] = EngineRun(k, tuple(self._round(url, size, rows, k) for rows in self._rounds(size)), load)
+            rounds = tuple(self._round(url, size, rows, shape) for rows in self._rounds(size))
+            runs[shape] = EngineRun(shape.k, rounds, load, shape.p_min, self._unsure.get(shape))
 
     async def _trace(self, url: str) -> Trace:
         address = parse_address(url, ENGINE_OPTION)
@@ -184,7 +190,7 @@ class EngineSweep(Study):
         num = max(min(ENOUGH, len(self.rows) // size), 1)
         return [self.rows[place::num] for place in range(num)]
 
-    def _round(self, url: str, size: int, rows: Sequence[PromptRow], k: int) -> PassTotals:
+    def _round(self, url: str, size: int, rows: Sequence[PromptRow], shape: DraftShape) -> PassTotals:
         if self.stopped():
             raise KeyboardInterrupt
         plan = EndpointPlan(
@@ -196,7 +202,10 @@ class EngineSweep(Study):
             protocol=self.protocol,
         )
         before = self._usage()
-        totals, after = measured_pass(plan, self.sampling, rows, drafts=k > 0), self._usage()
+        totals, after = (
+            measured_pass(plan, self.sampling, rows, drafts=shape.k > 0, may_find_none=shape.p_min > 0),
+            self._usage(),
+        )
         if before is None or after is None:
             return totals
         return replace(totals, lost_share=after.others_share_since(before))
@@ -204,18 +213,19 @@ class EngineSweep(Study):
     def _usage(self) -> MachineUsage | None:
         return None if self.cpu_seconds is None else look_at_machine(self.cpu_seconds())
 
-    def _predict(self, size: int, runs: Mapping[int, EngineRun]) -> EngineSize:
+    def _predict(self, size: int, runs: Mapping[DraftShape, EngineRun]) -> EngineSize:
         traced, before = self.traced, self._load_before
         assert traced is not None, "the first start traces"
         load = ProfileLoad(before.average, psutil.getloadavg()[0], before.num_cores)
         is_lookup = isinstance(traced.trace.draft(traced.draft), GuessTrace)
-        drafting = [run for k, run in runs.items() if k]
-        fitted = fit_costs(runs[0], drafting, self.k_max, size, load, is_lookup=is_lookup)
+        drafting = [run for shape, run in runs.items() if shape != PLAIN]
+        fitted = fit_costs(runs[PLAIN], drafting, self.k_max, size, load, is_lookup=is_lookup)
+        replays = replay(traced.trace, traced.draft, traced.verify, self.k_max)
         return EngineSize(
             batch_size=size,
             k_max=self.k_max,
             costs=fitted.costs,
-            prediction=predict(replay(traced.trace, traced.draft, traced.verify, self.k_max), fitted.costs),
+            prediction=predict(replays, fitted.costs, unsure=self._unsure),
             load=before,
             in_use=self.in_use,
             trusted=inf,  # the costs were fitted to other starts, so a prediction only has to agree
@@ -223,13 +233,13 @@ class EngineSweep(Study):
             fitted=fitted,
         )
 
-    def _best(self) -> list[int]:
-        """The ks that are predicted fastest at any batch size and have not run, the fastest first."""
-        gains: dict[int, float] = {}
+    def _best(self) -> list[DraftShape]:
+        """The shapes that are predicted fastest at any batch size and have not run, the fastest first."""
+        gains: dict[DraftShape, float] = {}
         for row in (row for at_size in self.by_size for row in at_size.prediction.rows):
-            gains[row.k] = max(gains.get(row.k, 0.0), float(np.nan_to_num(row.speedup.median)))
-        ordered = sorted(gains, key=lambda k: (-gains[k], k))[: self.num_measured + len(set(self.starts))]
-        return [k for k in ordered if k not in self.starts][: self.num_measured]
+            gains[row.shape] = max(gains.get(row.shape, 0.0), float(np.nan_to_num(row.speedup.median)))
+        ordered = sorted(gains, key=lambda shape: (-gains[shape], shape))[: self.num_measured + len(set(self.starts))]
+        return [shape for shape in ordered if shape not in self.starts][: self.num_measured]
 
     def median_error(self) -> float:
         """Median error of predicted speed-ups against all that were measured, sign aside.
@@ -249,7 +259,9 @@ class EngineSweep(Study):
         return float(np.median(errors))
 
 
-def measured_pass(plan: EndpointPlan, sampling: Sampling, rows: Sequence[PromptRow], *, drafts: bool) -> PassTotals:
+def measured_pass(
+    plan: EndpointPlan, sampling: Sampling, rows: Sequence[PromptRow], *, drafts: bool, may_find_none: bool = False
+) -> PassTotals:
     """Send prompts and count the steps that the engine took for them, by its own counters.
 
     Args:
@@ -257,6 +269,7 @@ def measured_pass(plan: EndpointPlan, sampling: Sampling, rows: Sequence[PromptR
         sampling: of every request.
         rows: the prompts.
         drafts: whether it must have drafted.
+        may_find_none: whether it may have drafted nothing all the same.
 
     Raises:
         EndpointError: a request failed.
@@ -269,7 +282,8 @@ def measured_pass(plan: EndpointPlan, sampling: Sampling, rows: Sequence[PromptR
     if not drafts:
         return PassTotals(seconds, num_tokens)
     added = bench.counters.added
-    if not added.get(DRAFTS) or DRAFTED not in added or ACCEPTED not in added:
+    counts = [added.get(name) for name in (DRAFTS, DRAFTED, ACCEPTED)]
+    if None in counts or not (counts[0] or may_find_none):
         raise RunError("the engine's counters show no drafted tokens", "check its log, and whether others use it")
     return PassTotals(seconds, num_tokens, *(round(added[name]) for name in (DRAFTS, DRAFTED, ACCEPTED)))
 

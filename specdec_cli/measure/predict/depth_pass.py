@@ -14,7 +14,14 @@ from torch import Tensor
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.lm.door import LM, Row, Tap, Tapped
-from specdec_cli.measure.predict.draft_trace import RANK_BEYOND, BoolArray, DepthTrace, Float32Array, UInt8Array
+from specdec_cli.measure.predict.draft_trace import (
+    NUM_LIKELIEST,
+    RANK_BEYOND,
+    BoolArray,
+    DepthTrace,
+    Float32Array,
+    UInt8Array,
+)
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
@@ -163,7 +170,7 @@ class DepthPass:
             ChainRow(row.params, row.context, row.num_prompt_tokens, Drafted.chain(path[:-1]), row.stop_ids)
             for row, path in zip(rows, paths, strict=True)
         ]
-        log_q, is_argmax, is_gumbel, rank = read_off(
+        log_q, is_argmax, is_gumbel, rank, confidence = read_off(
             logits, chain, [t for path in paths for t in path], self.trace.num_tokens
         )
         places = np.concatenate(
@@ -174,15 +181,17 @@ class DepthPass:
         self._found.is_argmax[places, depths] = is_argmax
         self._found.is_gumbel[places, depths] = is_gumbel
         assert self._found.rank is not None, "a new trace has ranks"
+        assert self._found.confidence is not None, "a new trace has confidences"
         self._found.rank[places, depths] = rank
+        self._found.confidence[places, depths] = confidence
         for walk in walks:
             walk.start += 1
 
 
 def read_off(
     logits: Tensor, chain: Sequence[ChainRow], emitted: Sequence[int], num_tokens: int
-) -> tuple[Float32Array, BoolArray, BoolArray, UInt8Array]:
-    """log q, argmax and gumbel matches and ranks of tokens.
+) -> tuple[Float32Array, BoolArray, BoolArray, UInt8Array, Float32Array]:
+    """log q, argmax and gumbel matches and ranks of tokens, and the draft's confidence in its own.
 
     Args:
         logits: [n, V] float32 of the draft.
@@ -194,10 +203,12 @@ def read_off(
     tokens = torch.tensor(emitted, device=q.argmax.device)
     is_argmax: BoolArray = (q.argmax == tokens).cpu().numpy()
     rank = ranks(q, tokens, RANK_BEYOND).cpu().numpy().astype(np.uint8)
+    likeliest = logits[:, :num_tokens].topk(min(NUM_LIKELIEST, num_tokens)).values
+    confidence = likeliest.float().softmax(dim=1)[:, 0].cpu().numpy()
     if q.probs is None:
-        return np.where(is_argmax, 0.0, -np.inf).astype(np.float32), is_argmax, is_argmax, rank
+        return np.where(is_argmax, 0.0, -np.inf).astype(np.float32), is_argmax, is_argmax, rank, confidence
     log_q = q.probs.gather(1, tokens[:, None])[:, 0].log().float().cpu().numpy()
-    return log_q, is_argmax, _gumbel_matches(q, chain, tokens, is_argmax), rank
+    return log_q, is_argmax, _gumbel_matches(q, chain, tokens, is_argmax), rank, confidence
 
 
 def _gumbel_matches(q: Distribution, chain: Sequence[ChainRow], tokens: Tensor, is_argmax: BoolArray) -> BoolArray:

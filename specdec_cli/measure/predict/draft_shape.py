@@ -1,4 +1,4 @@
-"""The shape of a step's draft: a chain of k tokens, or a tree; k = 0 drafts nothing."""
+"""The shape of a step's draft: a chain of up to k tokens, or a tree; k = 0 drafts nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ class DraftShape:
     Args:
         k: most tokens drafted one after another; a tree's depth.
         tree: a static tree; None for a chain.
+        p_min: a chain ends before a token whose probability is below this; 0 always drafts k tokens.
     """
 
     k: int
     tree: TreeShape | None = None
+    p_min: float = 0.0
 
     @classmethod
     def of(cls, tree: TreeShape) -> DraftShape:
@@ -28,8 +30,14 @@ class DraftShape:
         return cls(tree.depth, tree)
 
     def __str__(self) -> str:
-        """`k = 5` or `tree 4,2,1`."""
-        return f"k = {self.k}" if self.tree is None else f"tree {self.tree}"
+        """`k = 5`, `k = 5 with p-min 0.6` or `tree 4,2,1`."""
+        chain = f"k = {self.k}{f' with p-min {self.p_min:g}' if self.p_min else ''}"
+        return chain if self.tree is None else f"tree {self.tree}"
+
+    @property
+    def is_full_chain(self) -> bool:
+        """Whether it always drafts k tokens one after another."""
+        return self.tree is None and not self.p_min
 
     def __lt__(self, other: DraftShape) -> bool:
         """Whether it is smaller, a chain being smaller than any tree."""
@@ -56,6 +64,6 @@ PLAIN = DraftShape(0)
 
 def shape_words(shapes: Sequence[DraftShape]) -> str:
     """Several shapes in words: `k = 4, 5, tree 3,1 and tree 4,2`."""
-    chains = ", ".join(str(shape.k) for shape in shapes if shape.tree is None)
-    names = ([f"k = {chains}"] if chains else []) + [str(shape) for shape in shapes if shape.tree is not None]
+    chains = ", ".join(str(shape.k) for shape in shapes if shape.is_full_chain)
+    names = ([f"k = {chains}"] if chains else []) + [str(shape) for shape in shapes if not shape.is_full_chain]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

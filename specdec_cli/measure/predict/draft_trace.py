@@ -15,6 +15,8 @@ from specdec_cli.lm.files.origin import Origin
 
 RANK_BEYOND = MOST_NODES
 """The rank of tokens that no tree reaches: it has at most MOST_NODES siblings."""
+NUM_LIKELIEST = 10
+"""Tokens among which llama.cpp's drafts compute the probability that p-min bounds (`common/speculative.cpp`)."""
 
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
@@ -35,6 +37,8 @@ class ModelTrace:
         rank: [N] uint8, how many tokens the draft finds likelier than the emitted one; RANK_BEYOND for that many and
             more, and where the draft gives it no probability or could not read so far. None in a file of an earlier
             version.
+        confidence: [N] float32, probability of the draft's likeliest token among its NUM_LIKELIEST at temperature 1; 1
+            where the draft could not read so far. None in a file of an earlier version and from a server.
     """
 
     log_q: Float32Array
@@ -43,6 +47,7 @@ class ModelTrace:
     max_context: int | None
     origin: Origin | None = None
     rank: UInt8Array | None = None
+    confidence: Float32Array | None = None
 
     @property
     def most_depth(self) -> None:
@@ -89,6 +94,7 @@ class DepthTrace:
         origin: the draft as it was loaded; None where its weights are the target's.
         limit: most tokens that it drafts one after another, however many are wanted; None has no limit.
         rank: [N, K] uint8, as in a ModelTrace, of the token at each depth; RANK_BEYOND where the output ends before.
+        confidence: [N, K] float32, as in a ModelTrace, at each depth; 1 where the output ends before.
     """
 
     log_q: Float32Array
@@ -98,6 +104,7 @@ class DepthTrace:
     origin: Origin | None = None
     limit: int | None = None
     rank: UInt8Array | None = None
+    confidence: Float32Array | None = None
 
     @property
     def most_depth(self) -> int:
@@ -112,13 +119,20 @@ class DepthTrace:
         log_q = np.full((num, k_max), -np.inf, dtype=np.float32)
         is_argmax, is_gumbel = np.zeros(log_q.shape, dtype=np.bool_), np.zeros(log_q.shape, dtype=np.bool_)
         rank = np.full(log_q.shape, RANK_BEYOND, dtype=np.uint8)
-        return cls(log_q, is_argmax, is_gumbel, max_context, origin, limit, rank)
+        return cls(log_q, is_argmax, is_gumbel, max_context, origin, limit, rank, np.ones_like(log_q))
 
     def at(self, depth: int) -> ModelTrace:
         """The draft's tokens at one depth, counted from 0, by start."""
         return ModelTrace(
-            self.log_q[:, depth], self.is_argmax[:, depth], self.is_gumbel[:, depth], self.max_context, self.origin
+            self.log_q[:, depth],
+            self.is_argmax[:, depth],
+            self.is_gumbel[:, depth],
+            self.max_context,
+            self.origin,
+            confidence=None if self.confidence is None else self.confidence[:, depth],
         )
 
 
+ReadTrace = ModelTrace | DepthTrace
+"""A draft with distributions."""
 DraftTrace = ModelTrace | GuessTrace | DepthTrace

@@ -3,11 +3,14 @@
 Only a step's whole time can be seen from outside, not its parts. Passes without a draft give t0, the seconds of a
 plain step. Passes with k drafted tokens give, with N steps of which D drafted T tokens together,
 
-    seconds = N t0 + D a + T b
+    seconds = N t0 + D a + T b + U c
 
 where a is what drafting at all adds to a step and b what each drafted token adds: its draft pass and one more row to
 verify. Passes at two k determine a and b; more of them are fitted by least squares. So a step with k tokens takes
 t0 + a + b k seconds, and one in which a draft found nothing takes t0.
+
+With p-min U steps end their drafts with a pass whose token is not verified, for c seconds: the price of a draft pass
+alone. No engine counts them, nor the steps that drafted nothing after such a pass: the trace tells both.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import numpy as np
 from specdec_cli.document import Interval
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, ServerCounts
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
+from specdec_cli.measure.predict.draft_shape import DraftShape
+from specdec_cli.measure.predict.replay import Replay
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 
 _NOISE = 0.02
@@ -63,11 +68,20 @@ class EngineRun:
         k: tokens drafted in a step; 0 without a draft.
         rounds: R of them, each over other prompts.
         load: average load of the machine in the minute before.
+        p_min: with which it drafted.
+        replayed: the trace's steps at this k and p-min; None where the engine's counters say everything.
     """
 
     k: int
     rounds: tuple[PassTotals, ...]
     load: float = 0.0
+    p_min: float = 0.0
+    replayed: Replay | None = None
+
+    @property
+    def shape(self) -> DraftShape:
+        """Shape of a step's draft."""
+        return DraftShape(self.k, p_min=self.p_min)
 
     def total(self, name: str) -> float:
         """The sum of a count over all rounds."""
@@ -118,15 +132,17 @@ class EngineCosts:
         plain_seconds: t0.
         base_seconds: a.
         seconds_per_token: b.
+        seconds_per_stop: c; None where no run had a p-min.
         costs: the same as the prediction takes it.
-        fitted_on: each k that the fit rests on, and its error: fitted over measured seconds, less 1.
+        fitted_on: each run's k that the fit rests on, and its error: fitted over measured seconds, less 1.
     """
 
     plain_seconds: float
     base_seconds: float
     seconds_per_token: float
+    seconds_per_stop: float | None
     costs: Costs
-    fitted_on: dict[int, float]
+    fitted_on: dict[DraftShape, float]
 
     def step_seconds(self, k: int) -> float:
         """Seconds of a step that drafts k tokens."""
@@ -135,7 +151,7 @@ class EngineCosts:
     @property
     def doubt(self) -> str | None:
         """A sentence where more drafted tokens clearly take less time by the fit; None elsewhere."""
-        ks = [0, *sorted(self.fitted_on)]
+        ks = sorted({0, *(shape.k for shape in self.fitted_on)})
         for fewer, more in pairwise(ks):
             before, after = self.step_seconds(fewer), self.step_seconds(more)
             if after < before * (1 - _NOISE):
@@ -149,12 +165,9 @@ class EngineCosts:
 
     def error(self, run: EngineRun) -> float:
         """Fitted over measured seconds of a run, less 1."""
-        fitted = (
-            self.plain_seconds * run.total("num_steps")
-            + self.base_seconds * run.total("num_drafts")
-            + self.seconds_per_token * run.total("num_draft_tokens")
-        )
-        return fitted / run.total("seconds") - 1
+        seconds, *counts = _totals(run)
+        prices = (self.plain_seconds, self.base_seconds, self.seconds_per_token, self.seconds_per_stop or 0.0)
+        return float(np.dot(counts, prices) / seconds - 1)
 
 
 def fit_costs(
@@ -179,40 +192,56 @@ def fit_costs(
     target, draft, overhead = _tables(whole, k_max, is_lookup)
     seconds = sum(run.total("seconds") for run in (plain, *drafting))
     costs = Costs(k_max, (0,), target, draft, overhead, batch_size, num, seconds, load, rounds)
-    made = EngineCosts(*whole, costs, {})
-    made.fitted_on.update({run.k: made.error(run) for run in drafting})
+    has_stops = any(run.p_min for run in drafting)
+    made = EngineCosts(*whole[:3], whole[3] if has_stops else None, costs, {})
+    made.fitted_on.update({run.shape: made.error(run) for run in drafting})
     return made
 
 
 def _totals(run: EngineRun, at: int | None = None) -> FloatArray:
-    """Seconds, steps, drafting steps and drafted tokens of one round, or of all."""
+    """Seconds, steps, drafting steps, drafted tokens and drafts that ended unsure, of one round or of all."""
     rounds = run.rounds if at is None else run.rounds[at : at + 1]
-    rows = [(totals.seconds, totals.num_steps, totals.num_drafts, totals.num_draft_tokens) for totals in rounds]
-    return np.asarray(np.array(rows, dtype=np.float64).sum(axis=0))
+    rows = [(totals.seconds, totals.num_steps, totals.num_drafts, totals.num_draft_tokens, 0) for totals in rounds]
+    sums = np.array(rows, dtype=np.float64).sum(axis=0)
+    if run.replayed is not None:
+        asked, drafted = run.replayed.steps_by_asked, run.replayed.steps_by_drafted
+        passes = np.arange(asked.shape[1])
+        unsure = ((asked - drafted) * passes).sum()
+        sums[[2, 4]] = sums[1] / run.replayed.num_steps.sum() * np.array([asked[:, 1:].sum(), unsure])
+    return np.asarray(sums)
 
 
-def _solve(plain: FloatArray, *drafting: FloatArray) -> tuple[float, float, float]:
-    """Solve for t0, a and b. Each run counts by its steps' mean, so that one with more steps weighs no more."""
+def _solve(plain: FloatArray, *drafting: FloatArray) -> tuple[float, float, float, float]:
+    """Solve for t0, a, b and c. Each run counts by its steps' mean, so that one with more steps weighs no more.
+
+    A draft pass alone costs no more than a drafted token: with its row. Without a p-min nothing tells them apart.
+    """
     per_step = plain[0] / plain[1]
     rows = np.array([totals / totals[1] for totals in drafting])
     wanted = rows[:, 0] - per_step
-    columns = rows[:, 2:] if len({*np.round(rows[:, 3] / np.maximum(rows[:, 2], 1e-9), 9)}) > 1 else rows[:, 3:]
-    fitted = np.linalg.lstsq(columns, wanted, rcond=None)[0]
-    base, slope = fitted if len(fitted) == 2 else (0.0, fitted[0])
-    return float(per_step), float(base), float(slope)
+    has_stops = rows[:, 4].any()
+    has_depths = len({*np.round(rows[:, 3] / np.maximum(rows[:, 2], 1e-9), 9)}) > 1
+    columns = [*([2] if has_depths else []), 3, *([4] if has_stops else [])]
+    fitted = dict(zip(columns, np.linalg.lstsq(rows[:, columns], wanted, rcond=None)[0], strict=True))
+    slope = fitted[3]
+    return (
+        float(per_step),
+        float(fitted.get(2, 0.0)),
+        float(slope),
+        float(np.clip(fitted.get(4, slope), 0, max(slope, 0))),
+    )
 
 
 def _tables(
-    fitted: tuple[float, float, float], k_max: int, is_lookup: bool
+    fitted: tuple[float, float, float, float], k_max: int, is_lookup: bool
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Target [1, k_max+1], draft [1, k_max+1] and overhead [k_max+1] seconds.
 
     A plain step counts as the target's, what speculation adds as the draft's where it is paid for what is asked, and as
-    the target's where it is paid for what is found.
+    the target's where it is paid for what is found. What a drafted token adds to a draft pass alone is its row.
     """
-    plain, base, slope = fitted
+    plain, base, slope, each_pass = fitted
     k = np.arange(k_max + 1)
-    added = np.where(k > 0, base + slope * k, 0.0)
-    target = np.full(k_max + 1, plain) + (added if is_lookup else 0.0)
-    draft = np.zeros(k_max + 1) if is_lookup else added
-    return target[None], draft[None], np.zeros(k_max + 1)
+    asked = 0.0 if is_lookup else np.where(k > 0, base + each_pass * k, 0.0)
+    added = np.where(k > 0, base + slope * k, 0.0) - asked
+    return (plain + added)[None], (np.zeros(k_max + 1) + asked)[None], np.zeros(k_max + 1)

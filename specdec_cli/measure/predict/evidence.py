@@ -14,6 +14,7 @@ from pydantic import PlainSerializer
 
 from specdec_cli.document import Count, Interval
 from specdec_cli.drafted import MOST_DEPTH
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.stats import ENOUGH_PAIRS
 from specdec_cli.recipe.gate import Verdict
 from specdec_cli.tree_shape import TreeShape
@@ -36,6 +37,7 @@ class Recommendation:
         why: in words.
         verdict: the answer.
         needs: what would settle it; empty where it is settled.
+        p_min: with which the draft ends before a token that it is less sure of; None where it always drafts k tokens.
     """
 
     k: Count
@@ -44,6 +46,14 @@ class Recommendation:
     why: str
     verdict: Verdict
     needs: tuple[str, ...] = ()
+    p_min: float | None = None
+
+    @classmethod
+    def of(
+        cls, shape: DraftShape, speedup: Interval | None, why: str, verdict: Verdict, needs: tuple[str, ...] = ()
+    ) -> Recommendation:
+        """Recommendation of a shape."""
+        return cls(shape.k, shape.tree, speedup, why, verdict, needs, shape.p_min or None)
 
 
 @dataclass(frozen=True, slots=True)

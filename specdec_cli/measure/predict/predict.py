@@ -44,7 +44,7 @@ class Predicted:
         draft_seconds: [B] with one: the time of its steps' parts, here the draft,
         verify_seconds: [B] the target,
         overhead_seconds: [B] and the engine.
-        iid_speedup: the textbook's figure; None for a tree.
+        iid_speedup: the textbook's figure; None for a tree and with a p-min.
         replayed: what it rests on: acceptance by depth, by task and along the text.
     """
 
@@ -92,14 +92,14 @@ class Prediction:
     """Every k, and what would have to change.
 
     Args:
-        rows: k = 1…k_max, and then trees.
+        rows: k = 1…k_max, then each with p-mins, and then trees.
         alpha: the textbook's α: mean acceptance of one drafted token, over all positions alike; None when none was.
         break_even_alpha: smallest α at which some k is no slower than no draft, at these costs; None when none is.
         draft_seconds_for_2x: seconds per drafted token at which the best k would give 2×; None when a free draft
             would not.
         ceiling: speed-up of the best k if the draft cost nothing.
         cost_ratio: c, seconds of a drafted token over those of a plain step.
-        recommended: the k or the tree to take.
+        recommended: the k, with or without a p-min, or the tree to take.
     """
 
     rows: list[Predicted]
@@ -112,14 +112,19 @@ class Prediction:
 
     @property
     def chains(self) -> list[Predicted]:
-        """The rows of every k."""
-        return [row for row in self.rows if row.shape.tree is None]
+        """The rows of every k without a p-min."""
+        return [row for row in self.rows if row.shape.is_full_chain]
 
     @property
     def fastest_k(self) -> int:
         """The k of the largest predicted speed-up, the smaller of equals; 0 where none is faster than no draft."""
         faster = {row.k: row.speedup.median for row in self.chains if row.speedup.median > 1}
         return max(faster, key=lambda k: (faster[k], -k), default=0)
+
+    @property
+    def unsure(self) -> list[Predicted]:
+        """The rows with p-mins."""
+        return [row for row in self.rows if row.shape.p_min]
 
     @property
     def trees(self) -> list[Predicted]:
@@ -131,13 +136,19 @@ class Prediction:
         return next((row for row in self.rows if row.shape == shape), None)
 
 
-def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, Replay] | None = None) -> Prediction:
+def predict(
+    replays: Sequence[Replay],
+    costs: Costs,
+    trees: Mapping[TreeShape, Replay] | None = None,
+    unsure: Mapping[DraftShape, Replay] | None = None,
+) -> Prediction:
     """Predict the speed-up of every replayed k and tree.
 
     Args:
         replays: of one draft and rule, k ascending.
         costs: of the same pair, for at least the largest k; with `probe_trees` where there are trees.
         trees: counts by depth of decoding with each tree.
+        unsure: counts with p-mins, by shape.
     """
     assert replays, "a prediction needs a replay"
     assert replays[-1].k <= costs.k_max, "costs reach the largest k"
@@ -152,15 +163,16 @@ def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, R
         for replay in replays
     ]
     rows = [_predict(DraftShape(replay.k), replay, costs, drawn, its) for replay, its in zip(replays, iid, strict=True)]
-    wide = [_predict(DraftShape.of(tree), replay, costs, drawn, None) for tree, replay in (trees or {}).items()]
+    others = dict(unsure or {}) | {DraftShape.of(tree): replay for tree, replay in (trees or {}).items()}
+    further = [_predict(shape, replay, costs, drawn, None) for shape, replay in others.items()]
     return Prediction(
-        rows=[*rows, *wide],
+        rows=[*rows, *further],
         alpha=alpha,
         break_even_alpha=_break_even(costs, context, [row.k for row in rows]),
         draft_seconds_for_2x=_draft_seconds_for(2.0, rows, replays),
         ceiling=max(_ratio(row.plain_seconds, row.verify_seconds + row.overhead_seconds) for row in rows),
         cost_ratio=ratio,
-        recommended=choose([*rows, *wide]),
+        recommended=choose([*rows, *further]),
     )
 
 
@@ -241,7 +253,7 @@ def choose(rows: Sequence[Predicted]) -> Recommendation:
         f"{best.shape}{outside} gives the largest predicted speed-up, {times(best.speedup)}, "
         f"at {best.acceptance_length.median:.2f} tokens a step{also}"
     )
-    return Recommendation(best.k, best.shape.tree, best.speedup, why, "speculate")
+    return Recommendation.of(best.shape, best.speedup, why, "speculate")
 
 
 def _open(best: Predicted) -> Recommendation:

@@ -18,11 +18,22 @@ import numpy as np
 
 from specdec_cli.document import Interval
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.starts import REPLAYABLE, IntArray, Starts, Steps, check_knowable
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray, ratio_of_totals
 
-__all__ = ["REPLAYABLE", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table", "tally"]
+__all__ = [
+    "REPLAYABLE",
+    "Replay",
+    "by_position",
+    "by_task",
+    "check_knowable",
+    "replay",
+    "replay_table",
+    "replay_unsure",
+    "tally",
+]
 
 _NUM_BINS = 8
 _NUM_SIMULATIONS = 8
@@ -134,6 +145,27 @@ def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list
     for k in range(1, k_max + 1):
         steps = starts.steps(k)
         replays.append(tally(starts, k, [(steps, starts.visits(steps))]))
+    return replays
+
+
+def replay_unsure(trace: Trace, draft: str, rule: str, k_max: int, p_mins: Sequence[float]) -> dict[DraftShape, Replay]:
+    """Expected counts for k = 1…k_max with each p-min; nothing of a draft whose trace has no confidences.
+
+    Steps by asked tokens then count the draft's passes: one more than it drafted, where it ended unsure.
+
+    Args:
+        trace: a target's text with this draft.
+        draft: its name in the trace.
+        rule: one of REPLAYABLE, or auto.
+        k_max: largest k.
+        p_mins: above 0.
+    """
+    if getattr(trace.draft(draft), "confidence", None) is None:
+        return {}
+    starts, replays = Starts(trace, draft, rule, k_max), {}
+    for shape in (DraftShape(k, p_min=p_min) for p_min in p_mins for k in range(1, k_max + 1)):
+        steps = starts.steps(shape.k, p_min=shape.p_min)
+        replays[shape] = tally(starts, shape.k, [(steps, starts.visits(steps))])
     return replays
 
 

@@ -16,6 +16,10 @@ m accepted tokens lead to the start s + m + 1, so the probability that a step be
 exact for rules of chance; where every S is 0 or 1 it is the walk itself. Averaging over all positions alike is
 wrong: steps do not begin everywhere alike, and what a step accepts decides where the next begins.
 
+With p-min a step drafts only while the draft is sure of its next token. Behind the first token that the target refuses
+the trace has not what the draft would say: it is taken to be as sure there as at the text's own tokens. What is
+accepted does not rest on that; only the number of tokens drafted in vain does.
+
 Letters: B prompts, n the longest output, N positions of all outputs, k drafted tokens.
 """
 
@@ -29,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.draft_trace import DepthTrace, GuessTrace, ModelTrace
+from specdec_cli.measure.predict.draft_trace import DepthTrace, GuessTrace, ModelTrace, ReadTrace
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.verification import AUTO, RULES
@@ -179,18 +183,23 @@ class Starts:
         """Mask [B, n] of the positions of outputs."""
         return np.arange(self.contexts.shape[1]) < self.lengths[:, None]
 
-    def steps(self, k: int, survival: FloatArray | None = None) -> Steps:
+    def steps(self, k: int, survival: FloatArray | None = None, p_min: float = 0.0) -> Steps:
         """The outcome of a step with k at every start.
 
         Args:
             k: most tokens drafted one after another.
             survival: [B, n, k+1] of a tree's paths, which is cut to the drafted depth; None for a chain's.
+            p_min: a chain ends before a token of which the draft is less sure, having been asked for it.
         """
         asked = np.minimum(self.room, k)
         if self.survival is not None:
             limit = self.draft.limit if isinstance(self.draft, DepthTrace) else None
             drafted = asked if limit is None else np.minimum(asked, limit)
             survival = self.survival[..., : k + 1].copy() if survival is None else survival
+            if p_min:
+                num_sure = self._num_sure(k, p_min)
+                drafted = np.minimum(drafted, num_sure)
+                asked = np.minimum(asked, drafted + 1)
         else:
             assert isinstance(self.draft, GuessTrace), "a model's survival is filled in"
             drafted, matching = (
@@ -200,6 +209,22 @@ class Starts:
             survival = (np.arange(k + 1) <= matching[..., None]).astype(np.float64)
         survival[np.arange(k + 1) > drafted[..., None]] = 0.0
         return Steps(asked, drafted, survival)
+
+    def _num_sure(self, k: int, p_min: float) -> IntArray:
+        """Tokens [B, n] behind every start, up to k, before the first of which the draft is less sure."""
+        assert not isinstance(self.draft, GuessTrace), "a draft without a distribution has no confidence"
+        num, goes_on = np.zeros(self.contexts.shape, np.int64), np.ones(self.contexts.shape, np.bool_)
+        for depth in range(k):
+            goes_on &= ~self._is_unsure(self.draft, depth, p_min)
+            num += goes_on
+        return num
+
+    def _is_unsure(self, draft: ReadTrace, depth: int, p_min: float) -> npt.NDArray[np.bool_]:
+        """Whether [B, n] the draft is less sure of its token at a depth behind every start."""
+        there = draft.at(depth) if isinstance(draft, DepthTrace) else draft
+        assert there.confidence is not None, "only a trace with confidences is replayed with p_min"
+        unsure = self.padded(there.confidence < p_min, 0.0)
+        return (unsure if isinstance(draft, DepthTrace) else _shifted(unsure, depth)) > 0
 
     def visits(self, steps: Steps) -> FloatArray:
         """Probability [B, n] that a step begins at each start: the forward pass."""

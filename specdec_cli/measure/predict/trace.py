@@ -2,12 +2,13 @@
 
 From it follows, for every k and every rule of verification, what would have been accepted (`replay`). It holds a few
 numbers for each position, never a vocabulary's width. The rank of each token in a draft model's distribution predicts
-every static tree at temperature 0. Figures that it cannot know say so: what was
-drafted after the first refusal (`p_min`, adaptive depths), rules that change the text (`typical`), drafts that sample
-and are not a language model of their own.
+every static tree at temperature 0; the draft's confidence there tells where p-min ends a draft of another engine.
+Figures that it cannot know say so: our own `p_min` and adaptive depths, rules that change the text (`typical`), drafts
+that sample and are not a language model of their own.
 
-The file is one safetensors file: arrays by name, everything else as JSON in its header, with a version. Ranks are
-optional in it: files of earlier versions lack them and predict chains alone, and earlier versions ignore them.
+The file is one safetensors file: arrays by name, everything else as JSON in its header, with a version. Ranks and
+confidences are optional in it: files of earlier versions lack them and predict chains of k tokens alone, and earlier
+versions ignore them.
 
 Letters: B prompts, N output tokens of all prompts one after another.
 """
@@ -333,8 +334,8 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
 
 
 def _array(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any] | None:
-    """An array of a file; None for ranks that it lacks."""
-    return arrays.get(name) if name.endswith(".rank") else arrays[name]
+    """An array of a file; None for one that files of earlier versions lack."""
+    return arrays.get(name) if name.endswith((".rank", ".confidence")) else arrays[name]
 
 
 def _split(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> list[tuple[int, ...]]:

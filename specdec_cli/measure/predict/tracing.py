@@ -172,13 +172,13 @@ class _ForcedPass:
         num = self.trace.num_output_tokens
         log_q = np.full(num, -np.inf, dtype=np.float32)
         is_argmax, is_gumbel = np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_)
-        rank = np.full(num, RANK_BEYOND, dtype=np.uint8)
+        rank, confidence = np.full(num, RANK_BEYOND, dtype=np.uint8), np.ones(num, dtype=np.float32)
         held: set[int] = set()
         try:
             for pieces in self._groups():
                 held |= {piece.place for piece in pieces}
                 at = np.concatenate([np.arange(p.begin, p.end) + p.first for p in pieces])
-                log_q[at], is_argmax[at], is_gumbel[at], rank[at] = self._score(pieces)
+                log_q[at], is_argmax[at], is_gumbel[at], rank[at], confidence[at] = self._score(pieces)
                 for piece in pieces:
                     if piece.is_last:
                         self.lm.release(trace_handle(piece.place))
@@ -187,7 +187,7 @@ class _ForcedPass:
         finally:
             for place in held:
                 self.lm.release(trace_handle(place))
-        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, self.lm.origin, rank)
+        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, self.lm.origin, rank, confidence)
 
     def _groups(self) -> Iterator[list[_Piece]]:
         """Pieces that go into one forward together, within bounds of logits, tokens, rows and cache."""
@@ -228,8 +228,8 @@ class _ForcedPass:
                 yield _Piece(place, begin, until, first, until == end)
             first += len(prompt.output)
 
-    def _score(self, pieces: Sequence[_Piece]) -> tuple[Float32Array, BoolArray, BoolArray, UInt8Array]:
-        """log q, argmax and gumbel matches and ranks of the pieces' tokens, one piece after another."""
+    def _score(self, pieces: Sequence[_Piece]) -> tuple[Float32Array, BoolArray, BoolArray, UInt8Array, Float32Array]:
+        """Figures of the pieces' tokens as `read_off` gives them, one piece after another."""
         rows: list[Row] = []
         chain: list[ChainRow] = []
         emitted: list[int] = []

@@ -25,13 +25,14 @@ from specdec_cli.measure.endpoint import counters
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.engine_costs import PassTotals
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
 
 PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag", "dab a bead", "egg and ham"]
-PLAIN, BASE, SLOPE = 0.010, 0.001, 0.0005
+PLAIN_STEP, BASE, SLOPE = 0.010, 0.001, 0.0005
 SAMPLING = Sampling(max_new_tokens=12, ignore_eos=True)
 
 
@@ -48,11 +49,11 @@ def rows() -> list[PromptRow]:
 
 
 @contextmanager
-def engine(k: int) -> Iterator[str]:
+def engine(shape: DraftShape) -> Iterator[str]:
     """A draft that is the target itself: every drafted token is accepted."""
     drafter = create("model", {"model": "draft"})
     drafter.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))
-    options = EngineOptions(num_speculative_tokens=k, max_num_seqs=4)
+    options = EngineOptions(num_speculative_tokens=shape.k, max_num_seqs=4)
     tokenizer = stand_in(LetterTokenizer())
     with live(Engine(TableLM(), drafter, tokenizer, options, eos_token_ids=(END,))) as server:
         host, port = server.listener.getsockname()[:2]
@@ -65,11 +66,13 @@ def trace_as_itself(trace: Trace) -> str:
     return "draft"
 
 
-def timed(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
+def timed(plan: EndpointPlan, sampling: Sampling, asked: Any, **more: bool) -> PassTotals:
     """What the server counts, with seconds by the hand-written costs; two at a time cost half as much again."""
-    found = measured_pass(plan, sampling, asked, drafts=drafts)
+    found = measured_pass(plan, sampling, asked, **more)
     slower = 1.0 if plan.concurrency == 1 else 1.5
-    seconds = found.num_steps * PLAIN + (found.num_drafts * BASE + found.num_draft_tokens * SLOPE) * slower * slower
+    seconds = (
+        found.num_steps * PLAIN_STEP + (found.num_drafts * BASE + found.num_draft_tokens * SLOPE) * slower * slower
+    )
     return replace(found, seconds=seconds * slower)
 
 
@@ -102,18 +105,18 @@ def swept() -> EngineSweep:
 
 
 def test_three_starts_predict_every_k_and_the_best_is_measured(swept: EngineSweep) -> None:
-    assert swept.starts == [0, 1, 5, 4]
+    assert [shape.k for shape in swept.starts] == [0, 1, 5, 4]
     assert swept.num_requests == len(PROMPTS)
     alone, by_two = swept.by_size
     fitted = alone.fitted
     assert (fitted.plain_seconds, fitted.base_seconds, fitted.seconds_per_token) == pytest.approx(
-        (PLAIN, BASE, SLOPE), rel=0.02
+        (PLAIN_STEP, BASE, SLOPE), rel=0.02
     )
-    assert list(fitted.fitted_on) == [1, 5]
+    assert [shape.k for shape in fitted.fitted_on] == [1, 5]
     assert [row.k for row in alone.prediction.rows] == [1, 2, 3, 4, 5]
     assert swept.median_error() < 0.01
-    assert len(alone.runs[4].rounds) == 6
-    assert len(by_two.runs[4].rounds) == 3
+    assert len(alone.runs[DraftShape(4)].rounds) == 6
+    assert len(by_two.runs[DraftShape(4)].rounds) == 3
     assert (len(alone.passes()), len(by_two.passes())) == (24, 12)
 
 
@@ -128,26 +131,26 @@ def test_the_recommendation_is_the_fastest_that_was_measured(swept: EngineSweep)
 
 def measured_rounds(monkeypatch: pytest.MonkeyPatch, repeats: int) -> tuple[PassTotals, ...]:
     monkeypatch.setattr(engine_sweep, "measured_pass", timed)
-    return sweep_of(1, (1,), repeats=repeats, cpu_seconds=lambda: 0.0).by_size[0].runs[1].rounds
+    return sweep_of(1, (1,), repeats=repeats, cpu_seconds=lambda: 0.0).by_size[0].runs[DraftShape(1)].rounds
 
 
 def test_a_draft_that_costs_more_than_it_gives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dear(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
-        found = measured_pass(plan, sampling, asked, drafts=drafts)
+    def dear(plan: EndpointPlan, sampling: Sampling, asked: Any, **more: bool) -> PassTotals:
+        found = measured_pass(plan, sampling, asked, **more)
         return replace(found, seconds=found.num_steps * 0.01 + found.num_draft_tokens * 0.02)
 
     monkeypatch.setattr(engine_sweep, "measured_pass", dear)
     made = sweep_of(2, (1,))
-    assert made.starts == [0, 1, 2]
+    assert [shape.k for shape in made.starts] == [0, 1, 2]
     assert made.by_size[0].recommended().verdict == "do-not-speculate"
     assert made.k_by_batch() == {1: 0}
 
 
 def test_times_that_fall_with_k_are_told_in_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    def faster_later(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
-        found = measured_pass(plan, sampling, asked, drafts=drafts)
+    def faster_later(plan: EndpointPlan, sampling: Sampling, asked: Any, **more: bool) -> PassTotals:
+        found = measured_pass(plan, sampling, asked, **more)
         k = found.num_draft_tokens / max(found.num_drafts, 1)
-        seconds = found.num_steps * (0.0 if not k else 0.004 if k == 1 else 0.001) + found.num_steps * PLAIN
+        seconds = found.num_steps * (0.0 if not k else 0.004 if k == 1 else 0.001) + found.num_steps * PLAIN_STEP
         return replace(found, seconds=seconds)
 
     monkeypatch.setattr(engine_sweep, "measured_pass", faster_later)
@@ -169,7 +172,7 @@ def test_repeats_send_every_prompt_again_and_other_programs_are_seen(monkeypatch
 
 
 def test_an_engine_that_does_not_draft_is_named() -> None:
-    with engine(0) as url, pytest.raises(RunError, match="no drafted tokens"):
+    with engine(PLAIN) as url, pytest.raises(RunError, match="no drafted tokens"):
         measured_pass(EndpointPlan(parse_address(url)), SAMPLING, rows()[:1], drafts=True)
 
 

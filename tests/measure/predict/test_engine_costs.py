@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from specdec_cli.measure.predict.cost import ProfileLoad
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.draft_trace import GuessTrace, ModelTrace
 from specdec_cli.measure.predict.engine_costs import EngineCosts, EngineRun, PassTotals, fit_costs
 from specdec_cli.measure.predict.predict import predict
-from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.replay import replay, replay_unsure
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt
 from specdec_cli.sampling.params import SamplingParams
 
@@ -35,7 +38,7 @@ def test_two_k_determine_the_form() -> None:
     assert (made.plain_seconds, made.base_seconds, made.seconds_per_token) == pytest.approx((PLAIN, BASE, SLOPE))
     assert made.step_seconds(0) == pytest.approx(PLAIN)
     assert made.step_seconds(4) == pytest.approx(0.021)
-    assert made.fitted_on == pytest.approx({1: 0, 6: 0}, abs=1e-9)
+    assert made.fitted_on == pytest.approx({DraftShape(1): 0, DraftShape(6): 0}, abs=1e-9)
     assert made.costs.rounds is not None
     assert len(made.costs.rounds) == 6
     assert made.costs.warning is None
@@ -49,9 +52,32 @@ def test_one_k_gives_the_slope_alone() -> None:
 
 def test_more_k_are_fitted_and_the_error_is_told() -> None:
     made = fit(run_of(1), run_of(3, slower=1.1), run_of(6))
-    assert made.fitted_on[3] < -0.03
-    assert made.fitted_on[1] > 0
+    assert made.fitted_on[DraftShape(3)] < -0.03
+    assert made.fitted_on[DraftShape(1)] > 0
     assert fit(run_of(1), run_of(6)).error(run_of(3, slower=1.1)) == pytest.approx(1 / 1.1 - 1)
+
+
+def test_p_min_tells_a_draft_pass_from_a_verified_row() -> None:
+    """Every other token is the draft's, which is sure of it alone: a draft ends at its first or second pass."""
+    trace, a_pass = trace_of(42, beyond=2), 0.0005
+    draft = trace.drafts["draft"]
+    assert isinstance(draft, ModelTrace)
+    trace.drafts["draft"] = replace(draft, confidence=np.where(draft.is_argmax, 0.9, 0.3).astype(np.float32))
+    unsure = replay_unsure(trace, "draft", "greedy", 6, [0.5])
+    replayed = unsure[DraftShape(6, p_min=0.5)]
+    steps, drafted = replayed.num_steps[0], replayed.num_draft_tokens[0]
+    assert (steps, drafted) == (20, 19), "all but the first step draft one token"
+    stops = (replayed.steps_by_asked[0] * np.arange(7)).sum() - drafted
+    seconds = steps * (PLAIN + BASE) + drafted * SLOPE + stops * a_pass
+    totals = PassTotals(seconds, int(steps + 19), 19, int(drafted), 19)
+    run = EngineRun(6, (totals,) * 6, p_min=0.5, replayed=replayed)
+    made = fit_costs(run_of(0), [run_of(1), run_of(6), run], 6, 1, LOAD, is_lookup=False)
+    assert (made.seconds_per_token, made.seconds_per_stop) == pytest.approx((SLOPE, a_pass))
+    assert made.error(run) == pytest.approx(0, abs=1e-9)
+    found = predict(replay(trace, "draft", "greedy", 6), made.costs, unsure=unsure).row(DraftShape(6, p_min=0.5))
+    assert found is not None
+    assert found.seconds[0] == pytest.approx(seconds)
+    assert fit(run_of(1), run_of(6)).seconds_per_stop is None
 
 
 def test_a_step_time_that_falls_with_k_is_told() -> None:

@@ -24,7 +24,15 @@ from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.documents.replayed import ReplayedResult, replayed_figures
-from specdec_cli.measure.predict.replay import by_position, by_task, check_knowable, replay, replay_table
+from specdec_cli.measure.predict.draft_shape import DraftShape
+from specdec_cli.measure.predict.replay import (
+    by_position,
+    by_task,
+    check_knowable,
+    replay,
+    replay_table,
+    replay_unsure,
+)
 from specdec_cli.measure.predict.starts import Starts
 from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
@@ -111,6 +119,31 @@ def test_rules_without_chance_are_replayed_to_the_last_count(verify: str, max_co
     trace.drafts["draft"] = trace_draft(trace, drafter, 8)
     for one in replay(trace, "draft", verify, 8):
         assert_equal_counts(one, count(engine, requests, one.k, verify))
+
+
+@pytest.mark.parametrize("p_min", [0.5, 0.8])
+def test_a_draft_that_ends_unsure_accepts_as_in_decoding(p_min: float) -> None:
+    """Only what is drafted behind the first refusal is not known, so fewer or more tokens may be drafted in vain."""
+    target, draft = table_pair()
+    drafter = model_drafter(draft)
+    requests = requests_of(40, SamplingParams(max_new_tokens=20, temperature=1.0))
+    trace = trace_target(engine_of(target, drafter), requests)
+    trace.drafts["draft"] = trace_draft(trace, drafter, 4)
+    full, unsure = replay(trace, "draft", "gumbel", 4)[-1], replay_unsure(trace, "draft", "gumbel", 4, [p_min])
+    assert [(shape.k, shape.p_min) for shape in unsure] == [(k, p_min) for k in (1, 2, 3, 4)]
+    found = unsure[DraftShape(4, p_min=p_min)]
+    options = EngineOptions(
+        num_speculative_tokens=4, verify="gumbel", depth_policy="confidence", p_min=p_min, max_num_seqs=512
+    )
+    counts = count(Engine(target, drafter, None, options, eos_token_ids=(EOS,)), requests, 4, "gumbel")
+    assert found.num_accepted_tokens.sum() == counts.num_accepted_tokens
+    assert found.num_steps.sum() == counts.num_steps
+    assert found.num_draft_tokens.sum() == pytest.approx(counts.num_draft_tokens, rel=0.1)
+    assert 0 < counts.num_draft_tokens < 0.9 * full.num_draft_tokens.sum()
+    passes = (found.steps_by_asked * np.arange(5)).sum()
+    assert found.num_draft_tokens.sum() < passes <= found.num_draft_tokens.sum() + counts.num_steps
+    trace.drafts["draft"] = replace(trace.drafts["draft"], confidence=None)
+    assert replay_unsure(trace, "draft", "gumbel", 4, [p_min]) == {}
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_scoring_in_pieces_changes_nothing(trace, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(tracing, limit, value)
         lm = TableLM(1)
         pieces = trace_draft(trace, model_drafter(lm), 4)
-        for name in ("log_q", "is_argmax", "is_gumbel", "rank"):
+        for name in ("log_q", "is_argmax", "is_gumbel", "rank", "confidence"):
             np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), atol=1e-5)
 
 
@@ -144,7 +144,7 @@ def test_a_file_gives_the_trace_back(trace, tmp_path: Path) -> None:
 
 def test_a_file_of_an_earlier_version_predicts_chains_and_not_trees(trace, tmp_path: Path) -> None:
     path = tmp_path / "text.trace"
-    replace(trace, drafts={"model": replace(trace.drafts["model"], rank=None)}).save(path)
+    replace(trace, drafts={"model": replace(trace.drafts["model"], rank=None, confidence=None)}).save(path)
     again = load(path)
     assert [expected_counts(one) for one in replay(again, "model")] == [
         expected_counts(one) for one in replay(trace, "model")
