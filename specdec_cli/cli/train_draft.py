@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -359,6 +360,11 @@ class _TrainCommand:
         if is_measured:
             message = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
             self.screen.say(message)
+        calibration = None if is_interrupted else session.calibrate()
+        if calibration is not None:
+            errors = (fmean(its) for its in (calibration.ece_before, calibration.ece_after))
+            before, after = (f"{error:.1%}" for error in errors)
+            self.screen.say(f"calibrated the draft's confidences: expected calibration error {before} -> {after}")
         if is_measured and not is_interrupted:
             payoff = self._payoff(session, best)
             self.screen.say(payoff.words())

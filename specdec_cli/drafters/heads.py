@@ -36,6 +36,10 @@ class HeadDrafter(WithoutFeatures):
 
     Args:
         name: of the draft, for messages.
+
+    Attributes:
+        confidences: of the latest call, depth by depth: the handles of the rows that a draft with a confidence head
+            continued, one for each end, and how sure it was there.
     """
 
     builds_trees = True
@@ -43,6 +47,7 @@ class HeadDrafter(WithoutFeatures):
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.confidences: list[tuple[list[int], Tensor]] = []
         self._sequences: DraftSequences | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
@@ -218,6 +223,7 @@ class HeadDrafter(WithoutFeatures):
         ahead = self.sequences.ahead(ends)
         logits = {draft.place: its for draft, its in zip(drafting, ahead.logits, strict=True)}
         behind, sure = ahead.behind, ahead.confidence
+        self.confidences = []
         if behind is None:
             grow_marginals(drafting, logits, self._num_tokens, self._name)
             return
@@ -229,13 +235,19 @@ class HeadDrafter(WithoutFeatures):
             tokens = [[draft.row.context[-1], *drafted.tokens_to(end)] for draft, drafted, end in its]
             return [states[draft.place][: draft.depth + 1] for draft, _, _ in its], tokens
 
+        def confidence(growing: Sequence[GrowingDraft]) -> Tensor:
+            assert sure is not None, "the draft has a confidence head"
+            handles = [draft.row.handle for draft in growing for _ in draft.ends]
+            self.confidences.append((handles, sure(*before(growing))))
+            return self.confidences[-1][1]
+
         grow_whole(
             drafting,
             depths,
             lambda growing: behind(rows_at(growing, logits), *before(growing)),
             self._num_tokens,
             self._name,
-            None if sure is None else lambda growing: sure(*before(growing)),
+            None if sure is None else confidence,
         )
 
 

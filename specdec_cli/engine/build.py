@@ -19,6 +19,7 @@ from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.machine.threads import allot_threads
 from specdec_cli.lm.plan import ModelPlan
+from specdec_cli.lm.reduced_lm import over_all_tokens
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
@@ -158,7 +159,8 @@ class _DraftLoader:
         with draft_weights():
             lm = _load(plan, self.settings, self.options)
         self.models.append(lm)
-        return lm
+        kept = plan.drafted_tokens
+        return lm if kept is None else over_all_tokens(lm, kept, Tokenizer(plan.tokenizer()).num_tokens)
 
 
 def another_drafter(

@@ -10,11 +10,13 @@ from typing import Any
 
 from specdec_cli.files import given_path
 from specdec_cli.lm.files.draft_formats import kind_by_name, published_kinds, recognize
+from specdec_cli.lm.files.names import DRAFT_TOKENS
 from specdec_cli.recipe.values import QUANTIZATIONS
 
 DRAFT_MODEL = "draft_model"
 _WHAT = {
     DRAFT_MODEL: "a draft model",
+    "reduced": "a draft model with some of its tokenizer's tokens alone",
     "ngram": "prompt lookup",
     "suffix": "suffix decoding",
     "mtp": "the target's MTP layers",
@@ -69,7 +71,8 @@ def draft_kind(model: str | None, method: str | None, options: Mapping[str, Any]
         return DraftKind(str(method), model, dict(options), most_tokens=most)
     assert model is not None, "a draft has a model or a method"
     if folder is not None:
-        return DraftKind(DRAFT_MODEL if draft is None else draft.kind.name, model, dict(options), most_tokens=most)
+        kind = "reduced" if DRAFT_TOKENS in configuration(folder) else DRAFT_MODEL
+        return DraftKind(kind if draft is None else draft.kind.name, model, dict(options), most_tokens=most)
     named = kind_by_name(model)
     if named is not None:
         return DraftKind(named.name, model, dict(options), guessed_by="its name")

@@ -27,7 +27,7 @@ from specdec_cli.lm.files.gguf_folder import gguf_header_of, gguf_links, read_gg
 from specdec_cli.lm.files.gguf_header import GgufHeader
 from specdec_cli.lm.files.headers import first_dtype
 from specdec_cli.lm.files.lengths import max_context, own_context
-from specdec_cli.lm.files.names import AUTO, BUILTIN, is_local, native_error
+from specdec_cli.lm.files.names import AUTO, BUILTIN, DRAFT_TOKENS, is_local, native_error
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.plain_config import CONFIGS, PlainConfig
 from specdec_cli.lm.files.quantization import (
@@ -130,6 +130,11 @@ class ModelPlan:
     def undone(self) -> dict[str, Any] | None:
         """The `quantization_config` of weights that `files.dequantize` undoes; None for others."""
         return self._plain[1]
+
+    @property
+    def drafted_tokens(self) -> Any:
+        """The tokens of a draft that has not all of its tokenizer's, by its configuration; None of other models."""
+        return None if self.is_dummy else self.checkpoint.content.get(DRAFT_TOKENS)
 
     @cached_property
     def plain_config(self) -> PlainConfig | None:
@@ -387,10 +392,13 @@ class ModelPlan:
             drafts: made of its weights.
 
         Raises:
-            UsageError: a limit that is longer than its own, hidden states that it has not, or a draft with all its
-                layers.
+            UsageError: a limit that is longer than its own, hidden states that it has not, a draft with all its
+                layers, or a model that is a draft itself.
             RunError: the model's configuration cannot be read.
         """
+        if self.drafted_tokens is not None:
+            message = f"`{self.name}` is a draft: it has {len(self.drafted_tokens)} of its tokenizer's tokens alone"
+            raise UsageError(message, f"name it as one: --draft {self.name}")
         if max_model_len is None and not taps and not drafts:
             return
         with clear_errors(self.name), self._quiet():

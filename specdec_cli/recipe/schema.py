@@ -384,8 +384,8 @@ class Train(Section):
     """Clip gradients to this norm."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the draft's matrix products. auto takes bfloat16 where the hardware multiplies it, else float32."""
-    loss: Literal["kl", "ce", "tv", "ce-tv", "hybrid"] | None = None
-    """Divergence from the target's distribution: kl, ce, tv, ce-tv or hybrid. null takes kl, for dspark ce-tv."""
+    loss: Literal["kl", "ce", "tv", "nla", "ce-tv", "hybrid"] | None = None
+    """Divergence from the target's distribution: kl, ce, tv, nla, ce-tv or hybrid. null takes kl, for dspark ce-tv."""
     position_weights: Literal["decay", "d-pace"] = "decay"
     """Weights of a block's rows (block drafts): decay goes by their place, d-pace by what is accepted from there on."""
     depth: int | None = Field(None, ge=1, le=MOST_DEPTH)
@@ -395,7 +395,7 @@ class Train(Section):
     layers: values.LayerNumbers = None
     """Target layers whose outputs the draft reads, counted from 0, such as 1-6-10. null takes the method's."""
     draft_vocab_size: int | None = Field(None, ge=2, le=2**31 - 1)
-    """Most frequent tokens that the draft can draft. null takes 32000, and all of a vocabulary up to 16384."""
+    """Most frequent tokens that the draft can draft. null: 32000, or all of up to 16384; distill: all."""
     intermediate_size: int | None = Field(None, ge=1, le=2**20)
     """Width of the draft's feed-forward layers. null takes the target's."""
     hidden_size: int | None = Field(None, ge=1, le=2**20)

@@ -11,10 +11,14 @@ from typing import Any
 import torch
 
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.decoders import TRANSFORMERS
 from specdec_cli.lm.files.checkpoint import clear_errors, find_checkpoint
 from specdec_cli.lm.files.gguf_folder import write_gguf_tokenizer
+from specdec_cli.lm.files.names import DRAFT_TOKENS
 from specdec_cli.lm.files.reading import quiet
+from specdec_cli.lm.from_files import model_from_files
 from specdec_cli.lm.load import load_tokenizer
+from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.text.tokenizer import Tokenizer
 from specdec_cli.train.disk import writing
 from specdec_cli.train.target import TrainingTarget
@@ -43,17 +47,12 @@ class StartModel:
         Raises:
             RunError: it does not load.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         if torch.get_default_device().type == "meta":
             return self.skeleton()
+        plan = ModelPlan(self.name, decoder=TRANSFORMERS)
+        cap_scores(plan.config)
         with quiet(), clear_errors(self.name):
-            config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
-            cap_scores(config)
-            made = AutoModelForCausalLM.from_pretrained(
-                self.folder, config=config, dtype=torch.float32, local_files_only=True
-            )
-        return made.train()
+            return model_from_files(plan, has_our_attention=False, dtype=torch.float32).train()
 
     def skeleton(self) -> Any:
         """The model of transformers without weights, which shows what it is made of.
@@ -85,7 +84,7 @@ def load_start(name: str | None, target: TrainingTarget, method: str) -> StartMo
         method: of training, for messages.
 
     Raises:
-        UsageError: there is no name, the tokenizers differ, or its layers keep a state.
+        UsageError: there is no name, the tokenizers differ, its layers keep a state, or it lacks tokens.
         RunError: there is no such model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -97,6 +96,9 @@ def load_start(name: str | None, target: TrainingTarget, method: str) -> StartMo
     with quiet(), clear_errors(name):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         made = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if hasattr(config, DRAFT_TOKENS):
+        message = f"`{name}` is a draft that has some of its tokenizer's tokens alone, which is not trained further"
+        raise UsageError(message, "begin with a model that has all of them")
     if getattr(made, "_is_stateful", False):
         message = f"`{name}` has layers with a state, which cannot leave masks out"
         raise UsageError(message, "begin with a model that has attention alone")
@@ -108,7 +110,7 @@ def load_start(name: str | None, target: TrainingTarget, method: str) -> StartMo
     return StartModel(name, folder, int(config.get_text_config().vocab_size))
 
 
-def write_language_model(model: Any, source: Path, folder: Path, keys: Mapping[str, Any]) -> None:
+def write_language_model(model: Any, source: Path, folder: Path, keys: Mapping[str, Any], dtype: torch.dtype) -> None:
     """Write a model's folder: configuration, safetensors, and the files of its tokenizer.
 
     Args:
@@ -116,14 +118,15 @@ def write_language_model(model: Any, source: Path, folder: Path, keys: Mapping[s
         source: the folder that has its tokenizer.
         folder: exists.
         keys: further ones of its configuration.
+        dtype: of its weights there: the target's, as it decodes beside that.
 
     Raises:
         RunError: the disk is full, or the folder cannot be written.
     """
-    for key, value in keys.items():
+    for key, value in {**keys, "dtype": dtype}.items():
         setattr(model.config, key, value)
     with writing(folder), quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict={name: its.to(dtype) for name, its in model.state_dict().items()})
         write_gguf_tokenizer(source)
         for pattern in _TOKENIZER_FILES:
             for path in sorted(source.glob(pattern)):

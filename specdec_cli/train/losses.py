@@ -1,8 +1,8 @@
 """Losses between a draft's distribution q and the target's p, position by position.
 
 Forward KL and cross-entropy are those of EAGLE-3 (Li et al. 2025, arXiv 2503.01840), total variation is one minus the
-acceptance rate of speculative sampling (Leviathan et al. 2023, arXiv 2211.17192), and the hybrid weighs both by how
-much is accepted already (arXiv 2602.23881).
+acceptance rate of speculative sampling (Leviathan et al. 2023, arXiv 2211.17192). The LK losses (arXiv 2602.23881) are
+the negative logarithm of that rate, and a hybrid that weighs KL and TV by how much is accepted already.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def total_variation(q: Tensor, p: Tensor) -> Tensor:
     return (p.exp() - q.exp()).abs().sum(-1) / 2
 
 
+def negative_log_acceptance(q: Tensor, p: Tensor) -> Tensor:
+    """-log of the acceptance rate sum min(p, q) of log-probabilities [n, V]: [n]."""
+    return -torch.minimum(p, q).logsumexp(-1)
+
+
 def entropy_and_variation(q: Tensor, p: Tensor) -> Tensor:
     """0.1 of cross-entropy and 0.9 of the sum of |p - q|, as DSpark's authors weigh them (arXiv 2607.05147): [n]."""
     return 0.1 * cross_entropy(q, p) + 1.8 * total_variation(q, p)
@@ -74,6 +79,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,
     "ce": cross_entropy,
     "tv": total_variation,
+    "nla": negative_log_acceptance,
     "ce-tv": entropy_and_variation,
     "hybrid": hybrid,
 }

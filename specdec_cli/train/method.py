@@ -92,6 +92,7 @@ class TrainingMethod(ABC):
         own_settings: those of `OWN_SETTINGS` that it reads.
         starts_trained: whether the network begins as a trained model.
         usual_loss: the loss that it trains with unless the settings name one.
+        has_confidence: whether the draft predicts what is accepted, in DSpark's format.
 
     Raises:
         UsageError: the settings have one that it does not read.
@@ -102,6 +103,7 @@ class TrainingMethod(ABC):
     own_settings: ClassVar[frozenset[str]] = frozenset()
     starts_trained: ClassVar[bool] = False
     usual_loss: ClassVar[str] = "kl"
+    has_confidence: ClassVar[bool] = False
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         self.check(settings)

@@ -83,6 +83,23 @@ def keep_layers(model: Any, layers: Sequence[int]) -> None:
             setattr(config, name, [getattr(config, name)[i] for i in layers])
 
 
+def keep_tokens(model: Any, ids: Tensor) -> None:
+    """Drop all tokens from a transformers model but those named, whose numbers become their places among these.
+
+    Args:
+        model: of transformers.
+        ids: the tokens [D] int64 that stay.
+    """
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    rows = [layer.weight.detach()[ids] for layer in layers]
+    model.resize_token_embeddings(len(ids), mean_resizing=False)
+    with torch.no_grad():
+        for layer, kept in zip((model.get_input_embeddings(), model.get_output_embeddings()), rows, strict=True):
+            layer.weight.copy_(kept)
+    config = model.config.get_text_config()
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None  # their numbers are the target's
+
+
 def importance_of(model: Any, samples: Sequence[Sample]) -> Importance:
     """Measure how active the parts of a model are.
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.forward.taps import check_taps
+from specdec_cli.lm.heads.dspark import TEMPERATURES_FILE
 from specdec_cli.quantities import counted
-from specdec_cli.train.acceptance import measure_acceptance
+from specdec_cli.train.acceptance import engine_with, measure_acceptance
 from specdec_cli.train.answers import Answers, TrainingPrompt, answers_origin, earlier_answers, usable
+from specdec_cli.train.calibration import Calibration, fitted_temperatures, observed_confidences
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.events import HeldOutAcceptance
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
@@ -232,6 +234,28 @@ class TrainingSession:
     def acceptance(self, folder: Path) -> HeldOutAcceptance:
         """The acceptance of a draft in a folder on the held-out prompts."""
         return measure_acceptance(self.engine, folder, self.data.held_out, self.params, self.method.depth)
+
+    def calibrate(self) -> Calibration | None:
+        """Fit the temperatures of a draft's confidences on the held-out prompts, and write them beside the draft.
+
+        Returns:
+            None for a draft without confidences, and where no step drafted all tokens.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        if not self.method.has_confidence:
+            return None
+        path, depth = self.folder.path / TEMPERATURES_FILE, self.method.depth
+        self.folder.claim([path.name])
+        path.unlink(missing_ok=True)  # those of an earlier draft
+        drafting = engine_with(self.engine, self.folder.path, depth)
+        logits, num_accepted = observed_confidences(drafting, self.data.held_out, self.params, depth)
+        if not len(logits):
+            return None
+        calibration = fitted_temperatures(logits, num_accepted)
+        calibration.write(path)
+        return calibration
 
     def _kept(self) -> list[Sample] | None:
         """The samples of the answers in the data; None where the target answers."""

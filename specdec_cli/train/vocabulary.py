@@ -39,11 +39,7 @@ class DraftVocabulary:
         size = settings.draft_vocab_size or (vocab_size if vocab_size <= _SMALL else _USUAL)
         if size >= vocab_size:
             return cls(torch.arange(vocab_size), vocab_size)
-        counts = torch.zeros(vocab_size, dtype=torch.int64)
-        for sample in samples:
-            counts += torch.bincount(torch.tensor(sample.tokens)[torch.tensor(sample.is_counted)], minlength=vocab_size)
-        chosen = counts.argsort(descending=True, stable=True)[:size]
-        return cls(chosen.sort().values, vocab_size)
+        return cls(most_frequent(samples, vocab_size, size).sort().values, vocab_size)
 
     def __len__(self) -> int:
         """Drafted tokens."""
@@ -56,3 +52,11 @@ class DraftVocabulary:
         is_drafted = torch.zeros(self.vocab_size, dtype=torch.bool)
         is_drafted[self.ids] = True
         return {"d2t": self.ids - torch.arange(len(self)), "t2d": is_drafted}
+
+
+def most_frequent(samples: Sequence[Sample], vocab_size: int, num: int) -> Tensor:
+    """The tokens [num] int64 that answers hold most often, the most frequent one first, of equal ones the lower id."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for sample in samples:
+        counts += torch.bincount(torch.tensor(sample.tokens)[torch.tensor(sample.is_counted)], minlength=vocab_size)
+    return counts.argsort(descending=True, stable=True)[:num]

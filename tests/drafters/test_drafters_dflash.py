@@ -27,7 +27,7 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.heads.dflash import default_layers
 from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.load import load_lm
@@ -341,6 +341,25 @@ def test_the_confidence_head_decides_how_many_are_drafted(lm, tmp_path: Path) ->
         assert list(cut) == whole[:num]
         numbers.add(num)
     assert len(numbers) > 2
+
+
+def test_temperatures_beside_a_draft_divide_its_confidences(lm, tmp_path: Path) -> None:
+    folder = publish_dflash(tmp_path / "draft", random_block_weights(seed=6, dspark="vanilla"), "dspark")
+    states, temperatures = features_of(lm, TEXT, LAYERS)[:20], [0.5, 2.0, 1.0, 4.0, 3.0]
+
+    def logits() -> Tensor:
+        drafter = loaded(lm, folder)
+        drafter.propose([row(TEXT[:21], states, k=BLOCK)])
+        return torch.cat([sure for _, sure in drafter.confidences]).logit()
+
+    raw = logits()
+    path = Path(folder) / "dspark_sts.json"
+    path.write_text(json.dumps({"temperatures": temperatures[:BLOCK]}), encoding="utf-8")
+    torch.testing.assert_close(logits() * torch.tensor(temperatures[:BLOCK]), raw, atol=1e-4, rtol=1e-4)
+    for wrong in (temperatures[: BLOCK - 1], [0.0] * BLOCK, "none"):
+        path.write_text(json.dumps({"temperatures": wrong}), encoding="utf-8")
+        with pytest.raises(RunError, match=f"does not have {BLOCK} `temperatures` above 0"):
+            loaded(lm, folder)
 
 
 class TableBlocks:

@@ -409,3 +409,13 @@ def test_51_llama_cpp_gets_a_chosen_gguf_file_by_its_repository_or_path(tmp_path
         text = text.replace("--spec-type draft-simple ", "")
         assert words in text
         assert "convert.sh" not in made.files
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_a_draft_without_all_tokens_has_no_counterpart(engine: str, tmp_path: Path) -> None:
+    content = {"architectures": ["LlamaForCausalLM"], "draft_token_ids": [5, 3]}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    flags: dict[str, Any] = {"target.model": "org/target", "draft": {"model": str(tmp_path)}}
+    named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
+    _, warnings = export(engine, named, "0")
+    assert any("no counterpart of a draft model with some of its tokenizer's tokens alone" in one for one in warnings)

@@ -1,17 +1,27 @@
 """Distillation: its loss in plain torch, the pruned target, and a draft that knows one text by heart."""
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_engine import drafter, letter_tokenizer
+from tiny_gguf import SIZES, write_gguf
 from tiny_models import make_tiny
 from training_cases import batch_of, drafted_text, fitted, method_of, own_sample, samples_of, training_lm
 from transformers import AutoModelForCausalLM
+from typed import not_none
 
-from specdec_cli.errors import UsageError
+from specdec_cli.engine.engine import Engine
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.measure.machine.machine import look
+from specdec_cli.measure.machine.preflight import preflight
+from specdec_cli.recipe import resolve
+from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.methods.distill import DistillModule
 
@@ -30,18 +40,18 @@ def test_loss_and_gradients_are_those_of_the_formulas(lm: TransformersLM, loss: 
     found.value.backward()
     grads = {name: one.grad.clone() for name, one in module.named_parameters() if one.grad is not None}
     module.zero_grad()
-    kl, tv, ce, num, same = (torch.zeros(()) for _ in range(5))
+    kl, tv, ce, nla, num, same = (torch.zeros(()) for _ in range(6))
     for row, sample in enumerate(samples):
         logits = module.model(input_ids=torch.tensor([sample.tokens])).logits[0]
         for place in range(sample.num_prompt_tokens - 1, len(sample.tokens) - 1):
             p, q = batch.logits[row, place].softmax(-1), logits[place].softmax(-1)
             ce, kl = ce - (p * q.log()).sum(), kl + (p * (p / q).log()).sum()
             tv, num = tv + (1 - torch.minimum(p, q).sum()), num + 1
+            nla = nla - torch.minimum(p, q).sum().log()
             same = same + float(p.argmax() == q.argmax())
     share = torch.exp(-3 * (1 - tv.detach() / num))
-    wanted = {"kl": kl, "tv": tv, "ce": ce, "ce-tv": 0.1 * ce + 1.8 * tv, "hybrid": share * kl + (1 - share) * tv}[
-        loss
-    ] / num
+    sums = {"kl": kl, "tv": tv, "ce": ce, "nla": nla, "ce-tv": 0.1 * ce + 1.8 * tv}
+    wanted = {**sums, "hybrid": share * kl + (1 - share) * tv}[loss] / num
     wanted.backward()
     torch.testing.assert_close(found.value, wanted, rtol=1e-4, atol=1e-5)
     assert found.matches.tolist() == pytest.approx([float(same / num)])
@@ -102,3 +112,62 @@ def test_a_draft_that_knows_its_text_by_heart_is_accepted_whole(lm: Transformers
     fitted(lm, method, sample, tmp_path, steps=150, rate=3e-3)
     draft = load_lm(str(tmp_path), block_size=4, max_num_seqs=4, check=False)
     assert drafted_text(lm, drafter(draft), sample, k=3).speculative.acceptance_rate == 1.0
+
+
+def test_a_reduced_vocabulary_keeps_the_most_frequent_tokens(lm: TransformersLM, tmp_path: Path) -> None:
+    """Its texts are the target's; a token that it lacks is read as the rarest one, and never drafted."""
+    method, sample = method_of(lm, "distill", num_layers=2, draft_vocab_size=20), own_sample(lm)
+    fitted(lm, method, sample, tmp_path, steps=150, rate=3e-3)
+    kept = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["draft_token_ids"]
+    assert Counter(sample.tokens[sample.num_prompt_tokens :]).most_common(1)[0][0] == kept[0]
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert plain.get_input_embeddings().weight.shape == plain.lm_head.weight.shape == (20, 32)
+    engine, prompt = Engine.load(lm.name, str(tmp_path)), list(sample.tokens[: sample.num_prompt_tokens])
+    assert not preflight(resolve(sets=[f"target.model={lm.name}", f"draft.model={tmp_path}"]).recipe, look()).errors
+    [output] = engine.generate([prompt], SamplingParams(max_new_tokens=30), 3)
+    [expected] = Engine.load(lm.name, None).generate([prompt], SamplingParams(max_new_tokens=30))
+    assert output.token_ids == expected.token_ids
+    assert output.speculative.num_accepted_tokens > 5
+    context = list(sample.tokens[:25])
+    assert set(context) - set(kept)
+    own = torch.tensor([[kept.index(token) if token in kept else 19 for token in context]])
+    draft = not_none(engine.drafter.lm)
+    scores = draft.score([Row(77, context, 1)])[0]
+    torch.testing.assert_close(scores[kept], plain(own).logits[0, -1].detach(), atol=1e-4, rtol=1e-4)
+    assert scores.isinf().sum() == len(scores) - 20
+    guessed = not_none(draft.guess([Row(78, context, 1)], len(scores)))
+    assert guessed.tokens == [[int(scores.argmax())]]
+
+
+def test_a_reduced_vocabulary_is_for_drafts_alone(lm: TransformersLM, tmp_path: Path) -> None:
+    method = method_of(lm, "distill", num_layers=1, draft_vocab_size=20)
+    method.prepare(samples_of())
+    method.save(method.build(), tmp_path)
+    with pytest.raises(UsageError, match=f"`{tmp_path}` is a draft: it has 20 of its tokenizer's tokens alone"):
+        Engine.load(str(tmp_path), None)
+    with pytest.raises(UsageError, match=f"`{tmp_path}` is a draft that has some of its tokenizer's tokens alone"):
+        method_of(lm, "distill", start_from=str(tmp_path))
+
+
+def test_a_gguf_target_is_pruned_as_its_checkpoint_is(tmp_path: Path) -> None:
+    write_gguf(make_tiny("qwen2", tmp_path / "hf", 1, **SIZES), tmp_path / "model.gguf", "Q4_K_M")
+    gguf = load_lm(str(tmp_path / "model.gguf"), block_size=4, max_num_seqs=4, check=False)
+    method = method_of(gguf, "distill", num_layers=1, intermediate_size=128, draft_vocab_size=50)
+    method.prepare(samples_of())
+    module = method.build()
+    assert isinstance(module, DistillModule)
+    assert module.model.model.layers[0].mlp.down_proj.weight.shape == (256, 128)
+    first = int(not_none(method.drafted)[0])
+    row = module.model.get_input_embeddings().weight[0].detach()
+    torch.testing.assert_close(row, gguf.embed([first])[0].float(), rtol=0.01, atol=0.01)  # which is rounded
+
+
+def test_a_reduced_vocabulary_of_another_size_is_refused(lm: TransformersLM, tmp_path: Path) -> None:
+    method = method_of(lm, "distill", num_layers=1, draft_vocab_size=20)
+    method.prepare(samples_of())
+    method.save(method.build(), tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, "draft_token_ids": content["draft_token_ids"][:19]}), encoding="utf-8")
+    with pytest.raises(RunError, match=r"in the configuration of `.*` are not 20 tokens"):
+        Engine.load(lm.name, str(tmp_path))

@@ -12,6 +12,8 @@ from specdec_cli.errors import UsageError, closest, did_you_mean
 from specdec_cli.files import given_path
 
 GENERATION_FILE = "generation_config.json"
+DRAFT_TOKENS = "draft_token_ids"
+"""Key of `config.json` with the tokens of its tokenizer that a draft model has, if these are not all."""
 AUTO, NONE = "auto", "none"
 
 BUILTIN = ("builtin:target", "builtin:draft")

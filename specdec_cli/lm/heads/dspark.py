@@ -6,21 +6,24 @@ predicts that a row's token is accepted if those before it are; it reads what st
 guess may end where it is low and the output stays the target's.
 
 Sources: deepseek-ai/DeepSpec (`modeling/dspark`) and the speculators library (`models/dspark`). Rows predict the token
-behind their own place unless `sample_from_anchor` is false.
+behind their own place unless `sample_from_anchor` is false. A file beside the weights may have temperatures that divide
+the confidences' logits, in the form of SGLang's `--speculative-dspark-confidence-sts-path`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
+from specdec_cli.lm.files.reading import read_object
 from specdec_cli.lm.heads.dflash import BlockHead, DFlashDraft, read_block
 from specdec_cli.lm.heads.draft_sequences import Ahead
 from specdec_cli.lm.heads.head_sequences import HeadSequences
@@ -29,6 +32,9 @@ from specdec_cli.lm.heads.stacks import product_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
+
+TEMPERATURES_FILE = "dspark_sts.json"
+"""The temperatures of a draft's confidences, one for each token that it drafts."""
 
 _PRODUCTS = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}
 """The types of Markov heads, and the product that each has beside W1 and W2."""
@@ -43,19 +49,22 @@ class DSparkDraft(DFlashDraft):
         markov_type: `vanilla`, `gated` or `rnn`.
         has_confidence: whether there is a head that predicts acceptance.
         confidence_reads_token: whether that reads the token before it, too.
+        temperatures: by which the logits of the confidences are divided, one for each token of a draft; empty for 1.
     """
 
     rank: int
     markov_type: str
     has_confidence: bool
     confidence_reads_token: bool
+    temperatures: tuple[float, ...] = ()
 
     @property
     def parts(self) -> list[str]:
         """Its heads."""
         kind = "" if self.markov_type == "vanilla" else f"{self.markov_type} "
         markov = [f"a {kind}Markov head of rank {self.rank}"] if self.rank else []
-        return [*markov, *(["a confidence head"] if self.has_confidence else [])]
+        confidence = "a calibrated confidence head" if self.temperatures else "a confidence head"
+        return [*markov, *([confidence] if self.has_confidence else [])]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of DFlash's tensors and of the heads."""
@@ -95,7 +104,25 @@ def read(name: str, source: DraftFolder) -> DSparkDraft:
             "confidence_reads_token": reads,
         }
 
-    return read_block(DSparkDraft, name, source, parts)
+    draft = read_block(DSparkDraft, name, source, parts)
+    return replace(draft, temperatures=_temperatures(draft)) if draft.has_confidence else draft
+
+
+def _temperatures(draft: DSparkDraft) -> tuple[float, ...]:
+    """The temperatures in the file beside a draft's weights; none without the file.
+
+    Raises:
+        RunError: it does not have one for each token of a draft.
+    """
+    path = draft.folder / TEMPERATURES_FILE
+    if not path.is_file():
+        return ()
+    given: Any = read_object(path).get("temperatures")
+    is_valid = isinstance(given, list) and all(type(each) in (int, float) and 0 < each < inf for each in given)
+    if not is_valid or len(given) != draft.most_tokens:
+        message = f"`{path}` does not have {draft.most_tokens} `temperatures` above 0, one for each token of a draft"
+        raise RunError(message, "fit them again, or delete the file")
+    return tuple(map(float, given))
 
 
 class DSparkHead(BlockHead):
@@ -106,6 +133,7 @@ class DSparkHead(BlockHead):
     def __init__(self, draft: DSparkDraft, target: LM) -> None:
         super().__init__(draft, target)
         self._markov = product_of(self.weights, "markov_head.markov_w2") if draft.rank else None
+        self._temperatures = torch.tensor(draft.temperatures, device=target.device)
 
     def given(self, logits: list[Tensor], states: list[Tensor]) -> Ahead:
         """Logits that `behind` completes."""
@@ -122,7 +150,10 @@ class DSparkHead(BlockHead):
         features = torch.stack([own[-1] for own in states])
         if self.draft.confidence_reads_token:
             features = torch.cat([features, self._rows_of([tokens[-1] for tokens in before])], -1)
-        return self._linear(features, "confidence_head.proj").float().sigmoid()[:, 0]
+        logits = self._linear(features, "confidence_head.proj").float()[:, 0]
+        if self.draft.temperatures:
+            logits = logits / self._temperatures[[len(tokens) - 1 for tokens in before]]
+        return logits.sigmoid()
 
     def _latent(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
         """The input [n, rank] of W2."""

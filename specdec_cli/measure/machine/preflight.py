@@ -270,7 +270,8 @@ def _compare_tokenizers(pair: Preflight, target: Target, plans: Mapping[str, Mod
             pair.problems.append(_as_problem(error))
             continue
         pair.tokenizers[role] = _tokenizer_facts(tokenizer)
-        _check_padding(pair, role, facts, tokenizer)
+        if plan.drafted_tokens is None:
+            _check_padding(pair, role, facts, tokenizer)
     if len(loaded) == 2 and not any(tokenizer.is_stand_in for tokenizer in loaded.values()):
         _compare(pair, loaded["target"], loaded["draft"])
     if "target" in loaded and not pair.tokenizers["target"].has_chat_template:

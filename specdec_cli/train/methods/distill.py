@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.names import DRAFT_TOKENS
+from specdec_cli.lm.reduced_lm import places_of
 from specdec_cli.train.language_model import load_start, write_language_model
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
-from specdec_cli.train.pruning import check_pruning, importance_of, keep_layers, narrowed
+from specdec_cli.train.pruning import check_pruning, importance_of, keep_layers, keep_tokens, narrowed
+from specdec_cli.train.vocabulary import most_frequent
 from specdec_cli.train.widths import WIDTHS, Widths
 
 if TYPE_CHECKING:
@@ -47,13 +51,14 @@ class DistillTraining(TrainingMethod):
 
     name: ClassVar[str] = "distill"
     drafts_with: ClassVar[str | None] = None
-    own_settings: ClassVar[frozenset[str]] = frozenset({"start_from", "num_layers", *WIDTHS})
+    own_settings: ClassVar[frozenset[str]] = frozenset({"start_from", "num_layers", "draft_vocab_size", *WIDTHS})
     starts_trained: ClassVar[bool] = True
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         super().__init__(settings, target)
         self.start = load_start(settings.start_from or target.lm.name, target, self.name)
         self._texts: Sequence[Sample] = ()
+        self._drafted: Tensor | None = None
         self._widths = self._checked_widths()
 
     @property
@@ -74,6 +79,14 @@ class DistillTraining(TrainingMethod):
         """Take some samples, spread over all, to find the target's most important parts."""
         num = min(len(samples), _MOST_TEXTS)
         self._texts = [samples[i * len(samples) // num] for i in range(num)]
+        size = self.settings.draft_vocab_size
+        if size is not None and size < self.start.vocab_size:
+            self._drafted = most_frequent(samples, self.start.vocab_size, size)
+
+    @property
+    def drafted(self) -> Tensor | None:
+        """The tokens that the draft keeps, the most frequent one first; None for all."""
+        return self._drafted
 
     def build(self) -> DistillModule:
         """The other model as it is, or the target without the layers and the parts of layers that are pruned."""
@@ -84,12 +97,15 @@ class DistillTraining(TrainingMethod):
             keep_layers(model, self.layers)
             if self._widths and importance:
                 model = narrowed(model, self._widths, importance.of_layers(self.layers))
-        return DistillModule(model, self.loss)
+        if self._drafted is not None:
+            keep_tokens(model, self._drafted)
+        return DistillModule(model, self.loss, self._drafted, self.start.vocab_size)
 
     def save(self, module: DraftModule, folder: Path) -> None:
         """Write a plain model folder with the tokenizer that it began with."""
         assert isinstance(module, DistillModule), "a method saves what it has built"
-        write_language_model(module.model, self.start.folder, folder, {})
+        keys = {} if self._drafted is None else {DRAFT_TOKENS: self._drafted.tolist()}
+        write_language_model(module.model, self.start.folder, folder, keys, self.target.lm.dtype)
 
     def settled(self) -> dict[str, Any]:
         """The model that it begins with, and the layers that stay of the target's."""
@@ -119,16 +135,28 @@ class DistillModule(DraftModule):
     Args:
         model: of transformers.
         loss: its name.
+        drafted: the target's tokens [D] int64 that it keeps; None for all.
+        vocab_size: V, the target's.
     """
 
-    def __init__(self, model: Any, loss: str) -> None:
+    places: Tensor | None
+
+    def __init__(self, model: Any, loss: str, drafted: Tensor | None = None, vocab_size: int = 0) -> None:
         super().__init__(loss)
         self.model = model
+        places = None if drafted is None else places_of(drafted, vocab_size).to(model.device)
+        self.register_buffer("places", places, persistent=False)
 
     def forward(self, batch: TrainingBatch) -> BatchLoss:
-        """Mean loss over the answers' tokens. Padding lies behind the text, where causal attention does not look."""
-        logits = self.model(input_ids=batch.tokens, use_cache=False).logits
-        samples, places = batch.is_counted[:, 1:].nonzero(as_tuple=True)
+        """Mean loss over the answers' tokens. Padding lies behind the text, where causal attention does not look.
+
+        A position counts only if the target's most likely token is one that the draft keeps.
+        """
+        tokens, counts = batch.tokens, batch.is_counted[:, 1:]
+        if self.places is not None and batch.is_drafted is not None:
+            tokens, counts = self.places[tokens], counts & batch.is_drafted[:, :-1]
+        logits = self.model(input_ids=tokens, use_cache=False).logits
+        samples, places = counts.nonzero(as_tuple=True)
         num = min(logits.shape[-1], batch.logits.shape[-1])  # what only one of both scores is padding
         q = logits[samples, places, :num].float().log_softmax(-1)
         p = batch.logits[samples, places, :num].log_softmax(-1)

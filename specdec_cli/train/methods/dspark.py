@@ -28,6 +28,7 @@ class DSparkTraining(DFlashTraining):
     name: ClassVar[str] = "dspark"
     kind: ClassVar[str] = "DSpark"
     usual_loss: ClassVar[str] = "ce-tv"
+    has_confidence: ClassVar[bool] = True
     own_settings: ClassVar[frozenset[str]] = DFlashTraining.own_settings - {"sample_from_anchor"}
 
     @property

@@ -79,7 +79,7 @@ class PardTraining(TrainingMethod):
         """Write the model's own format, with the keys `pard_token` and `spd_type`."""
         assert isinstance(module, PardModule), "a method saves what it has built"
         keys = {"pard_token": self.mask_token, "spd_type": "pard"}
-        write_language_model(module.model, self.start.folder, folder, keys)
+        write_language_model(module.model, self.start.folder, folder, keys, self.target.lm.dtype)
 
     def settled(self) -> dict[str, Any]:
         """Drafted tokens and the mask token."""
