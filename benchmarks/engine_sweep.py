@@ -140,7 +140,7 @@ def main() -> None:
             sampling=sampling,
             k_max=options.k_max,
             num_measured=options.num_measured,
-            rule=rule,
+            rule="greedy",
             trace_draft=read,
             tell=lambda words: print(words, file=sys.stderr, flush=True),
         )

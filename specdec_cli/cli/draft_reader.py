@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from specdec_cli.drafters import from_fields, lookups
 from specdec_cli.drafters.elsewhere import ELSEWHERE, TRACED
 from specdec_cli.errors import SpecdecError, UsageError
@@ -144,6 +146,29 @@ class LookupReader(DraftReader):
         drafter = from_fields(self.recipe.draft_fields())
         drafter.load(Resources(no_model, None, trace.num_tokens))
         trace.drafts[self.name] = trace_draft(trace, drafter, k_max, watch)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticReader(DraftReader):
+    """A draft with synthetic acceptance, which no text and no model decides."""
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether p-min can be predicted: the text is drawn at random, and how sure the draft is of it is not known."""
+        return False
+
+    def read(self, trace: Trace, k_max: int, watch: Watch) -> None:
+        """Let every drafted token stand with the recipe's chance, by the rule `rejection` as q/p with p = 1."""
+        from specdec_cli.engine.synthetic import at_depth, conditional, synthetic_rates
+        from specdec_cli.measure.predict.draft_trace import DepthTrace
+
+        rates = synthetic_rates(at_depth(self.recipe.speculation, k_max))
+        assert rates is not None, "a synthetic recipe has rates"
+        made = DepthTrace.empty(trace.num_output_tokens, k_max, None, None, None)
+        with np.errstate(divide="ignore"):
+            made.log_q[:] = np.log(conditional(rates))
+        trace.log_p[:] = 0.0
+        trace.drafts[self.name] = made
 
 
 @dataclass(frozen=True, slots=True)

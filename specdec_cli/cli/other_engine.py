@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.promise import Promise
+from specdec_cli.engine.synthetic import at_depth
 from specdec_cli.errors import UsageError
 from specdec_cli.export import ServerCommand, server_command
 from specdec_cli.export.draft_kind import folder_of
@@ -213,7 +214,7 @@ def _seldom(screen: Screen) -> Callable[[str], None]:
 
 
 def at_k(resolved: Resolved, k: int) -> Resolved:
-    """The recipe with one k for every batch size."""
-    alone = {"num_speculative_tokens": k, "k_by_batch": None, "k_by_context": None, "disable_by_batch_size": None}
-    speculation = resolved.recipe.speculation.model_copy(update=alone)
+    """The recipe with one k for every batch size, and the same synthetic acceptance of each drafted token."""
+    alone = {"k_by_batch": None, "k_by_context": None, "disable_by_batch_size": None}
+    speculation = at_depth(resolved.recipe.speculation, k).model_copy(update=alone)
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"speculation": speculation}))

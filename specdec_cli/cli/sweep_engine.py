@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.cli.draft_reader import DraftReader, draft_reader
+from specdec_cli.cli.draft_reader import DraftReader, SyntheticReader, draft_reader
 from specdec_cli.cli.engine_arms import EngineArms
-from specdec_cli.cli.measurement_options import check_files, check_regression, chosen_prompts, num_prompts_words
+from specdec_cli.cli.measurement_options import (
+    check_files,
+    check_regression,
+    chosen_prompts,
+    depth_within_rates,
+    num_prompts_words,
+)
 from specdec_cli.cli.other_engine import OtherEngine, at_k
 from specdec_cli.cli.place import PLAIN
 from specdec_cli.cli.screen import timed_progress
@@ -57,10 +63,13 @@ def engine_sweep_run(other: OtherEngine, options: SweepOptions, shared: Shared, 
     check_regression(recipe, shared)
     check_files(shared, {"--write-recipe": options.write_recipe})
     other = other.without_prefix_caching()
+    k_max, capped = depth_within_rates(recipe.speculation, options.k_max)
+    options = replace(options, k_max=k_max)
     prompts = chosen_prompts(recipe.workload, options.chat, only_at_hand=dry_run)
     at_most = replace(other, resolved=at_k(other.resolved, options.k_max))
     arms = EngineArms([other.resolved], [reader.name], options, prompts, shared, engines=[at_most])
     p_mins, notices = _p_mins(recipe, options.batch_sizes, reader)
+    notices += capped
     in_use = DraftShape(other.k, p_min=recipe.speculation.least_confidence)
     return EngineSweepRun(arms, options, given, notices, in_use, reader, at_most.server().speculation, p_mins)
 
@@ -79,21 +88,28 @@ def _reader(recipe: Recipe, trust_remote_code: bool) -> DraftReader:
     from specdec_cli.measure.predict.remote_trace import check_sampling
 
     check_sampling(recipe.sampling)
-    if recipe.speculation.is_synthetic:
-        raise UsageError("synthetic acceptance leaves nothing to predict", "leave it out, or run `bench --engine`")
     alone = recipe.draft.model_copy(update={"first": None})  # that another engine asks no draft before it, it warns of
     if recipe.engine.name == "llamacpp":
         if recipe.speculation.depth_policy not in ("fixed", "confidence"):
             raise UsageError("`speculation.depth_policy` has no effect here: drafts of k tokens are predicted", _FIXED)
         if recipe.draft.method == "ngram":
             alone = Draft(method=TRACED, size_n=recipe.draft.options["max"])
-    return draft_reader(recipe.model_copy(update={"draft": alone}), trust_remote_code=trust_remote_code)
+    reader = draft_reader(recipe.model_copy(update={"draft": alone}), trust_remote_code=trust_remote_code)
+    if not recipe.speculation.is_synthetic:
+        return reader
+    if recipe.engine.name != "llamacpp" or not reader.has_confidence:
+        raise UsageError("synthetic acceptance leaves nothing to predict", "leave it out, or run `bench --engine`")
+    return SyntheticReader(recipe)
 
 
 def _rule(recipe: Recipe, config: Mapping[str, Any]) -> str:
-    """The engine's rule above temperature 0, as a trace replays it."""
+    """The engine's rule, as a trace replays it."""
     from specdec_cli.measure.predict.engine_rules import engine_rule
 
+    if recipe.speculation.is_synthetic:
+        return "rejection"
+    if recipe.sampling.temperature == 0:
+        return "greedy"
     setting = config.get("rejection_sample_method") or config.get("draft_sample_method")
     rule = engine_rule(recipe.engine.name, needs=setting).rule
     assert rule is not None, "a default has a rule"

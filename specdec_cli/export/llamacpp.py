@@ -110,7 +110,9 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
         return {}
     settings.one_k()
     synthetic = _synthetic(settings)
-    if not synthetic:
+    if synthetic:
+        settings.value("speculation.verify")  # `synthetic`, which these options stand for
+    else:
         settings.exact_match()
     if draft.method == "ngram":
         settings.chains_only()

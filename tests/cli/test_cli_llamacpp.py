@@ -196,6 +196,14 @@ def test_k_is_swept_with_its_own_rule_of_lookup(
     assert found["engine"]["version"] == "b11549"
 
 
+def write_draft() -> None:
+    """A GGUF file with an architecture and no weights."""
+    writer = GGUFWriter("d.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
 def test_n_max_and_p_min_are_swept_together(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,10 +217,7 @@ def test_n_max_and_p_min_are_swept_together(
 
     ways(monkeypatch, "")
     monkeypatch.setattr(ModelReader, "read", read)
-    writer = GGUFWriter("d.gguf", "llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_draft()
     rows = [f"{word} b c d e f" for word in ("one", "two", "three", "four", "five", "six")]
     Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
     line = ["sweep-k", *ON_STAND_IN, "-d", "d.gguf", "--dataset", "prompts.jsonl", "--k-max", "3"]
@@ -252,6 +257,29 @@ def test_n_max_and_p_min_are_swept_together(
     found = json.loads(capsys.readouterr().out)
     assert "by_p_min" not in found["by_batch_size"][0]
     assert any("p-min was not swept" in notice for notice in found["notices"])
+
+
+def test_k_is_swept_for_an_acceptance_that_no_draft_has_yet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(monkeypatch, "")
+    write_draft()
+    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"{word} b c d"}) for word in "pqrstu"))
+    line = ["sweep-k", *ON_STAND_IN, "--dataset", "prompts.jsonl", "--k-max", "6", "--json", "-n", "64"]
+    line += [word for one in RATES for word in ("--set", one)]
+    assert run([*line, "-d", "d.gguf"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    lengths = [row["predicted"]["acceptance_length"]["median"] for row in found["rows"]]
+    assert lengths == pytest.approx([1.9, 2.4], rel=0.01), "but for the last steps, which draft less"
+    commands = found["engine"]["commands"]
+    assert [commands[name].partition("--spec-synth-rates ")[2].split()[0] for name in ("k = 1", "k = 2")] == [
+        "0.9",
+        "0.9,0.5",
+    ]
+    assert "k ends at 2, not at 6, because so many synthetic acceptance rates are given" in found["notices"]
+    assert not any("left out" in notice for notice in found["notices"])
+    assert run([*line, "-d", "ngram"]) == 2
+    assert "synthetic acceptance leaves nothing to predict" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

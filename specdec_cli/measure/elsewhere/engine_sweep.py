@@ -158,7 +158,7 @@ class EngineSweep(Study):
             trace = asyncio.run(self._trace(url))
             self._measure_sizes(url, PLAIN)
         self.tell("tracing the draft")
-        return Traced(trace, self.trace_draft(trace), "greedy" if trace.is_greedy else self.rule)
+        return Traced(trace, self.trace_draft(trace), self.rule)
 
     def _measure(self, shape: DraftShape) -> None:
         """One start of the engine: every batch size."""
