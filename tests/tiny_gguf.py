@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter, TokenType, get_tensor_name_map, quants
+from gguf import GGUFWriter, RopeScalingType, TokenType, get_tensor_name_map, quants
 from gguf.constants import MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 300}
 """Of a tiny model whose rows are whole blocks of 256 numbers, with room for the bytes' tokens."""
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "mixtral": "llama", "gpt_oss": "gpt-oss"}
 
 
 def _q4_k(rows: Array) -> Array:
@@ -71,6 +71,8 @@ def kind_of(name: str, form: str) -> Type:
     if form == "Q4_K_M":
         is_finer = name in ("output.weight", "token_embd.weight") or name.endswith(("attn_v.weight", "ffn_down.weight"))
         return Type.Q6_K if is_finer else Type.Q4_K
+    if form == "MXFP4":  # as of gpt-oss: the experts alone
+        return Type.MXFP4 if "_exps" in name else Type.Q8_0
     return Type[form]
 
 
@@ -118,10 +120,10 @@ def write_gguf(
     names, kept = get_tensor_name_map(arch, config.num_hidden_layers), {}
     for name, tensor in model.state_dict().items():
         stem, _, suffix = name.rpartition(".")
-        gguf_name = f"{names.get_name(stem) or names.get_name(name)}.{suffix}".replace(".down_proj", ".weight")
-        if name.endswith("gate_up_proj"):
-            kept[name] = _write_experts(writer, stem, names, tensor, form, config)
+        if ".experts." in name:
+            kept[name] = _write_experts(writer, name, tensor, form, config)
             continue
+        gguf_name = f"{names.get_name(stem)}.{suffix}" if names.get_name(stem) else f"{names.get_name(name)}.weight"
         if gguf_name == without or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         kept[name] = torch.from_numpy(
@@ -145,13 +147,19 @@ def _rope_factors(model: Any) -> Array:
     return factors if factors.max() > 1.1 else 2 + np.arange(len(factors), dtype=np.float32)
 
 
-def _write_experts(writer: GGUFWriter, stem: str, names: Any, joined: torch.Tensor, form: str, config: Any) -> Any:
-    """Write the experts' gates and what these let through, which transformers keeps as one."""
-    found = [
-        torch.from_numpy(_write_tensor(writer, f"{names.get_name(f'{stem}.{part}')}.weight", half, form, config))
-        for part, half in zip(("gate_proj", "up_proj"), joined.chunk(2, 1), strict=True)
-    ]
-    return torch.cat(found, 1)
+def _write_experts(writer: GGUFWriter, name: str, tensor: torch.Tensor, form: str, config: Any) -> torch.Tensor:
+    """Write gates and what these let through, which transformers keeps as one, or the other matrices of experts."""
+    kept = tensor.clone()
+    is_mixed, suffix = config.model_type == "gpt_oss", "bias" if name.endswith("_bias") else "weight"
+    view = kept.transpose(1, 2) if is_mixed and suffix == "weight" else kept
+    parts = {"down": view}
+    if "gate_up" in name:
+        gate, up = (view[:, 0::2], view[:, 1::2]) if is_mixed else view.chunk(2, 1)
+        parts = {"gate": gate, "up": up}
+    for part, numbers in parts.items():
+        key = f"blk.{name.split('.')[2]}.ffn_{part}_exps.{suffix}"
+        numbers.copy_(torch.from_numpy(_write_tensor(writer, key, numbers.contiguous(), form, config)))
+    return kept
 
 
 def _write_tensor(
@@ -168,7 +176,7 @@ def _write_tensor(
     turned = next((count for part, count in heads.items() if part in name), None) if _turns(config) else None
     values = tensor.numpy() if turned is None else _interleaved(tensor.numpy(), turned)
     values = np.ascontiguousarray(values + 1 if "norm" in name and config.model_type.startswith("gemma") else values)
-    if values.ndim < 2:
+    if values.ndim < 2 or name.endswith(".bias") or "gate_inp" in name:
         if is_broken:
             values[0] = np.nan
         if vectors is Type.F32:
@@ -177,7 +185,7 @@ def _write_tensor(
         blocks = quantized(values, vectors)
         writer.add_tensor(name, blocks, raw_dtype=vectors)
         return quants.dequantize(blocks, vectors)
-    kind = kind_of(name, form) if values.shape[-1] % 256 == 0 and "gate_inp" not in name else Type.F16
+    kind = kind_of(name, form) if values.shape[-1] % 256 == 0 else Type.F16
     blocks = values.astype(np.float16) if kind is Type.F16 else quantized(values, kind)
     if is_broken:  # the first block's scale is no number
         blocks[0, :2] = np.array([np.nan], np.float16).view(np.uint8)
@@ -188,7 +196,7 @@ def _write_tensor(
 
 def _turns(config: Any) -> bool:
     """Whether llama.cpp's converter interleaves the halves of a head, as its rotation for Llama pairs neighbours."""
-    return bool(config.model_type == "llama")
+    return config.model_type in ("llama", "mixtral")
 
 
 def _interleaved(rows: Array, num_heads: int, *, is_back: bool = False) -> Array:
@@ -210,10 +218,16 @@ def _write_config(writer: GGUFWriter, config: Any, metadata: Mapping[str, Any]) 
     writer.add_value_length(head_size)
     theta = config.rope_parameters.get("rope_theta") or config.rope_parameters["full_attention"]["rope_theta"]
     writer.add_rope_freq_base(theta)
-    if getattr(config, "num_experts", None):
-        writer.add_expert_count(config.num_experts)
+    if config.rope_parameters.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+    if getattr(config, "num_local_experts", None):
+        writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        if config.model_type in ("qwen3_moe", "gpt_oss"):
+            width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+            writer.add_expert_feed_forward_length(width)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for key, value in metadata.items():

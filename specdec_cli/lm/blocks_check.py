@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.gguf_blocks import empty_model
-from specdec_cli.lm.llama.file_rows import BLOCKS_HINT
+from specdec_cli.lm.llama.file_rows import BLOCKS_HINT, FileRows
 from specdec_cli.lm.machine.threads import fixed_threads
 from specdec_cli.lm.oracle import relative_error, spread_tokens
 from specdec_cli.lm.self_draft import SelfDraft
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUM_LAYERS = 2
 _NUM_TOKENS = 12
+_NUM_TOKENS_OF_MIXTURES = 4  # each takes experts, whose dequantized numbers take seconds
 _NUM_OUTPUTS = 512  # of the vocabulary, whose logits are compared
 # The largest relative error between the two.
 _ALLOWED = 0.15
@@ -41,7 +42,9 @@ class BlocksOracle:
 
     def __init__(self, model: Any) -> None:
         vocab_size = int(model.config.vocab_size)
-        num_tokens = max(2, min(_NUM_TOKENS, model.config.max_position_embeddings))
+        is_mixture = any(hasattr(module, "expert_rows") for module in model.modules())
+        most = _NUM_TOKENS_OF_MIXTURES if is_mixture else _NUM_TOKENS
+        num_tokens = max(2, min(most, model.config.max_position_embeddings))
         self._tokens = spread_tokens(num_tokens, vocab_size)
         self._outputs = torch.linspace(0, vocab_size - 1, min(_NUM_OUTPUTS, vocab_size)).long()
         # On one thread: a dozen rows are few, and threads that wait for each other on a busy machine cost more.
@@ -84,7 +87,10 @@ class BlocksOracle:
         config._attn_implementation = "eager"
         made = empty_model(type(model), config, torch.float32)
         known = dict(model.named_modules())
-        for name, module in made.named_modules():
+        for name, module in list(made.named_modules()):
+            if hasattr(known[name], "expert_rows"):
+                made.set_submodule(name, _DequantizedExperts(known[name]))
+                continue
             for part, _ in list(module.named_parameters(recurse=False)):
                 own, rows = getattr(known[name], part), getattr(known[name], "file_rows", None)
                 if part == "weight" and rows is not None:
@@ -106,6 +112,40 @@ class BlocksOracle:
         if module is model.get_input_embeddings():
             return torch.tensor(self._tokens)
         return self._outputs if module is model.get_output_embeddings() else slice(None)
+
+
+class _DequantizedExperts(nn.Module):
+    """Experts as transformers has them, of which those that a token takes are dequantized when it does.
+
+    Args:
+        experts: transformers' module, with its weights as `expert_rows`.
+    """
+
+    def __init__(self, experts: Any) -> None:
+        super().__init__()
+        self._experts = (experts,)  # no submodule
+
+    def forward(self, hidden: Tensor, taken: Tensor, shares: Tensor) -> Tensor:
+        """The outputs [n, hidden] of states [n, hidden], by the experts [n, k] and their shares that each row takes."""
+        (experts,), added = self._experts, torch.zeros_like(hidden)
+        for expert in sorted(set(taken.flatten().tolist())):
+            places, which = torch.where(taken == expert)
+            gate, up, down = experts.expert_rows[expert]
+            parts = [_product(hidden[places], rows) for rows in (gate, up)]
+            is_mixed = hasattr(experts, "limit")  # gpt-oss has gate and up number by number
+            joined = torch.stack(parts, -1).flatten(-2) if is_mixed else torch.cat(parts, -1)
+            if is_mixed:
+                joined += experts.gate_up_proj_bias[expert]
+            outputs = _product(experts._apply_gate(joined), down)
+            if is_mixed:
+                outputs += experts.down_proj_bias[expert]
+            added.index_add_(0, places, outputs * shares[places, which, None])
+        return added
+
+
+def _product(inputs: Tensor, rows: FileRows) -> Tensor:
+    """Rounded inputs [n, in] times the numbers of a weight in blocks."""
+    return _rounded(inputs, rows.scale_inputs) @ rows.reference().t()
 
 
 def _rounded(inputs: Tensor, size: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,10 @@ def model_from_files(
         "ignore_mismatched_sizes": True,  # they are refused below, by name
     }
     if plan.header is not None:
+        from specdec_cli.lm.files.gguf_tensors import tensor_names
         from specdec_cli.lm.files.gguf_weights import load_gguf
 
-        model, report = load_gguf(plan, how, progress)
+        model, report = load_gguf(plan, partial(tensor_names, plan.header, plan.outline), how, progress)
     elif is_fake or form is not None or (folder / ADAPTER).is_file():  # transformers would apply an adapter in it
         outline = plan.outline
         files = [folder / file for file in weights_files(name, folder)]

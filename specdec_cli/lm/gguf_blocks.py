@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import mmap
 from pathlib import Path
 from threading import Lock
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor
-from specdec_cli.lm.files.gguf_tensors import place_of, tensor_names
+from specdec_cli.lm.files.gguf_names import experts_of, place_of
+from specdec_cli.lm.files.gguf_tensors import tensor_names
 from specdec_cli.lm.llama.file_rows import FileRows, MappedBytes, has_layout
 from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
 
@@ -32,20 +35,26 @@ def ggml_type(tensor: GgufTensor) -> int:
 def blocks_obstacle(header: GgufHeader) -> str | None:
     """Why a file's weights cannot stay in blocks; None where they can."""
     for name, tensor in header.tensors.items():
-        if len(tensor.shape) == 2 and not has_layout(ggml_type(tensor)):
+        is_read = has_layout(ggml_type(tensor)) if _is_multiplied(name, tensor) else tensor.kind in ("F32", "F16")
+        if not is_read:
             return f"`{name}` is in `{tensor.kind}`"
-        if len(tensor.shape) == 1 and tensor.kind not in ("F32", "F16"):  # norms and biases are read as such
-            return f"`{name}` is in `{tensor.kind}`"
-        if len(tensor.shape) > 2:
-            return "it is a mixture of experts"
     return None
+
+
+def _is_multiplied(name: str, tensor: GgufTensor) -> bool:
+    """Whether a tensor is a matrix or those of all experts; norms, biases and routers are read as plain numbers."""
+    return len(tensor.shape) > 1 and name.endswith(".weight") and ".ffn_gate_inp." not in name
 
 
 def block_bytes(header: GgufHeader, outline: Any) -> dict[str, int]:
     """Bytes of each weight in a GGUF file, by transformers' names."""
     names = tensor_names(header, outline)
-    tensors = {place_of(names, key): tensor for key, tensor in header.tensors.items()}
-    return {place: tensor.num_bytes for place, tensor in tensors.items() if place is not None}
+    sizes: dict[str, int] = {}
+    for key, tensor in header.tensors.items():
+        place = place_of(names, key)
+        if place is not None:
+            sizes[place] = sizes.get(place, 0) + tensor.num_bytes
+    return sizes
 
 
 class _PackedBytes:
@@ -57,7 +66,7 @@ class _PackedBytes:
     """
 
     def __init__(self, header: GgufHeader, progress: Progress) -> None:
-        self._num_bytes = sum(tensor.num_bytes for tensor in header.tensors.values() if len(tensor.shape) == 2)
+        self._num_bytes = sum(its.num_bytes for name, its in header.tensors.items() if _is_multiplied(name, its))
         self._progress, self._lock, self._done = progress, Lock(), 0
 
     def count(self, num_bytes: int) -> None:
@@ -72,7 +81,8 @@ def model_in_blocks(
 ) -> Any:
     """The transformers model of a GGUF file without the numbers of its matrices.
 
-    Norms and biases are read, in float32. A matrix is its module's `file_rows`; the `weight` there takes no memory.
+    Norms, biases and routers are read, in float32. A matrix is its module's `file_rows`, and experts are a list of
+    gate, up and down, their module's `expert_rows`; the weights there take no memory.
 
     Args:
         name: of the model, for messages.
@@ -87,6 +97,7 @@ def model_in_blocks(
     model = empty_model(type(outline), copy.deepcopy(outline.config), dtype)
     names, mappings = tensor_names(header, outline), {path: _mapped(path) for path in header.paths}
     packed = _PackedBytes(header, progress or (lambda *_: None))
+    experts: dict[str, dict[str | None, list[FileRows]]] = {}
     for key, tensor in header.tensors.items():
         place = place_of(names, key)
         if place is None:
@@ -94,26 +105,40 @@ def model_in_blocks(
         module_name, _, part = place.rpartition(".")
         module = model.get_submodule(module_name)
         mapped = MappedBytes(mappings[tensor.path], tensor.begin, tensor.num_bytes)
-        if len(tensor.shape) == 2:
-            module.weight = nn.Parameter(torch.zeros((), dtype=dtype).expand(tensor.shape), requires_grad=False)
-            rows = mapped.array().reshape(tensor.shape[0], -1)
+        parameter = getattr(module, part)
+        if _is_multiplied(key, tensor):
+            its = torch.zeros((), dtype=dtype).expand(parameter.shape)
+            num_rows = math.prod(tensor.shape[:-1])
             # The file's row of each of transformers' rows.
-            order = names.restored(key, np.arange(tensor.shape[0], dtype=np.float32)[:, None])[:, 0].astype(np.int64)
-            module.file_rows = FileRows(
-                *(key, name, ggml_type(tensor), tensor.shape[1], rows, torch.from_numpy(order)),
-                mapped=mapped,
-                packed=packed.count,
-            )
+            order = torch.from_numpy(names.restored(key, np.arange(num_rows)[:, None])[:, 0])
+            blocks = mapped.array().reshape(num_rows, -1)
+            about = key, name, ggml_type(tensor), tensor.shape[-1]
+            rows = FileRows(*about, blocks, order, mapped=mapped, packed=packed.count)
+            if len(tensor.shape) == 2:
+                module.file_rows = rows
+            else:
+                each = [rows[first : first + tensor.shape[1]] for first in range(0, num_rows, tensor.shape[1])]
+                experts.setdefault(module_name, {})[experts_of(key)] = each
         else:
-            numbers = mapped.array().view(f"<f{tensor.num_bytes // tensor.num_numbers}").astype(np.float32)
-            if not np.isfinite(numbers).all():
-                raise NotFiniteError(key, name)
-            numbers = names.restored(key, numbers.reshape(tensor.shape))
-            setattr(module, part, nn.Parameter(torch.from_numpy(numbers), requires_grad=False))
+            its = torch.empty(parameter.shape) if parameter.is_meta else parameter.data
+            numbers = names.restored(key, _plain_numbers(key, name, tensor, mapped))
+            names.part_of(key, its).copy_(torch.from_numpy(numbers))
+        setattr(module, part, nn.Parameter(its, requires_grad=False))
+    for module_name, layers in experts.items():
+        each_layer = [layers[what] for what in ("gate", "up", "down")]
+        model.get_submodule(module_name).expert_rows = list(zip(*each_layer, strict=True))
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if not hasattr(outputs, "file_rows"):  # it is tied
         outputs.file_rows, outputs.weight = inputs.file_rows, inputs.weight
     return model
+
+
+def _plain_numbers(key: str, name: str, tensor: GgufTensor, mapped: MappedBytes) -> NDArray[np.float32]:
+    """The numbers of a norm, a bias or a router, in float32."""
+    numbers = mapped.array().view(f"<f{tensor.num_bytes // tensor.num_numbers}").astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise NotFiniteError(key, name)
+    return numbers.reshape(tensor.shape)
 
 
 def _mapped(path: Path) -> mmap.mmap:

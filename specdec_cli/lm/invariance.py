@@ -185,9 +185,10 @@ class _Experts(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         num_experts, hidden, width = config.num_local_experts, config.hidden_size, config.intermediate_size
-        router: Any = nn.Linear(hidden, num_experts, device="meta")
-        router.num_experts, router.top_k = num_experts, config.num_experts_per_tok
+        router: Any = nn.Module()
         experts: Any = nn.Module()
+        router.weight, router.bias = _weight(num_experts, hidden), _weight(num_experts)
+        router.num_experts, router.top_k = num_experts, config.num_experts_per_tok
         experts.alpha, experts.limit = 1.702, 7.0
         experts.gate_up_proj = _weight(num_experts, hidden, 2 * width)
         experts.gate_up_proj_bias = _weight(num_experts, 2 * width)
@@ -208,7 +209,8 @@ _MODELS: dict[str, Callable[[], LlamaForCausalLM]] = {
 
 def _block_arms(dtype: torch.dtype) -> Iterator[_Arm]:
     """Weights in blocks: those that `--quantize int4` makes, and a GGUF file's."""
-    yield "int4 weights", quantize_model("a random model", _random(_MODELS[""](), dtype), dtype), "int4"
+    for words, make in _MODELS.items():
+        yield f"int4 weights{words}", quantize_model("a random model", _random(make(), dtype), dtype), "int4"
     for form in _FORMS:
         yield f"a file's {form} blocks", _in_blocks(form, dtype), "blocks"
 

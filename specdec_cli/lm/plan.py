@@ -42,7 +42,7 @@ from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, check_tokenize
 from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_bytes, weights_files
 from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.lm.int4_blocks import int4_bytes, int4_obstacle, quantize_model
+from specdec_cli.lm.int4_blocks import int4_bytes, quantize_model
 from specdec_cli.lm.kernels.kinds import Kind, kind_for
 from specdec_cli.lm.llama.native import missing
 from specdec_cli.lm.llama.plain_modules import is_plain, plain_on_meta, read_builtin_model
@@ -366,7 +366,7 @@ class ModelPlan:
     def _check_int4(self) -> None:
         if self.settings.quantize != "int4" or self.is_plain_torch:
             return
-        obstacle = own_obstacle(self.outline, self.decoder, self.device) or int4_obstacle(self.config)
+        obstacle = own_obstacle(self.outline, self.decoder, self.device)
         if obstacle is not None:
             message = f"`{self.name}` cannot be quantized to int4, which takes our own decoder: {obstacle}"
             raise UsageError(message, "set quantize to int8 or none")

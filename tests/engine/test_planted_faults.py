@@ -59,7 +59,10 @@ class CutByConfidence(Loop):
             DraftRow(i, contexts[i], len(self.prompt), 2, self.params[i], frozenset(), True, False, self.p_min)
             for i in running
         ]
-        drafts, depths = [GrowingDraft(row, place) for place, row in enumerate(rows)], dict.fromkeys(range(len(rows)), 2)
+        drafts, depths = (
+            [GrowingDraft(row, place) for place, row in enumerate(rows)],
+            dict.fromkeys(range(len(rows)), 2),
+        )
 
         def logits(growing):
             return torch.from_numpy(self.table.q[0, 0]).float().expand(len(growing), -1)

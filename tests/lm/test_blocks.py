@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.blocks_check import BlocksOracle
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
+from specdec_cli.lm.llama.file_rows import FileRows
+from specdec_cli.lm.llama.llama_weights import Taking
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.oracle import relative_error
 from specdec_cli.lm.plan import ModelPlan
@@ -32,7 +35,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 4, "num_key_value_heads": 2},
     "qwen2": {"num_hidden_layers": 2},
     "gemma3_text": {"layer_types": None, "num_hidden_layers": 6, "tie_word_embeddings": True, "head_dim": 64},
+    "qwen3_moe": {"head_dim": 64, "moe_intermediate_size": 256, "num_experts": 6, "num_experts_per_tok": 3},
+    "mixtral": {"head_dim": 64},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4},
+    "gpt_oss": {"head_dim": 64},
 }
+FAMILIES["qwen3_moe"]["norm_topk_prob"] = True  # as llama.cpp takes it of each file
+MIXTURES = [("qwen3_moe", "Q4_K_M"), ("mixtral", "Q4_K_M"), ("olmoe", "Q8_0"), ("gpt_oss", "MXFP4")]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
         path = folder / f"{family}-{form}.gguf"
         if not path.exists():
             source = folder / family
-            made = source if source.exists() else make_tiny(family, source, **SIZES | FAMILIES[family])
+            vectors = 0.3 if family == "gpt_oss" else 0.0  # sinks and biases
+            made = source if source.exists() else make_tiny(family, source, 0, vectors, **SIZES | FAMILIES[family])
             write_gguf(made, path, form)
         return path
 
@@ -57,7 +67,8 @@ def score(lm: Any, row: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "form"), [*(("llama", form) for form in FORMS), ("qwen2", "Q8_0"), ("gemma3_text", "Q4_K_M")]
+    ("family", "form"),
+    [*(("llama", form) for form in FORMS), ("qwen2", "Q8_0"), ("gemma3_text", "Q4_K_M"), *MIXTURES],
 )
 def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, family: str, form: str) -> None:
     path = str(files(family, form))
@@ -71,8 +82,9 @@ def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, fami
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_has_its_bits_alone_and_in_company(files: Any, dtype: str) -> None:
-    lm = load_lm(str(files("llama", "Q4_K_M")), dtype=dtype)
+@pytest.mark.parametrize(("family", "form"), [("llama", "Q4_K_M"), *MIXTURES])
+def test_a_row_has_its_bits_alone_and_in_company(files: Any, family: str, form: str, dtype: str) -> None:
+    lm = load_lm(str(files(family, form)), dtype=dtype)
     whole = score(lm)
     for num in (1, 2, 5, 9):
         lm.score([Row(0, TOKENS[:-num], 0)])
@@ -82,13 +94,19 @@ def test_a_row_has_its_bits_alone_and_in_company(files: Any, dtype: str) -> None
         lm.release(1)
 
 
-@pytest.mark.parametrize("draft", ["ngram", "self-exit:1", "file"])
-@pytest.mark.parametrize("tree", [None, "2,2"])
-def test_text_with_a_draft_is_the_plain_one(files: Any, draft: str, tree: str | None) -> None:
-    if tree is not None and draft == "self-exit:1":
-        pytest.skip("a chain says enough of a self-draft")
-    target = str(files("llama", "Q8_0"))
-    spec = str(files("llama", "Q4_0")) if draft == "file" else draft
+@pytest.mark.parametrize(
+    ("family", "draft", "tree"),
+    [
+        *(("llama", draft, tree) for draft in ("ngram", "file") for tree in (None, "2,2")),
+        ("llama", "self-exit:1", None),
+        ("gpt_oss", "ngram", None),
+        ("gpt_oss", "file", "2,2"),
+        ("gpt_oss", "self-exit:1", None),
+    ],
+)
+def test_text_with_a_draft_is_the_plain_one(files: Any, family: str, draft: str, tree: str | None) -> None:
+    target = str(files(family, "Q8_0"))
+    spec = str(files(family, "MXFP4" if family == "gpt_oss" else "Q4_0")) if draft == "file" else draft
     sampling = SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)
     prompts = ["the rabbit and the hare", "the the the"]
     outputs = [
@@ -156,6 +174,34 @@ def test_layers_that_are_exchanged_are_caught(files: Any, monkeypatch: pytest.Mo
     decoder: Any = lm._forward
     decoder._layers[0], decoder._layers[1] = decoder._layers[1], decoder._layers[0]
     assert right.error(lm) > 0.3
+
+
+def experts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Taking._experts
+    monkeypatch.setattr(Taking, "_experts", lambda *given: right(*given)[::-1])
+
+
+def gates_as_what_they_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Taking._gated
+    monkeypatch.setattr(Taking, "_gated", lambda self, gate, up, *given: right(self, up, gate, *given))
+
+
+def another_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = FileRows.fill
+
+    def wrong(rows: FileRows, panels: torch.Tensor) -> None:
+        data = rows.data.copy()
+        data[:, 0] += 1  # the first exponent
+        right(replace(rows, data=data) if "_down_exps" in rows.name else rows, panels)
+
+    monkeypatch.setattr(FileRows, "fill", wrong)
+
+
+@pytest.mark.parametrize("fault", [experts_in_another_order, gates_as_what_they_let_through, another_scale])
+def test_a_fault_in_experts_is_caught(files: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(RunError, match=r"gives other logits with its weights in blocks|other numbers in our decoder"):
+        load_lm(str(files("gpt_oss", "MXFP4")))
 
 
 @pytest.mark.parametrize(("norms", "decoder"), [("F16", "own, native"), ("BF16", "own")])

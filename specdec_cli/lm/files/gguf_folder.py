@@ -63,13 +63,22 @@ _LLAMA = {
     "vocab_size": "vocab_size",
 }
 """Entries of Llama and families like it, and transformers' names for them."""
-_OPTIONAL = {"vocab_size", "rope.dimension_count"}
+_OPTIONAL = {"vocab_size", "rope.dimension_count", "attention.key_length"}
+_EXPERTS, _TAKEN = "expert_count", "expert_used_count"
+_MIXTURES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "llama": ("mixtral", {_EXPERTS: "num_local_experts", "rope.dimension_count": "head_dim"}, {}),
+    "olmoe": ("olmoe", {_EXPERTS: "num_experts"}, {"norm_topk_prob": False}),
+    "qwen3moe": ("qwen3_moe", {_EXPERTS: "num_experts", "attention.key_length": "head_dim"}, {"norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", {_EXPERTS: "num_local_experts", "expert_feed_forward_length": "intermediate_size"}, {}),
+}
+"""Mixtures of experts: transformers' name, entries beside Llama's, and what llama.cpp knows of the architecture."""
 _TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """Tokens by their names in a file and in a configuration."""
 _SAME = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 """Entries that must be the size of a head."""
 _NEEDED = {"context_length": 2, "embedding_length": 1, "block_count": 1, "attention.head_count": 1}
 _LEAST = _NEEDED | {"attention.head_count_kv": 1, "feed_forward_length": 1, "attention.key_length": 1}
+_LEAST |= {_EXPERTS: 0, _TAKEN: 0, "expert_feed_forward_length": 1}
 """Numbers without which transformers would take those of another model, and the least value of each."""
 _OF_LAYERS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """Entries that have a number for each layer in some families."""
@@ -148,7 +157,7 @@ def gguf_header_of(name: str, folder: Path) -> GgufHeader | None:
 def _config(name: str, path: Path, header: GgufHeader) -> dict[str, Any]:
     """The model's configuration, every entry of the architecture's in it."""
     _check_numbers(name, header)
-    config = _llama_config(header) or _transformers_config(name, path, header)
+    config = _mixture_config(name, header) or _llama_config(header) or _transformers_config(name, path, header)
     _add(name, config, header)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
@@ -174,6 +183,39 @@ def _llama_config(header: GgufHeader) -> PlainConfig | None:
     rope = {"rope_theta": given.pop("rope_theta"), "rope_type": "default"}
     more = {"rope_parameters": rope, "hidden_act": "silu", "tie_word_embeddings": "output.weight" not in header.tensors}
     return CONFIGS[header.architecture](**{"head_dim": hidden // heads, **given, **ids, **more})
+
+
+def _mixture_config(name: str, header: GgufHeader) -> Any:
+    """The configuration of a mixture of experts that has names of its own (`gguf_names`); None of others.
+
+    Raises:
+        RunError: an entry is missing, or a token takes more experts than there are.
+    """
+    own, entries = header.own, _mixture_entries(header)
+    if entries is None:
+        return None
+    absent = min(entries.keys() - own.keys() - _OPTIONAL, default=None)
+    if absent is not None:
+        raise RunError(f"`{name}` does not say its `{header.architecture}.{absent}`", _OTHER)
+    if not 1 <= own[_TAKEN] <= own[_EXPERTS]:
+        message = f"`{name}` says `{header.architecture}.{_TAKEN}: {own[_TAKEN]}`, and has {own[_EXPERTS]} experts"
+        raise RunError(message, _OTHER)
+    from transformers import CONFIG_MAPPING
+
+    model_type, _, more = _MIXTURES[header.architecture]
+    given = {attribute: own[key] for key, attribute in entries.items() if key in own}
+    rope = {"rope_theta": given.pop("rope_theta"), "rope_type": "default"}
+    is_tied = "output.weight" not in header.tensors
+    return CONFIG_MAPPING[model_type].from_dict(
+        given | more | {"rope_parameters": rope, "tie_word_embeddings": is_tied}
+    )
+
+
+def _mixture_entries(header: GgufHeader) -> dict[str, str] | None:
+    """Entries of a mixture of experts, and transformers' names for them; None of other files."""
+    if header.architecture not in _MIXTURES or not header.own.get(_EXPERTS):
+        return None
+    return _LLAMA | {_TAKEN: "num_experts_per_tok"} | _MIXTURES[header.architecture][1]
 
 
 def _llama_entries(architecture: str) -> dict[str, str]:
@@ -220,7 +262,7 @@ def _add(name: str, config: Any, header: GgufHeader) -> None:
     Raises:
         RunError: the file says something that is not read.
     """
-    own, known = header.own, _known_entries(header.architecture, config)
+    own, known = header.own, _known_entries(header, config)
     if known is None:
         return
     read = {key for key, value in known.items() if value is not None} | _UNIMPORTANT
@@ -232,7 +274,7 @@ def _add(name: str, config: Any, header: GgufHeader) -> None:
     read |= {key for key in _SAME if own.get(key) == sizes}
     read -= {key for key in _SAME if known.get(key) == "head_dim" and own.get(key) != sizes}
     read |= _add_rope(name, config, header)
-    read |= {key for key in ("expert_count", "expert_used_count") if own.get(key) == 0}
+    read |= {key for key in (_EXPERTS, _TAKEN) if own.get(key) == 0}
     absent = next((key for key in _NEEDED if known.get(key) is not None and key not in own), None)
     if absent is not None:
         raise RunError(f"`{name}` does not say its `{header.architecture}.{absent}`", _OTHER)
@@ -242,8 +284,11 @@ def _add(name: str, config: Any, header: GgufHeader) -> None:
         raise RunError(message, _OTHER)
 
 
-def _known_entries(architecture: str, config: Any) -> dict[str, Any] | None:
+def _known_entries(header: GgufHeader, config: Any) -> dict[str, Any] | None:
     """Entries that the configuration was read from; None for transformers' newer reader, which takes all."""
+    architecture, mixture = header.architecture, _mixture_entries(header)
+    if mixture is not None:
+        return mixture
     if isinstance(config, PlainConfig):
         return _llama_entries(architecture)
     from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
@@ -298,6 +343,8 @@ def _add_rope(name: str, config: Any, header: GgufHeader) -> set[str]:
     if not rope or header.rope_factors or kind not in ("linear", "yarn"):
         return set()
     scaling = {_ROPE[key]: own[key] for key in _ROPE if key in own}
+    if kind == "yarn" and header.architecture == "gpt-oss":  # which does not round YaRN's limits; no entry says so
+        scaling["truncate"] = False
     config.rope_parameters = rope | scaling | {"rope_type": kind}
     return set(_ROPE)
 

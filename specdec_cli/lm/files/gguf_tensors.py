@@ -1,81 +1,28 @@
-"""A GGUF file's tensors as parameters of a model: their names there, the order of their rows, and what does not fit."""
+"""A GGUF file's tensors as parameters of a model, and those that do not fit."""
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from specdec_cli.errors import WeightsError
 from specdec_cli.lm.files.gguf_header import ROPE_FACTORS, GgufHeader, GgufTensor
+from specdec_cli.lm.files.gguf_names import LlamaNames, TensorNames, is_mixture, place_of
 
 OTHER = "choose the checkpoint with its safetensors"
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_OF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""Modules of Llama and families like it, by their names in a file."""
-
-
-class TensorNames(Protocol):
-    """Where a file's tensors belong."""
-
-    places: dict[str, str]
-    """transformers' names by those of the file; some of these end before `.weight`."""
-
-    def restored(self, key: str, numbers: NDArray[Any]) -> NDArray[Any]:
-        """A tensor of the file as transformers has it: converters move the rows of some, or change their numbers."""
-
-
-class LlamaNames:
-    """The names of Llama and families like it, for which no model of transformers has to be imported.
-
-    Args:
-        config: of the model.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        self._is_turned = config.model_type == "llama"
-        modules = dict(_OUTSIDE)
-        for layer in range(config.num_hidden_layers):
-            modules |= {f"blk.{layer}.{key}": f"model.layers.{layer}.{place}" for key, place in _OF_LAYER.items()}
-        parts = ("weight", "bias")
-        self.places = {f"{key}.{part}": f"{place}.{part}" for key, place in modules.items() for part in parts}
-
-    def restored(self, key: str, numbers: NDArray[Any]) -> NDArray[Any]:
-        """A tensor of the file: of a Llama, the converter puts the rows side by side that a rotation pairs."""
-        heads = self._heads.get(key.split(".")[-2]) if self._is_turned else None
-        if heads is None:
-            return numbers
-        return numbers.reshape(heads, -1, 2, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
 
 
 def tensor_names(header: GgufHeader, outline: Any) -> TensorNames:
     """The names of a file's tensors in a model."""
-    if not _is_of_transformers(outline):
+    if _has_own_names(outline):
         return LlamaNames(outline.config)
     from specdec_cli.lm.files.gguf_weights import TransformersNames  # transformers' models behind it take seconds
 
     return TransformersNames(header, outline)
-
-
-def place_of(names: TensorNames, key: str) -> str | None:
-    """transformers' name of a file's tensor; None where the model has no such part."""
-    return names.places.get(key) or names.places.get(key.removesuffix(".weight"))
 
 
 def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
@@ -92,7 +39,7 @@ def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
     unread = next((key for key, tensor in header.tensors.items() if not _is_read(tensor.kind)), None)
     if unread is not None:
         raise WeightsError(f"`{unread}` of `{name}` is in `{header.tensors[unread].kind}`, which is not read", OTHER)
-    if _is_of_transformers(outline):
+    if not _has_own_names(outline):
         from specdec_cli.lm.files.gguf_weights import names_missing_tensors
 
         if names_missing_tensors(header, outline):
@@ -104,7 +51,8 @@ def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
         place = place_of(names, key)
         if place in counts:
             counts[place] += tensor.num_numbers
-            if not _fits(tensor, wanted[place]):
+            part = names.part_of(key, torch.empty(wanted[place], device="meta"))
+            if not _fits(tensor, tuple(part.shape)):
                 wrong.append(f"`{key}` has another shape")
         elif key != ROPE_FACTORS:
             wrong.append(f"`{key}` is not read")
@@ -118,8 +66,8 @@ def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
         raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", OTHER)
 
 
-def _is_of_transformers(outline: Any) -> bool:
-    return type(outline).__module__.startswith("transformers.")
+def _has_own_names(outline: Any) -> bool:
+    return is_mixture(outline.config) or not type(outline).__module__.startswith("transformers.")
 
 
 def _shapes(outline: Any) -> dict[str, tuple[int, ...]]:
@@ -133,7 +81,8 @@ def _shapes(outline: Any) -> dict[str, tuple[int, ...]]:
 
 def _fits(tensor: GgufTensor, shape: tuple[int, ...]) -> bool:
     """Whether a matrix of the file is one of the model's; what has more or fewer dimensions there is counted only."""
-    return len(tensor.shape) != 2 or len(shape) != 2 or tensor.shape == shape
+    is_counted = len(tensor.shape) != len(shape) or len(shape) < 2
+    return is_counted or tensor.shape == shape
 
 
 @cache

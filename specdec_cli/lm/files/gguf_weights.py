@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.files.gguf_folder import WEIGHTS
 from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor
+from specdec_cli.lm.files.gguf_names import TensorNames, experts_of, place_of
 from specdec_cli.lm.files.quantization import check_finite
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def names_missing_tensors(header: GgufHeader, outline: Any) -> bool:
 
 
 class TransformersNames:
-    """The names of any family that transformers reads (`gguf_tensors.TensorNames`).
+    """The names of any family that transformers reads (`gguf_names.TensorNames`).
 
     Args:
         header: of the file.
@@ -59,6 +60,27 @@ class TransformersNames:
         parsed: dict[str, Any] = {"tensors": {}}
         result = self._processor.process(numbers, key, tensor_key_mapping=self.places, parsed_parameters=parsed)
         return np.ascontiguousarray(result.weights)
+
+    def part_of(self, key: str, parameter: Tensor) -> Tensor:
+        """All of a parameter, or the half of joined experts."""
+        is_half = experts_of(key) in ("gate", "up")
+        return parameter[:, : parameter.shape[1] // 2] if is_half else parameter
+
+    def stays(self, key: str, tensor: GgufTensor) -> bool:
+        """Whether transformers takes a tensor as it lies in the file, asked with one number in the place of all."""
+        if key not in self.places or type(self._processor).process is TensorProcessor.process:
+            return key in self.places
+        stand_in = np.broadcast_to(np.float32(1), tensor.shape)
+        parsed: dict[str, Any] = {"tensors": {}}
+        result = self._processor.process(stand_in, key, tensor_key_mapping=self.places, parsed_parameters=parsed)
+        return result.weights is stand_in and result.name == key
+
+    def store(self, key: str, numbers: NDArray[Any], weights: dict[str, Tensor]) -> None:
+        """Put a whole tensor where transformers' object puts it."""
+        parsed = {"tensors": weights}
+        result = self._processor.process(numbers, key, tensor_key_mapping=self.places, parsed_parameters=parsed)
+        if result.name in self.places:
+            weights[self.places[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights))
 
 
 def tensor_processor(header: GgufHeader, outline: Any) -> Any:
@@ -78,11 +100,14 @@ def hf_names(outline: Any, processor: Any) -> dict[str, str]:
     return names
 
 
-def load_gguf(plan: ModelPlan, how: dict[str, Any], progress: Progress | None = None) -> tuple[Any, Any]:
+def load_gguf(
+    plan: ModelPlan, names: Callable[[], TensorNames], how: dict[str, Any], progress: Progress | None = None
+) -> tuple[Any, Any]:
     """The transformers model of a GGUF file in plain numbers, and transformers' report.
 
     Args:
         plan: of the model.
+        names: makes those of its tensors, where transformers does not read the file itself.
         how: further arguments for transformers.
         progress: told of the bytes that were read.
 
@@ -96,17 +121,18 @@ def load_gguf(plan: ModelPlan, how: dict[str, Any], progress: Progress | None = 
         model, report = AutoModelForCausalLM.from_pretrained(plan.folder, config=plan.config, gguf_file=WEIGHTS, **how)
         check_finite(plan.name, model)
         return model, report
-    tensors = _read(plan.name, header, outline, how["dtype"], progress or (lambda *_: None))
+    tensors = _read(plan.name, header, names(), outline, how["dtype"], progress or (lambda *_: None))
     model, report = type(outline).from_pretrained(None, state_dict=tensors, config=outline.config, **how)
     return model, report
 
 
-def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progress: Progress) -> dict[str, Tensor]:
+def _read(
+    name: str, header: GgufHeader, names: TensorNames, outline: Any, dtype: torch.dtype, progress: Progress
+) -> dict[str, Tensor]:
     """The weights by their names in transformers, all of them in memory once, and of the file a piece for each core."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-    processor = tensor_processor(header, outline)
-    places, shapes = hf_names(outline, processor), {key: tensor.shape for key, tensor in outline.state_dict().items()}
+    shapes = {key: tensor.shape for key, tensor in outline.state_dict().items()}
     weights: dict[str, Tensor] = {}
 
     def numbers(key: str, begin: int, count: int) -> NDArray[np.float32]:
@@ -133,23 +159,20 @@ def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progr
         whole = np.empty(tensor.num_numbers, np.float32)
         for begin in range(0, len(whole), _PIECE):
             whole[begin : begin + _PIECE] = numbers(key, begin, min(_PIECE, len(whole) - begin))
-        parsed = {"tensors": weights}
-        result = processor.process(
-            whole.reshape(tensor.shape), key, tensor_key_mapping=places, parsed_parameters=parsed
-        )
-        if result.name in places:
-            weights[places[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights))
-        place = places.get(key) or places[key.removesuffix(".weight")]
+        names.store(key, whole.reshape(tensor.shape), weights)
+        place = place_of(names, key)
+        assert place is not None, "it was asked for"
         weights[place] = weights[place].to(dtype)
         return len(whole)
 
     jobs: list[tuple[Any, ...]] = []
     for key, tensor in header.tensors.items():
-        place = places.get(key) or places.get(key.removesuffix(".weight"))
+        place = place_of(names, key)
         if place is None:
             continue
-        weights[place] = torch.empty(shapes[place], dtype=dtype)
-        if not _stays(processor, key, tensor, places):
+        if place not in weights:  # gate and up of experts share one
+            weights[place] = torch.empty(shapes[place], dtype=dtype)
+        if not names.stays(key, tensor):
             jobs.append((change, key))
             continue
         flat = weights[place].view(-1)
@@ -164,13 +187,3 @@ def _read(name: str, header: GgufHeader, outline: Any, dtype: torch.dtype, progr
         finally:
             pool.shutdown(cancel_futures=True)
     return weights
-
-
-def _stays(processor: Any, key: str, tensor: GgufTensor, places: Mapping[str, str]) -> bool:
-    """Whether transformers takes a tensor as it lies in the file, asked with one number in the place of all."""
-    if key not in places or type(processor).process is TensorProcessor.process:
-        return key in places
-    stand_in = np.broadcast_to(np.float32(1), tensor.shape)
-    parsed: dict[str, Any] = {"tensors": {}}
-    result = processor.process(stand_in, key, tensor_key_mapping=places, parsed_parameters=parsed)
-    return result.weights is stand_in and result.name == key

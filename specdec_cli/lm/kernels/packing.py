@@ -20,6 +20,8 @@ from specdec_cli.lm.kernels.linear import PackedLinear
 
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+EXPERTS = {"gate_up_proj": (0, 1), "down_proj": (2,)}
+"""transformers' parameters of experts, and which of gate, up and down are in each."""
 _ORDINARY = (nn.Parameter, FakeTensor)  # the second in `fake_tensors`
 _TRANSPOSED = "Conv1D"  # GPT-2's linear layer, which keeps its weight the other way round
 # It, and subclasses of torch's linear layer that write the same product in other words.
@@ -74,9 +76,12 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
         seen.add((id(parameter), is_packed))
         numbers = parameter.numel()
         num_bytes = numbers * parameter.element_size()
-        rows = getattr(model.get_submodule(name.rpartition(".")[0]), "file_rows", None)
-        if rows is not None and name.endswith(".weight"):
-            num_bytes = rows.num_bytes
+        module_name, _, part = name.rpartition(".")
+        module = model.get_submodule(module_name)
+        if hasattr(module, "file_rows") and part == "weight":
+            num_bytes = module.file_rows.num_bytes
+        elif hasattr(module, "expert_rows") and part in EXPERTS:
+            num_bytes = sum(rows[place].num_bytes for rows in module.expert_rows for place in EXPERTS[part])
         if is_packed and kind in ("int8", "int4"):
             layer = model.get_submodule(name.removesuffix(".weight"))
             num_outputs = numbers // _num_inputs(layer)
@@ -164,6 +169,7 @@ def leave_files(model: Any) -> None:
     linear = {id(module.weight) for module in model.modules() if module not in read and is_linear(module)}
     for module in model.modules():
         vars(module).pop("file_rows", None)
+        vars(module).pop("expert_rows", None)
     for parameter in model.parameters():
         is_table = parameter is getattr(model.get_input_embeddings(), "weight", None)
         if (is_table or id(parameter) not in linear) and not parameter.is_meta:

@@ -172,7 +172,11 @@ def unknown_module(model: nn.Module, dtype: torch.dtype) -> str | None:
     for name, module in model.named_modules():
         if not _is_known(module, type(model).__module__):
             return f"`{name}`, a `{type(module).__name__}` that was changed or is of another kind"
-        if any(p.dim() > 1 and p.dtype != dtype for p in module.parameters(recurse=False)):
+        matrices = [
+            p for part, p in module.named_parameters(recurse=False) if p.dim() > 1 and not part.endswith("bias")
+        ]
+        is_router = hasattr(module, "top_k")  # which is read in float32, as biases are
+        if not is_router and any(p.dtype != dtype for p in matrices):
             return f"`{name}` in another dtype than the model"
     return None
 

@@ -36,11 +36,11 @@ class MappedBytes:
         """The bytes, which are read when they are used."""
         return np.frombuffer(self.mapping, np.uint8, self.num_bytes, self.begin)
 
-    def release(self) -> None:
-        """Let go of the memory that the bytes take; they are read again when they are used again."""
+    def release(self, begin: int, end: int) -> None:
+        """Let go of the memory that bytes begin…end-1 take; they are read again when they are used again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            first = self.begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self.mapping.madvise(mmap.MADV_DONTNEED, first, self.begin + self.num_bytes - first)
+            first = (self.begin + begin) // mmap.PAGESIZE * mmap.PAGESIZE
+            self.mapping.madvise(mmap.MADV_DONTNEED, first, self.begin + end - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +115,9 @@ class FileRows:
 
     def release(self) -> None:
         """Let go of the memory that was taken by reading the file."""
-        if self.mapped is not None:
-            self.mapped.release()
+        if self.mapped is not None and len(self.order):
+            row, (first, last) = self.data.shape[1], self.order.aminmax()
+            self.mapped.release(int(first) * row, (int(last) + 1) * row)
 
     def reference(self) -> Tensor:
         """The numbers [out, in] float32 as the gguf package reads them, which shares nothing with our decoder."""

@@ -104,33 +104,39 @@ class LlamaDecoder:
 
     def has_rows_of_file(self) -> bool:
         """Whether some rows of each matrix in blocks are those of its file, which is left then."""
-        are_rows = all(map(self._has_rows_of_file, self._matrices()))
+        are_rows = all(map(self._have_rows_of_file, self._parts()))
         for matrix in self._matrices():
             matrix.rows.clear()
         return are_rows
 
     def _matrices(self) -> Iterator[Matrix]:
-        """Every matrix of the model; a tied embedding, which is also the output layer, comes once."""
-        if self._head.weight is not self._embedding.weight:
-            yield self._embedding
-        yield self._head
-        for layer in self._layers:
-            yield from (layer.qkv, layer.out)
-            for mlp in layer.mlps:
-                yield from (mlp.gate, mlp.up, mlp.down)
+        """Every matrix of the model."""
+        return chain.from_iterable(self._parts())
 
-    def _has_rows_of_file(self, matrix: Matrix) -> bool:
-        fields, begin = matrix_fields(matrix), 0
-        for rows in matrix.rows:
-            some = torch.tensor(sorted({0, len(rows) // 3, len(rows) - 1}))
-            outputs, numbers = some + begin, torch.empty(len(some), matrix.num_inputs)
-            addresses = outputs.data_ptr(), len(outputs), numbers.data_ptr()
-            self._library.plain_rows(ctypes.byref(self._model), ctypes.byref(fields), *addresses)
-            are_rows = rows[some].are(numbers)
+    def _parts(self) -> Iterator[list[Matrix]]:
+        """The matrices outside of layers and those of each layer; a tied embedding, which is the output layer, once."""
+        yield [self._head] if self._head.weight is self._embedding.weight else [self._embedding, self._head]
+        for layer in self._layers:
+            yield [layer.qkv, layer.out, *chain.from_iterable((mlp.gate, mlp.up, mlp.down) for mlp in layer.mlps)]
+
+    def _have_rows_of_file(self, matrices: Sequence[Matrix]) -> bool:
+        """Whether matrices have some rows of their file; those of all experts, which are one tensor there, together."""
+        of_tensors: dict[int, list[tuple[FileRows, Tensor]]] = {}
+        for matrix in matrices:
+            fields, begin = matrix_fields(matrix), 0
+            for rows in matrix.rows:
+                some = torch.tensor(sorted({0, len(rows) // 3, len(rows) - 1}))
+                outputs, numbers = some + begin, torch.empty(len(some), matrix.num_inputs)
+                addresses = outputs.data_ptr(), len(outputs), numbers.data_ptr()
+                self._library.plain_rows(ctypes.byref(self._model), ctypes.byref(fields), *addresses)
+                of_tensors.setdefault(id(rows.data), []).append((rows[some], numbers))
+                begin += len(rows)
+        for parts in of_tensors.values():
+            rows = replace(parts[0][0], order=torch.cat([part.order for part, _ in parts]))
+            are_rows = rows.are(torch.cat([numbers for _, numbers in parts]))
             rows.release()
             if not are_rows:
                 return False
-            begin += len(rows)
         return True
 
     def self_draft(self, num_layers: int | None, kind: Kind) -> LlamaDecoder:

@@ -82,8 +82,8 @@ struct Layer {
     Matrix output;
     const float* output_norm;    // of what attention adds
     const float* mlp_norm;
-    Matrix router;               // [E, hidden], of weights of the embedding's kind; without it all rows take the first MLP
-    const GatedMLP* mlps;        // of the embedding's kind where there is a router
+    Matrix router;               // [E, hidden], float; without it all rows take the first MLP
+    const GatedMLP* mlps;        // experts are in blocks or of the embedding's numbers
     const float* down_norm;      // of what the MLP adds
     const float* sinks;          // [H] scores that take probability and give nothing, or none
     int64_t window;              // keys that a row sees at most, its own included; 0 all
@@ -600,6 +600,8 @@ struct Product<Blocks> {
     const int32_t* x;
     const float* ones;
     long n, words;  // of a row
+    const int32_t* places = nullptr;  // as above
+    const float* shares = nullptr;
 
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
@@ -613,7 +615,10 @@ struct Product<Blocks> {
                 with_layout(place[1], [&](auto layout) {
                     multiply_rows<decltype(layout)>(panel, x + row * words, words, count, num_blocks, sums);
                 });
-                for (long r = 0; r < count; r++) write<ADDS>(m, sums[r], o, m.by, to + (row + r) * pitch + o);
+                for (long r = row; r < row + count; r++) {
+                    const float by = shares ? m.by * shares[r] : m.by;
+                    write<ADDS>(m, sums[r - row], o, by, to + (places ? places[r] : r) * pitch + o);
+                }
             }
         }
     }
@@ -1114,7 +1119,7 @@ using PlainOf = std::conditional_t<sizeof(Number) == sizeof(float), Float32, BFl
 // A thread's part of a forward; the others may still be busy with their logits.
 template <class Kind, class Number>
 class Pass {
-    using Plain = PlainOf<Number>;  // what experts are kept as
+    using Plain = PlainOf<Number>;
     const Model& m;
     const Step& s;
     Member& member;
@@ -1127,7 +1132,7 @@ class Pass {
     const std::vector<Part> blocks;
     Tiles tiles;
     Inputs<Kind> inputs;
-    Inputs<Plain> plain, taken;
+    Inputs<Plain> plain;
     Routes routes;
 
 public:
@@ -1137,8 +1142,7 @@ public:
           shared(s.scratch), qkv(shared + room.qkv), attended(shared + room.attended), gate_up(shared + room.gate_up),
           added(shared + room.added), routed(shared + room.routed), mine(shared + room.shared + thread * room.own),
           scores(mine + room.scores), x(m.norms_outputs ? mine + room.stream : shared),
-          blocks(blocks_of(s, block_size(n, K, s.num_threads))), inputs(inputs_at<Kind>(0)), plain(inputs_at<Plain>(0)),
-          taken(inputs_at<Plain>(room.taken)) {}
+          blocks(blocks_of(s, block_size(n, K, s.num_threads))), inputs(inputs_at<Kind>(0)), plain(inputs_at<Plain>(0)) {}
 
     void run() {
         const Part part = part_of(n, thread, threads);
@@ -1254,25 +1258,34 @@ private:
         add(mlp.down, layer.down_norm);
     }
 
-    // Each expert that some rows take is read once.
     void take_experts(const Layer& layer) {
-        shape<Plain>(n);
-        plain.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-        plain.times(layer.router, n).into(part_of(layer.router, thread, threads), routed, m.num_experts);
+        if constexpr (std::is_same_v<Kind, Blocks>)
+            if (layer.mlps->gate.panels) return take_experts(layer, inputs);
+        take_experts(layer, plain);
+    }
+
+    // Each expert that some rows take is read once.
+    template <class Some>
+    void take_experts(const Layer& layer, Inputs<Some>& all) {
+        Inputs<Float32> normed = inputs_at<Float32>(room.taken);
+        normed.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
+        normed.times(layer.router, n).into(part_of(layer.router, thread, threads), routed, m.num_experts);
+        for (long r = 0; r < n; r++) all.prepare(r, normed.x + r * hidden, hidden);
         member.meet();
         routes.choose(routed, n, m);
+        Inputs<Some> taken = inputs_at<Some>(room.taken);
         const long I = layer.mlps[0].gate.out;
-        each_taken([&](const GatedMLP& mlp, long begin, long count) {
-            for (long i = 0; i < count; i++) taken.take(i, plain, routes.rows[begin + i], hidden);
+        each_taken<Some>([&](const GatedMLP& mlp, long begin, long count) {
+            for (long i = 0; i < count; i++) taken.take(i, all, routes.rows[begin + i], hidden);
             gate(taken, mlp, count, gate_up + begin * 2 * I);
         }, layer);
         member.meet();
         const Part part = part_of(layer.mlps[0].down, thread, threads);
         float* const to = x == shared ? x : added;
         for (long r = 0; x != shared && r < n; r++) std::fill(added + r * hidden + part.begin, added + r * hidden + part.end, 0.0f);
-        each_taken([&](const GatedMLP& mlp, long begin, long count) {
+        each_taken<Some>([&](const GatedMLP& mlp, long begin, long count) {
             for (long i = 0; i < count; i++) taken.prepare(i, gate_up + (begin + i) * 2 * I, I);
-            Product<Plain> product = taken.times(mlp.down, count);
+            Product<Some> product = taken.times(mlp.down, count);
             product.places = &routes.rows[begin];
             product.shares = &routes.shares[begin];
             product.onto(part, to, hidden);
@@ -1281,12 +1294,12 @@ private:
         if (x != shared) take_added(layer.down_norm);
     }
 
-    template <class Work>
+    template <class Some, class Work>
     void each_taken(Work work, const Layer& layer) {
         for (long e = 0; e < m.num_experts; e++) {
             const long begin = routes.begins[e], count = routes.begins[e + 1] - begin;
             if (!count) continue;
-            shape<Plain>(count);
+            shape<Some>(count);
             work(layer.mlps[e], begin, count);
         }
     }

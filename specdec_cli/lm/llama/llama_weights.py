@@ -188,7 +188,7 @@ class Layer:
         out: back to the residual stream.
         output_norm: of what attention adds.
         mlp_norm: before the MLP.
-        router: to the experts' scores [E], or None.
+        router: to the experts' scores [E] in float32, or None.
         mlps: the experts, or the one MLP.
         down_norm: of what the MLP adds.
         sinks: [H] float32 scores that take probability and give nothing, or None.
@@ -280,7 +280,7 @@ class Taking:
     Args:
         shape: of the model.
         family: of the model.
-        kind: how the weights of linear layers are kept. Experts and their router stay plain.
+        kind: how the weights of linear layers are kept. Experts stay as they are, in blocks or plain.
         arena: where.
         by: what each layer's additions to the residual stream are multiplied with.
     """
@@ -305,7 +305,7 @@ class Taking:
             Matrix.of(*linear(out), self.kind, self.arena, by=self.by),
             norms[1],
             norms[2],
-            None if router is None else Matrix.of(router.weight, getattr(router, "bias", None), "plain", self.arena),
+            None if router is None else self._router(router),
             [self._mlp(mlp)] if router is None else self._experts(mlp.experts),
             norms[3],
             None if sinks is None else sinks.detach().float(),
@@ -352,17 +352,12 @@ class Taking:
             gate, up = linear(mlp.gate_proj), linear(mlp.up_proj)
         return self._gated(gate, up, linear(mlp.down_proj), self.kind)
 
+    def _router(self, router: Any) -> Matrix:
+        """The router in float32, whatever the experts are in: a rounding may choose another expert."""
+        return Matrix.of(router.weight.float(), getattr(router, "bias", None), "plain", self.arena)
+
     def _experts(self, experts: Any) -> list[GatedMLP]:
-        """Experts [E, 2I, hidden] and [E, hidden, I], or each of them transposed with gate and up number by number."""
-        is_limited = self.family.has_limited_experts
-        weights, biases = zip(*(_stored(experts, name) for name in ("gate_up_proj", "down_proj")), strict=True)
-        gated_mlps = []
-        for expert in range(len(weights[0])):
-            joined, down = (weight[expert].t() if is_limited else weight[expert] for weight in weights)
-            first, last = (None if bias is None else bias[expert] for bias in biases)
-            gate, up = _halves(joined, first, are_mixed=is_limited)
-            gated_mlps.append(self._gated(gate, up, (down, last), "plain"))
-        return gated_mlps
+        return [self._gated(*parts, "plain") for parts in expert_layers(experts, self.family)]
 
     def _gated(self, gate: _Linear, up: _Linear, down: _Linear, kind: Kind) -> GatedMLP:
         first, second = (Matrix.of(*part, kind, self.arena) for part in (gate, up))
@@ -375,9 +370,26 @@ def linear(module: Any) -> _Linear:
     return module.weight if rows is None else rows, getattr(module, "bias", None)
 
 
-def _stored(module: Any, name: str) -> _Linear:
-    """A module's parameter and its bias."""
-    return getattr(module, name), getattr(module, f"{name}_bias", None)
+def expert_layers(experts: Any, family: Family) -> Iterator[tuple[_Linear, _Linear, _Linear]]:
+    """Gate, up and down of each expert, in the blocks of a file where it has them.
+
+    transformers keeps [E, 2I, hidden] and [E, hidden, I], or each of them transposed with gate and up number by number.
+    """
+    is_limited, in_blocks = family.has_limited_experts, getattr(experts, "expert_rows", None)
+    for expert in range(len(experts.down_proj)):
+        joined, down = (
+            weight[expert].t() if is_limited else weight[expert] for weight in (experts.gate_up_proj, experts.down_proj)
+        )
+        first, last = (
+            None if bias is None else bias[expert]
+            for bias in (getattr(experts, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
+        )
+        gate, up = _halves(joined, first, are_mixed=is_limited)
+        if in_blocks is None:
+            yield gate, up, (down, last)
+        else:
+            rows = in_blocks[expert]
+            yield (rows[0], gate[1]), (rows[1], up[1]), (rows[2], last)
 
 
 def _halves(weight: Tensor | FileRows, bias: Tensor | None, *, are_mixed: bool = False) -> tuple[_Linear, _Linear]:
