@@ -11,7 +11,7 @@ from functools import cache
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdec_cli.drafted import Drafted
+from specdec_cli.drafted import MOST_DEPTH, Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
@@ -119,7 +119,7 @@ class HeadDrafter(WithoutFeatures):
         """
         longest, most = self._max_context, self.most_depth
         assert longest is not None, "a drafter is loaded before it drafts"
-        guesses = {} if self.one_pass else self._continue_plain(rows, longest)
+        guesses = self._continue_plain(rows, longest)
         drafts = [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]
         self._feed([draft.row for draft in drafts], [draft.row.k for draft in drafts])
         able = [draft for draft in drafts if self.sequences.can_draft(draft.row.handle)]
@@ -181,7 +181,8 @@ class HeadDrafter(WithoutFeatures):
         guesses: dict[int, Guesses] = {}
         if not self.sequences.is_recorded:
             return guesses
-        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
+        most = self.most_depth or MOST_DEPTH
+        depths = {place: min(row.most_depth(longest), most) for place, row in enumerate(rows) if row.is_plain}
         able = [place for place, depth in depths.items() if depth > 0 and self._can_begin(rows[place])]
         shapes: dict[TreeShape | None, list[int]] = {}
         for place in able:

@@ -368,7 +368,7 @@ class TableBlocks:
     Its confidence in a row depends on the token before the row's.
     """
 
-    most_tokens = 2
+    most_tokens, is_recorded = 2, False
 
     def __init__(self, table: Any, has_selector: bool = False) -> None:
         self.table, self.has_selector = torch.tensor(table, dtype=torch.float32), has_selector

@@ -203,7 +203,7 @@ class TableHeads:
 
     def __init__(self, table: Any) -> None:
         self.table, self.tokens = torch.tensor(table, dtype=torch.float32), dict[int, int]()
-        self.most_tokens = 2
+        self.most_tokens, self.is_recorded = 2, False
 
     def can_draft(self, handle: int) -> bool:
         return True

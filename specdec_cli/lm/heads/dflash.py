@@ -42,6 +42,7 @@ from specdec_cli.lm.heads.published import (
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
 _CAUSAL = ("is_causal", "causal", "causal_head")
 """Keys that say of all layers whether a block's rows see those before them alone, the first that is there."""
@@ -300,6 +301,7 @@ class BlockHead(PublishedHead):
         mask = _mask_embedding(draft)
         self._mask = self.embed([draft.mask_token]) if mask is None else mask.to(target.device, target.dtype)
         self.most_tokens, self.num_rows = draft.most_tokens, draft.block_size
+        self.is_one_pass = True
 
     def mix(self, features: Tensor) -> Tensor:
         """One vector [n, hidden] of the target's states, normalized."""
@@ -310,11 +312,12 @@ class BlockHead(PublishedHead):
         self.layers.remember(feature, positions, feeds)
         return feature
 
-    def rows(self, anchors: Sequence[int], feeds: list[LayerFeed]) -> Tensor:
+    def rows(self, anchors: Sequence[int] | Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """States [sequences, B, hidden] of a block behind each context, behind the final norm.
 
         Args:
             anchors: each context's last token, which the first row reads.
+            positions: of all rows [n] int64.
             feeds: the sequences; their new slots are the block's rows.
         """
         masks = self._mask.expand(self.draft.block_size - 1, -1)
@@ -322,16 +325,23 @@ class BlockHead(PublishedHead):
             torch.cat([torch.cat([embedding[None], masks]) for embedding in self.embed(anchors)])
             * self.draft.embedding_scale
         )
-        states = self.layers.run(hidden, positions_of(feeds, hidden.device), feeds)
+        states = self.layers.run(hidden, positions, feeds)
         return self.norm(states, "norm").view(len(anchors), self.draft.block_size, -1)
 
     def ahead(self, sequences: HeadSequences, ends: Sequence[tuple[int, int, int]]) -> Ahead:
         """Logits of a block's rows."""
         feeds = [sequences.new_rows(handle, self.draft.block_size) for handle, _, _ in ends]
-        rows = self.rows([token for _, token, _ in ends], feeds)
+        rows = self.rows([token for _, token, _ in ends], positions_of(feeds, self._mask.device), feeds)
         rows = rows if self.draft.from_anchor else rows[:, 1:]
         states = [own[:depth] for own, (_, _, depth) in zip(rows, ends, strict=True)]
         return self.given(list(torch.split(self.logits(torch.cat(states)), [len(own) for own in states])), states)
+
+    def recorded_ahead(self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]) -> Tensor:
+        """As `ahead`."""
+        block = feed(self.draft.block_size)
+        rows = self.rows(anchors, block.positions, [block])
+        rows = (rows if self.draft.from_anchor else rows[:, 1:])[:, :depth]
+        return self.spread(self.logits(rows.flatten(0, 1))).view(len(anchors), depth, -1)
 
     def given(self, logits: list[Tensor], states: list[Tensor]) -> Ahead:
         """The result of a pass with logits [depth, drafted vocabulary] and states [depth, hidden] of each sequence.
@@ -381,4 +391,4 @@ def _mask_embedding(draft: DFlashDraft) -> Tensor | None:
 
 def sequences(draft: DFlashDraft, target: LM, _num_tokens: int) -> HeadSequences:
     """The draft's sequences, its weights loaded."""
-    return HeadSequences([BlockHead(draft, target)], target, draft.name)
+    return HeadSequences([BlockHead(draft, target)], target, draft.name, draft.num_taps)

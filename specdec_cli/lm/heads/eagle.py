@@ -41,6 +41,7 @@ from specdec_cli.lm.heads.published import (
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack
+    from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
 _CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config", "deepseek_v3": "DeepseekV3Config"}
 _MASKS = ("mask_token_id", "ptd_token_id")
@@ -300,7 +301,7 @@ class PEagleHead(Eagle3Head):
 
     def __init__(self, draft: EagleDraft, target: LM) -> None:
         super().__init__(draft, target)
-        self.mask_token = draft.mask_token
+        self.mask_token, self.is_one_pass = draft.mask_token, True
         self._mask = self.mix(self.weights["mask_hidden"].view(1, draft.num_taps, -1))
 
     def recycled(self, output: Tensor) -> Tensor:
@@ -310,6 +311,17 @@ class PEagleHead(Eagle3Head):
     def ahead(self, sequences: HeadSequences, ends: Sequence[tuple[int, int, int]]) -> Ahead:
         """Logits of the last kept position and of the masks behind it."""
         return Ahead(sequences.masked_logits([(handle, depth) for handle, _, depth in ends]))
+
+    def recorded_ahead(self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]) -> Tensor:
+        """As `ahead`."""
+        outputs = ends[:, None]
+        if depth > 1:
+            masks = feed(depth - 1)
+            assert self.mask_token is not None, "such a head has a mask"
+            embedded = self.embed(torch.full_like(masks.positions, self.mask_token))
+            rows = self.run(embedded, self.recycled(embedded), masks.positions, [masks])
+            outputs = torch.cat([outputs, rows.view(len(ends), depth - 1, -1)], 1)
+        return self.logits(outputs.flatten(0, 1)).view(len(ends), depth, -1)
 
 
 _HEADS: dict[str, Callable[[EagleDraft, LM], PublishedHead]] = {
@@ -321,5 +333,4 @@ _HEADS: dict[str, Callable[[EagleDraft, LM], PublishedHead]] = {
 
 def sequences(draft: EagleDraft, target: LM, _num_tokens: int) -> HeadSequences:
     """The head's sequences, its weights loaded."""
-    recorded = 0 if draft.method == "p-eagle" else len(draft.taps or ())
-    return HeadSequences([_HEADS[draft.method](draft, target)], target, draft.name, recorded)
+    return HeadSequences([_HEADS[draft.method](draft, target)], target, draft.name, len(draft.taps or ()))

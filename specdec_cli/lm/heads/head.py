@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.heads.draft_sequences import Ahead
     from specdec_cli.lm.heads.head_sequences import HeadSequences
     from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack
+    from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
 
 class Head(ABC):
@@ -38,6 +39,7 @@ class Head(ABC):
         vocab_size: V, the width of its logits.
         mask_token: stands for tokens that are not drafted yet, and `recycled` gives its feature, whatever the output;
             None where each drafted token is read.
+        is_one_pass: whether a graph drafts all tokens by `recorded_ahead`, not one after another.
         recording_obstacle: why no CUDA graph can hold its forward; None where none is known before it is tried.
         reads_before: slot t pairs the token at t with the states of t - 1, not the token at t + 1 with those of t.
         most_tokens: that it drafts one after another; None drafts as many as are wanted.
@@ -45,6 +47,7 @@ class Head(ABC):
     """
 
     mask_token: int | None = None
+    is_one_pass: bool = False
     recording_obstacle: str | None = None
     reads_before: bool = False
     most_tokens: int | None = None
@@ -95,6 +98,17 @@ class Head(ABC):
 
         Raises:
             RunError: too few blocks are free.
+        """
+        raise NotImplementedError
+
+    def recorded_ahead(self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]) -> Tensor:
+        """Logits [B, depth, V] of all next tokens from one pass, in a CUDA graph.
+
+        Args:
+            depth: tokens that are wanted.
+            anchors: last token of each context [B] int64.
+            ends: output of the last kept slot of each sequence [B, hidden].
+            feed: so many new slots behind the kept ones of each sequence.
         """
         raise NotImplementedError
 

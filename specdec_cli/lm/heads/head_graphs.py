@@ -59,6 +59,7 @@ class _Inputs:
         last: column of the last new position of each sequence [B]; `NOTHING` where there is none.
         begin: place of the first drafted node in the first module [B]; each further module's is one less.
         tables: blocks of each sequence in each module [M, B, N].
+        anchors: last token of each context [B].
     """
 
     tokens: Tensor
@@ -66,15 +67,16 @@ class _Inputs:
     last: Tensor
     begin: Tensor
     tables: Tensor
+    anchors: Tensor
 
     @classmethod
     def views(cls, bucket: Bucket, num_modules: int, vector: Tensor) -> _Inputs:
         """The parts of a vector that `_values` filled."""
         rows, each, blocks = bucket.num_rows, bucket.num_tokens, bucket.num_blocks
         fed, every = rows * each, num_modules * rows
-        parts = torch.split(vector, [fed, every * each, rows, rows, every * blocks])
+        parts = torch.split(vector, [fed, every * each, rows, rows, every * blocks, rows])
         tokens, places = parts[0].view(rows, each), parts[1].view(num_modules, rows, each)
-        return cls(tokens, places, parts[2], parts[3], parts[4].view(num_modules, rows, blocks))
+        return cls(tokens, places, parts[2], parts[3], parts[4].view(num_modules, rows, blocks), parts[5])
 
 
 def _values(
@@ -106,7 +108,7 @@ def _values(
             blocks = module.cache.of(row.handle).blocks
             values += [*blocks, *[NOTHING] * (bucket.num_blocks - len(blocks))]
         values += [NOTHING] * (missing * bucket.num_blocks)
-    return values
+    return [*values, *(row.context[-1] for row in rows), *[0] * missing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class _Depth:
     """One round of a recorded draft: the nodes that a module runs, and the children that they get.
 
     A node is run if it has children, by the first module that has none of them yet; it stands behind the text in the
-    order of its number among those.
+    order of its number among those. In one pass no node is run: all nodes of a depth choose from the same logits.
 
     Args:
         module: which one runs.
@@ -144,6 +146,7 @@ class _RecordedShape:
     Args:
         shape: static.
         num_modules: of the head.
+        is_one_pass: whether the head drafts all depths in one pass.
         device: of the head.
 
     Attributes:
@@ -151,7 +154,7 @@ class _RecordedShape:
         depths: of each node that is run, counted from 0 [run] int64.
     """
 
-    def __init__(self, shape: TreeShape, num_modules: int, device: torch.device) -> None:
+    def __init__(self, shape: TreeShape, num_modules: int, is_one_pass: bool, device: torch.device) -> None:
         drafted = Drafted(tuple(range(len(shape.parents))), shape.parents)  # any tokens
         run = inner_nodes(shape)
         number = {CONTEXT_END: -1} | {node: i for i, node in enumerate(run)}
@@ -164,7 +167,7 @@ class _RecordedShape:
             nodes = [node for node in run if drafted.depth(node) <= depth] if depth == module else ends
             paths = [[number[above] for above in drafted.path(node)] for node in nodes if node != CONTEXT_END]
             nums = [len(shape.children(end)) for end in ends]
-            taken = [i * max(nums) + rank for i, num in enumerate(nums) for rank in range(num)]
+            taken = [(not is_one_pass) * i * max(nums) + rank for i, num in enumerate(nums) for rank in range(num)]
             sees = torch.zeros(len(paths), len(run) + 2, dtype=torch.bool)
             for row, path in zip(sees, paths, strict=True):
                 row[[0, *(1 + i for i in path)]] = True
@@ -175,7 +178,7 @@ class _RecordedShape:
                     at([1 + number[drafted.parents[node]] for node in nodes if node != CONTEXT_END], dtype=torch.int64),
                     at([path[-1] for path in paths], dtype=torch.int64),
                     None if shape.is_chain else sees.to(device),
-                    len(ends),
+                    1 if is_one_pass else len(ends),
                     max(nums),
                     at(taken, dtype=torch.int64),
                 )
@@ -238,7 +241,7 @@ class HeadGraphs:
         Raises:
             RunError: the head cannot be recorded.
         """
-        bucket = Bucket.around(1, 1, 1)
+        bucket, first = Bucket.around(1, 1, 1), self._modules[0].head
         assert bucket is not None, "one token fits a bucket"
         for module in self._modules:
             obstacle = module.head.recording_obstacle
@@ -246,8 +249,8 @@ class HeadGraphs:
                 obstacle = "its values are not as wide as its keys"
             if obstacle is not None:
                 raise RunError(f"{self._what} cannot be recorded: {obstacle}", "use --decoder transformers")
-        shape, vocab_size = chain_of(len(self._modules) + 1), self._modules[0].head.vocab_size
-        self._recorded(bucket, shape, vocab_size, ChoiceKind())
+        num_tokens = min(len(self._modules) + 1, first.most_tokens or MOST_TOKENS)
+        self._recorded(bucket, chain_of(num_tokens), first.vocab_size, ChoiceKind())
 
     def drop(self) -> None:
         """Forget what was recorded, as the caches move."""
@@ -310,7 +313,7 @@ class HeadGraphs:
         states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
         before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
         choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, shape.depth, self._device)
-        plan = _RecordedShape(shape, len(self._modules), self._device)
+        plan = _RecordedShape(shape, len(self._modules), self._modules[0].head.is_one_pass, self._device)
         run = partial(self._guess, bucket, plan, choice, inputs, states, before)
         replay, outputs = recorded(run, self._device, self._pool, self._what)
         return _DraftGraph(inputs, states, before, choice, replay, outputs)
@@ -331,6 +334,16 @@ class HeadGraphs:
         ends = self._feed(step, states, before, slots)
         heads, source = [module.head for module in self._modules], 0
         outputs, choices = ends[0][:, None], Choices(choice)
+        if heads[0].is_one_pass:
+
+            def feed(num: int) -> RecordedFeed:
+                places = step.begin[:, None] + torch.arange(num, device=self._device)
+                return self._new_slots(0, places, slots[0])
+
+            logits = heads[0].recorded_ahead(len(shape.rounds), step.anchors, ends[0], feed)
+            for each, its in zip(shape.rounds, logits.unbind(1), strict=True):
+                self._choose(choices, its, each)
+            return choices.tokens, torch.stack(ends), *choices.q
         for each in shape.rounds:
             m = each.module
             if len(each.nodes):
@@ -344,12 +357,16 @@ class HeadGraphs:
                 output = self._run(m, tokens, feature.view(*tokens.shape, -1), places, slots[m], nodes)
                 outputs = torch.cat([outputs if m == source else ends[m][:, None], output], 1)
                 source = m
-            logits = heads[m].logits(outputs[:, -each.num_ends :].flatten(0, 1))
-            if each.most == each.num_ends == 1:
-                choices.take(logits)
-            else:
-                choices.take_likeliest(logits.view(-1, each.num_ends, logits.shape[1]), each.most, each.children)
+            self._choose(choices, heads[m].logits(outputs[:, -each.num_ends :].flatten(0, 1)), each)
         return choices.tokens, torch.stack(ends), *choices.q
+
+    @staticmethod
+    def _choose(choices: Choices, logits: Tensor, each: _Depth) -> None:
+        """Take the tokens of a round by the logits of its ends, row after row."""
+        if len(each.children) == 1:
+            choices.take(logits)
+        else:
+            choices.take_likeliest(logits.view(-1, each.num_ends, logits.shape[1]), each.most, each.children)
 
     def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
         """Take new positions, module after module; the output [B, hidden] of each at its last kept slot."""
@@ -375,12 +392,14 @@ class HeadGraphs:
         nodes: DraftedNodes | None = None,
     ) -> Tensor:
         """A module's output [B, R, hidden] of tokens [B, R] with their features [B, R, hidden] at places [B, R]."""
-        head, cache = self._modules[m].head, self._modules[m].cache
-        feed = RecordedFeed.at(cache.keys, cache.values, slots, places, cache.nowhere, self._kernels, nodes)
-        at = places.clamp(0, slots.shape[1] - 1)
-        positions = (at if nodes is None else nodes.key_positions.gather(1, at)).flatten()
+        head, feed = self._modules[m].head, self._new_slots(m, places, slots, nodes)
         embedded = head.embed(tokens.clamp(min=0).flatten())
-        return head.run(embedded, feature.flatten(0, 1), positions, [feed]).view(*tokens.shape, -1)
+        return head.run(embedded, feature.flatten(0, 1), feed.positions, [feed]).view(*tokens.shape, -1)
+
+    def _new_slots(self, m: int, places: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> RecordedFeed:
+        """New slots of a module at places [B, R]; `slots` are of every place [B, T]."""
+        cache = self._modules[m].cache
+        return RecordedFeed.new(cache.keys, cache.values, slots, places, cache.nowhere, self._kernels, nodes)
 
 
 def nodes_of(begin: Tensor, sees: Tensor, depths: Tensor, places: Tensor, slots: Tensor) -> DraftedNodes:

@@ -40,6 +40,16 @@ class LayerFeed:
         keys, values = (tensor.view(num_layers, -1, *tensor.shape[1:])[index] for tensor in (self.keys, self.values))
         return replace(self, keys=keys, values=values)
 
+    def around(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """How far before each new slot, a neighbour of the others, each place is, and whether it may be read.
+
+        Returns:
+            Distances [new, end] int64, negative behind the slot; and [new, end] bool.
+        """
+        every = torch.arange(self.end, device=device)
+        behind = every[self.places[0] :, None] - every
+        return behind, torch.ones_like(behind, dtype=torch.bool)
+
     def write(self, keys: Tensor, values: Tensor) -> None:
         """File new keys and values [key heads, new, head size]."""
         first, num = self.places[0], len(self.places)

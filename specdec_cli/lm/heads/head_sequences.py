@@ -265,6 +265,7 @@ class HeadSequences(DraftSequences):
                 sequence.forget_nodes()
                 module.cache.publish(sequence)
                 num_run = row.num_tokens - 1 if tree is None else len(inner_nodes(tree))
+                num_run = max(num_run, module.head.num_rows)
                 module.cache.reserve(sequence, len(row.context) - 1 - m + num_run)
         continuations, ends = self._graphs.guess(news, num_tokens, tree)
         for i, row in enumerate(news):
@@ -280,7 +281,7 @@ class HeadSequences(DraftSequences):
         assert first == self.num_kept(row.handle), "each kept position's features come once"
         if len(row.features) <= MOST_TOKENS:
             return row
-        self.feed([(row.handle, row.context, row.features)], [row.num_tokens])
+        self.feed([(row.handle, row.context, row.features)], [1])
         return replace(row, features=None)
 
     def _logits_of(self, wanted: Sequence[tuple[int, Path]]) -> Tensor:

@@ -27,9 +27,7 @@ class BlockLayer:
 
     def visible(self, feed: LayerFeed, device: torch.device) -> Tensor:
         """The places [new, end] bool that each of a sequence's new rows, neighbours, attends to."""
-        every = torch.arange(feed.end, device=device)
-        behind = every[feed.places[0] :, None] - every
-        visible = torch.ones_like(behind, dtype=torch.bool)
+        behind, visible = feed.around(device)
         if self.is_causal:
             visible &= behind >= 0
         if self.window is not None:

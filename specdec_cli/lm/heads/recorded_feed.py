@@ -18,17 +18,19 @@ class RecordedFeed(LayerFeed):
     """B sequences in one feed, R new slots of each: `slots` are [B, T], `places` only count n = B·R.
 
     Args:
+        at: their places, 0 where one only fills the shape [B, R] int64.
         write_slots: of each new slot [n] int64.
         kernels: attention for all sequences at once (`lm.split_attention`); None without a GPU or without Triton.
         nodes: drafted nodes among the new slots; None where each sees the places before it and its own.
     """
 
+    at: Tensor
     write_slots: Tensor
     kernels: Any
     nodes: DraftedNodes | None = None
 
     @classmethod
-    def at(
+    def new(
         cls,
         keys: Tensor,
         values: Tensor,
@@ -57,7 +59,27 @@ class RecordedFeed(LayerFeed):
         every = torch.arange(num_keys, device=slots.device)
         visible = (every <= at[:, :, None] if nodes is None else nodes.is_seen).view(-1, num_keys)
         new = range(places.numel())
-        return cls(keys, values, slots, new, num_keys, visible, write_slots=write_slots, kernels=kernels, nodes=nodes)
+        more: dict[str, Any] = {"at": at, "write_slots": write_slots, "kernels": kernels, "nodes": nodes}
+        return cls(keys, values, slots, new, num_keys, visible, **more)
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the new slots in their texts [n] int64."""
+        return (self.at if self.nodes is None else self.nodes.key_positions.gather(1, self.at)).flatten()
+
+    def around(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """As `LayerFeed.around`; places behind a sequence's last new slot are not read."""
+        every = torch.arange(self.end, device=device)
+        may_be_read = (every <= self.at[:, -1:, None]).expand(-1, self.at.shape[1], -1)
+        return self.at.reshape(-1, 1) - every, may_be_read.reshape(-1, self.end).contiguous()
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """File new keys and values [key heads, new, head size]."""
+        if self.kernels is not None:
+            self.kernels.write(keys[None], values[None], self.keys[None], self.values[None], self.write_slots)
+            return
+        self.keys.index_copy_(1, self.write_slots, keys)
+        self.values.index_copy_(1, self.write_slots, values)
 
     def layout(self, positions: Tensor) -> Layout:
         """The same for a forward of transformers.
@@ -78,14 +100,12 @@ class RecordedFeed(LayerFeed):
         """As `LayerFeed.attend`, for all sequences at once."""
         assert isinstance(self.slots, Tensor), "slots of a recorded forward are on the device"
         assert self.visible is not None, "a recorded forward says what its queries see"
+        self.write(keys, values)
         if self.kernels is not None:
             stored = self.keys[None], self.values[None]
-            self.kernels.write(keys[None], values[None], *stored, self.write_slots)
             scale = queries.shape[2] ** -0.5
             attended: Tensor = self.kernels.attend(queries[None], *stored, self.slots, self.visible, scale, None, None)
             return attended[0].flatten(1)
-        self.keys.index_copy_(1, self.write_slots, keys)
-        self.values.index_copy_(1, self.write_slots, values)
         num_rows, num_heads, size = len(self.slots), queries.shape[0], queries.shape[2]
         visible = self.visible.view(num_rows, -1, self.end)
         is_hidden = ~visible.any(1)[:, None, :, None]  # others' may be no numbers, and nothing times NaN is NaN

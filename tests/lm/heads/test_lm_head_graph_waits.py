@@ -55,11 +55,14 @@ def waits_of(target, drafter, k: int, params: SamplingParams, **options: Any) ->
 
 
 FORCED: dict[str, Any] = {"verify": "synthetic", "synthetic_acceptance_rates": (0.8, 0.7, 0.6)}
-ARMS: dict[str, tuple[int, dict[str, Any], float]] = {
-    "plain": (0, {}, 1),
-    "chain": (3, FORCED, 1),
-    "tree": (3, {"tree": "3,2,1", **FORCED}, 1),
-    "dynamic tree": (3, {"tree": "dynamic:6"}, 17),
+ARMS: dict[str, tuple[str, int, dict[str, Any], float]] = {
+    "plain": ("official", 0, {}, 1),
+    "chain": ("official", 3, FORCED, 1),
+    "tree": ("official", 3, {"tree": "3,2,1", **FORCED}, 1),
+    "dynamic tree": ("official", 3, {"tree": "dynamic:6"}, 17),
+    "block": ("dflash", 3, FORCED, 1),
+    "tree of a block": ("dflash", 3, {"tree": "3,2,1", **FORCED}, 1),
+    "masks": ("p-eagle", 3, FORCED, 1),
 }
 
 
@@ -75,7 +78,7 @@ def test_a_planted_wait_is_counted(both, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, both) -> None:  # noqa: F811
-    _, (target, drafter) = both()
-    k, options, most = ARMS[arm]
+    head, k, options, most = ARMS[arm]
+    _, (target, drafter) = both(head)
     waits = waits_of(target, drafter, k, SamplingParams(max_new_tokens=60, ignore_eos=True), **options)
     assert waits.num / NUM_STEPS <= most, waits.lines

@@ -13,6 +13,7 @@ import torch
 from head_drafts import LAYERS, TEXT, features_of
 from head_drafts import loaded as loaded_head
 from test_lm_graphs import GPU, Recorder
+from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, decode, tiny_engine, tokens
 from tiny_heads import publish, random_weights
 from tiny_models import VOCAB, make_tiny
@@ -35,6 +36,8 @@ from specdec_cli.tree_shape import TreeShape
 
 GREEDY = SamplingParams(max_new_tokens=40)
 HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama 3"]
+ONE_PASS = ["p-eagle", "dflash", "dflash-sliding"]
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 7}
 NORMS = {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True}
 
 
@@ -108,11 +111,7 @@ def both(tmp_path, device, recorder):
             make_target(kind, folder, int(num))
         else:
             make_tiny("llama", folder, 1, num_hidden_layers=6)
-            variant = NORMS if head == "norms" else {}
-            weights = random_weights(head != "eagle", seed=3, **variant)
-            form = "speculators" if head == "norms" else head
-            layers = (1, 2, 2) if head == "official" else LAYERS
-            publish(tmp_path / "head", weights, form, layers, **variant)
+            publish_head(tmp_path / "head", head)
         pairs = []
         for decoder in ("transformers", "graphs"):
             lm = load_lm(str(folder), decoder=decoder, device=device, block_size=4, max_num_seqs=4, check=False)
@@ -120,6 +119,21 @@ def both(tmp_path, device, recorder):
         return pairs
 
     return made
+
+
+def publish_head(folder, head: str) -> None:
+    """Write a head of random weights."""
+    if head.startswith("dflash"):
+        keys = SLIDING if head.endswith("sliding") else {"sample_from_anchor": True}
+        publish_dflash(folder, random_block_weights(seed=3), "z-lab", LAYERS, **keys)
+    elif head == "p-eagle":
+        weights = random_weights(True, seed=3, layers=2, masked=True)
+        publish(folder, weights, "peagle", LAYERS, mask_token_id=5)
+    else:
+        variant = NORMS if head == "norms" else {}
+        weights = random_weights(head != "eagle", seed=3, **variant)
+        layers = (1, 2, 2) if head == "official" else LAYERS
+        publish(folder, weights, "speculators" if head == "norms" else head, layers, **variant)
 
 
 def loaded_mtp(lm):
@@ -166,7 +180,7 @@ class Round:
             text += [*guess[:num], bonus + len(text) % 7]
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", HEADS + ONE_PASS)
 def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) -> None:
     rounds = Round(both(head))
     # One longer than a graph is made for, one that ends with a block, one that later modules have no slot of.
@@ -181,7 +195,7 @@ def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernels in all these tests")
-@pytest.mark.parametrize("head", ["official", "llama 2"])
+@pytest.mark.parametrize("head", ["official", "llama 2", "dflash-sliding"])
 def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton interprets them here."""
     pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
@@ -194,7 +208,9 @@ def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch:
     rounds.guess(rounds.rows(rounds.texts, tree=TreeShape.parse("2,2,1")))
 
 
-@pytest.mark.parametrize("head", HEADS[1:])  # of EAGLE's logits here, most have no probability: rounds leave these out
+@pytest.mark.parametrize(
+    "head", HEADS[1:] + ONE_PASS
+)  # of EAGLE's logits here, most have no probability: rounds leave these out
 def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Beside a chain and trees of other shapes, one cut by its k, and behind texts of all kinds."""
     rounds = Round(both(head))
@@ -211,7 +227,7 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
 
 
 @pytest.mark.parametrize("verify", ["auto", "synthetic"])
-@pytest.mark.parametrize("head", ["official", "llama 2"])
+@pytest.mark.parametrize("head", ["official", "llama 2", "dflash"])
 def test_texts_with_trees_are_those_without_graphs(head: str, verify: str, both) -> None:
     """Several rows, one of which stops at a token; synthetic verification accepts whole paths, parts, and nothing."""
     (plain, layer_by_layer), (target, drafter) = both(head)
@@ -243,7 +259,7 @@ def test_rows_come_and_go_with_depths_of_their_own(both, recorder) -> None:
     assert recorder.num_recorded == before, "a shape that was recorded is recorded again"
 
 
-@pytest.mark.parametrize("head", ["official", "llama 1", "llama 3"])
+@pytest.mark.parametrize("head", ["official", "llama 1", "llama 3", *ONE_PASS])
 def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -> None:
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
@@ -269,7 +285,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
-@pytest.mark.parametrize("head", ["official", "specforge", "llama 2"])
+@pytest.mark.parametrize("head", ["official", "specforge", "llama 2", "dflash"])
 def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """Beside greedy ones; some come with the q that they were drawn from."""
     rounds = Round(both(head))
@@ -311,7 +327,7 @@ def test_a_path_after_a_chain_has_the_logits_of_one_without(both) -> None:
     assert torch.allclose(found[is_scored], expected[is_scored], atol=2e-4)
 
 
-@pytest.mark.parametrize("head", ["specforge", "llama 2"])
+@pytest.mark.parametrize("head", ["specforge", "llama 2", "dflash", "p-eagle"])
 def test_prefixes_are_found_again_as_without_graphs(head: str, both) -> None:
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:11]}
@@ -380,7 +396,7 @@ def test_a_planted_fault_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch)
         test_rounds_in_graphs_draft_the_tokens_of_rounds_without("official", both)
 
 
-@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2"])
+@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2", *ONE_PASS])
 def test_whole_texts_are_the_targets(head: str, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both(head)
     params = SamplingParams(max_new_tokens=24)
