@@ -122,9 +122,16 @@ def _eagle(folder: Path, target: Target, num_layers: int, keys: dict[str, Any]) 
     return Published(options, TAPS, lambda k: fixed + (each if is_masked else k * each))
 
 
-def dflash(folder: Path, target: Target) -> Published:
-    """Five layers that a block of 16 rows takes together, and the target's output layer."""
-    hidden, num_layers = target.hidden, 5
+def dflash(folder: Path, target: Target, read_layers: Sequence[int] = (1, 8, 13), num_layers: int = 5) -> Published:
+    """Layers that a block of 16 rows takes together, and the target's output layer.
+
+    Args:
+        folder: is made.
+        target: its shape.
+        read_layers: of the target, whose outputs it reads.
+        num_layers: of its own.
+    """
+    hidden = target.hidden
     layers: Shapes = {}
     for i in range(num_layers):
         layers |= target.layer(i, hidden)
@@ -134,7 +141,7 @@ def dflash(folder: Path, target: Target) -> Published:
     config = {
         **target.config(num_layers), "model_type": "qwen3", "architectures": ["DFlashDraftModel"],
         "num_target_layers": 16, "block_size": BLOCK_SIZE,
-        "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 8, 13]},
+        "dflash_config": {"mask_token_id": 5, "target_layer_ids": list(read_layers)},
     }  # fmt: skip
     _save(folder, config, layers | fc, norms)
     keys = _sum(*(shape for name, shape in layers.items() if ".k_proj" in name or ".v_proj" in name))
