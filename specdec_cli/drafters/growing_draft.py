@@ -159,11 +159,13 @@ class GrowingDraft:
         """The guess, its q stacked to [nodes, V]."""
         import torch
 
+        from specdec_cli.sampling.chain import sent
+
         if not self._q:
             return Guesses(self.drafted)
         q = torch.cat(self._q)
         if self._q_of != list(range(len(q))):  # siblings were drawn from one q
-            q = q[torch.tensor(self._q_of, device=q.device)]
+            q = q[sent(self._q_of, torch.int64, q.device)]
         return Guesses(self.drafted, q)
 
     def _keep(self, nodes: Sequence[int]) -> None:

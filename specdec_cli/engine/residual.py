@@ -25,6 +25,7 @@ from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.engine.verify import RowGroup, Verdict, together
+from specdec_cli.sampling.chain import sent
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +80,7 @@ class _Residuals:
 
     def __post_init__(self) -> None:
         """Look p(x) and q(x) up."""
-        self.p, self.q = self.group.p_of_drafted(), self.group.q_of_drafted()
+        self.p, self.q = self.group.p_and_q_of_drafted()
         self.children = [_children(drafted) for drafted in self.group.drafted]
 
     def parent(self, row: int, node: int, mass: float = 1.0) -> _Parent | None:
@@ -126,7 +127,8 @@ class _Residuals:
         for parent in refused:
             if parent.row not in drawn:  # without chance q is one-hot at each refused token
                 tokens = self._tokens(parent.row)
-                weights[parent.row, [tokens[child] for child in parent.children]] = 0.0
+                refused_tokens = [tokens[child] for child in parent.children]
+                weights[parent.row, sent(refused_tokens, torch.int64, p.device)] = 0.0
         # Where p equals q a refusal comes from the last bits alone, and nothing is left over: draw from p.
         empty = weights.sum(dim=-1, keepdim=True) <= 0
         return torch.where(empty, p, weights)
@@ -147,7 +149,7 @@ class _Residuals:
         p = self._current(places, parents)
         q = self._q_of_many(parents).to(p.device)
         rests = [parent.rest for parent in parents]
-        rescaled = q if all(rest == 1 for rest in rests) else q / torch.tensor(rests, device=p.device)[:, None]
+        rescaled = q if all(rest == 1 for rest in rests) else q / sent(rests, q.dtype, p.device)[:, None]
         left = _excess(p, rescaled, [parent.mass / parent.total for parent in parents])
         sums = left.sum(dim=-1, dtype=torch.float64)
         going = [i for i, parent in enumerate(parents) if not parent.is_last]
@@ -156,8 +158,9 @@ class _Residuals:
             return masses_left
         following = [parents[i].children[parents[i].num_refused + 1] for i in going]
         tokens = [self._tokens(parents[i].row)[child] for i, child in zip(going, following, strict=True)]
-        of_next = left[going, tokens].double()
-        q_sums = q[going].sum(dim=-1, dtype=torch.float64)
+        at = sent(going, torch.int64, p.device)
+        of_next = left[at, sent(tokens, torch.int64, p.device)].double()
+        q_sums = q[at].sum(dim=-1, dtype=torch.float64)
         # One copy, so that a GPU is waited for once.
         gains = torch.cat((sums, of_next, q_sums)).tolist()
         for j, i in enumerate(going):
@@ -178,7 +181,7 @@ class _Residuals:
         changed = {i: residual for i, residual in enumerate(weights) if residual is not None}
         if changed:
             p = p.clone()
-            p[list(changed)] = torch.stack(list(changed.values()))
+            p[sent([*changed], torch.int64, p.device)] = torch.stack(list(changed.values()))
         return p
 
     def _tokens(self, row: int) -> tuple[int, ...]:
@@ -204,7 +207,7 @@ class _Residuals:
             assert q is not None, "these rows were drawn by chance"
             first, last = children[0], children[-1]
             is_slice = children == list(range(first, last + 1))  # no copy
-            parts.append(q[first : last + 1] if is_slice else q[children])
+            parts.append(q[first : last + 1] if is_slice else q[sent(children, torch.int64, q.device)])
         return together(parts)
 
 
@@ -307,4 +310,4 @@ def _post_order(children: Sequence[Sequence[int]]) -> list[int]:
 
 def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:
     """(scale p - q)+ [n, V] from p, q [n, V] float32 and scale [n]."""
-    return (p * torch.tensor(scale, device=p.device)[:, None]).sub_(q).clamp_(min=0)
+    return (p * sent(scale, p.dtype, p.device)[:, None]).sub_(q).clamp_(min=0)

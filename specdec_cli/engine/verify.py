@@ -23,7 +23,7 @@ Letters: B rows, n places of rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -36,7 +36,7 @@ from torch import Tensor
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import Distribution, inverse_cdf
+from specdec_cli.sampling.chain import Distribution, inverse_cdf, sent
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.verification import Rule
@@ -121,38 +121,47 @@ class RowGroup:
 
     def of_drafted(self, values: Tensor) -> list[list[float]]:
         """Values of each row's drafted tokens, from `values` [n, V] of the same places as p."""
-        width = values.shape[1]
-        flat = [
-            place * width + token for place, token in zip(self.places(), chain.from_iterable(self.tokens), strict=True)
-        ]
-        return self.by_row(values.take(self._tensor(flat)).tolist() if flat else [])
+        return self.by_row(self._at_drafted(values).tolist() if any(self.tokens) else [])
 
     def p_of_drafted(self) -> list[list[float]]:
         """Each row's p(x)."""
         assert self.p.probs is not None, "rows that sample have a dense p"
         return self.of_drafted(self.p.probs)
 
+    def _at_drafted(self, values: Tensor) -> Tensor:
+        """The same of all rows [drafted]."""
+        width = values.shape[1]
+        flat = [
+            place * width + token for place, token in zip(self.places(), chain.from_iterable(self.tokens), strict=True)
+        ]
+        return values.take(self._tensor(flat))
+
     def by_row(self, values: Iterable[float]) -> list[list[float]]:
         """Values of all rows' drafted tokens, row by row."""
         rest = iter(values)
         return [list(islice(rest, len(tokens))) for tokens in self.tokens]
 
-    def q_of_drafted(self) -> list[list[float]]:
-        """Each row's q(x), 1 where it was drafted without chance."""
+    def p_and_q_of_drafted(self) -> tuple[list[list[float]], list[list[float]]]:
+        """Each row's p(x), and its q(x), 1 where it was drafted without chance; a GPU is waited for once."""
+        assert self.p.probs is not None, "rows that sample have a dense p"
+        if not any(self.tokens):
+            return [[] for _ in self.rows], [[] for _ in self.rows]
         drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.drafted]
-        values: Iterator[float] = iter(())
+        parts = [self._at_drafted(self.p.probs)]
         if drawn:
             q = together([guesses.q for guesses in drawn if guesses.q is not None])
-            tokens = torch.tensor([token for guesses in drawn for token in guesses.drafted.tokens], device=q.device)
+            tokens = [token for guesses in drawn for token in guesses.drafted.tokens]
             shape = len(tokens), self.p.scores.shape[1]
             assert q.shape == shape, "q has a row for each drafted token, as wide as p"
-            q_x = q.gather(1, tokens[:, None])[:, 0].tolist()
-            assert min(q_x) > 0, "a drafted token has a probability under the q that it was sampled from"
-            values = iter(q_x)
-        return [
+            parts.append(q.gather(1, sent(tokens, torch.int64, q.device)[:, None])[:, 0].to(parts[0]))
+        values = iter(torch.cat(parts).tolist())
+        p_x = self.by_row(values)
+        q_x = [
             [1.0] * len(drafted) if row.guesses.q is None else list(islice(values, len(drafted)))
             for row, drafted in zip(self.rows, self.drafted, strict=True)
         ]
+        assert all(q > 0 for its in q_x for q in its), "a drafted token has a probability under the q it was drawn from"
+        return p_x, q_x
 
     def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
         """Each row's first n uniform numbers, keyed by the position at which the step began; the j-th is offset j."""
@@ -183,7 +192,7 @@ class RowGroup:
         return tokens
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.p.scores.device)
+        return sent(values, torch.int64, self.p.scores.device)
 
 
 def together(parts: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,7 @@ class Distribution:
     @property
     def argmax(self) -> Tensor:
         """The likeliest tokens [n] int64, where the scores are."""
-        return torch.tensor(self.likeliest, device=self.scores.device)
+        return sent(self.likeliest, torch.int64, self.scores.device)
 
     def dense(self) -> Tensor:
         """Probabilities [n, V] float32 of all positions."""
@@ -102,7 +103,7 @@ class Distribution:
         greedy = self.scores.softmax(dim=-1).amax(dim=-1)
         if self.probs is None:
             return greedy
-        return torch.where(torch.from_numpy(self.one_hot).to(greedy.device), greedy, self.probs.amax(dim=-1))
+        return torch.where(sent(self.one_hot, torch.bool, greedy.device), greedy, self.probs.amax(dim=-1))
 
     def logprobs(self, row: int, token: int, num: int) -> TokenLogprob:
         """Log-probability (nats) of a token at one position and of the `num` likeliest ones that can occur.
@@ -118,10 +119,18 @@ class Distribution:
         return TokenLogprob(token, float(logprobs[token]), tuple((i, value) for i, value in pairs if value > NEVER))
 
 
+def sent(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values of the host on a device. The host does not wait for a GPU that still has other work."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def inverse_cdf(weights: Tensor, uniforms: Tensor | npt.NDArray[np.float64] | Sequence[float]) -> Tensor:
     """Tokens [n] int64 drawn in proportion to weights [n, V] >= 0 (of any sum) by uniform numbers [n] in [0, 1)."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    point = torch.as_tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
+    point = sent(uniforms, torch.float64, weights.device)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, point, right=True)[:, 0]
 
 
@@ -161,7 +170,7 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     probs = _cut(_divide(scores, largest, of_position), of_position).softmax(dim=-1)
     distributions = Distribution(scores, likeliest, one_hot, probs, may_ban, broken)
     if one_hot.any():
-        greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
+        greedy = sent(np.flatnonzero(one_hot), torch.int64, probs.device)
         probs[greedy] = 0.0
         probs[greedy, distributions.argmax[greedy]] = 1.0
     return distributions
@@ -216,7 +225,7 @@ def _divide(scores: Tensor, largest: Sequence[float], params: Sequence[SamplingP
     """(scores - largest) / temperature [n, V]; the largest becomes 0, so that no temperature is too small."""
     smallest = torch.finfo(torch.float32).tiny
     safe = [max(each.temperature, smallest) if each.temperature else 1.0 for each in params]
-    top, temperature = (torch.tensor(values, dtype=scores.dtype, device=scores.device) for values in (largest, safe))
+    top, temperature = (sent(values, scores.dtype, scores.device) for values in (largest, safe))
     return (scores - top[:, None]).div_(temperature[:, None])
 
 
@@ -231,7 +240,7 @@ def _cut(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     if not wanted:
         return scaled
     every = len(wanted) == len(params)
-    index = torch.tensor(wanted, device=device)
+    index = sent(wanted, torch.int64, device)
     some = scaled if every else scaled[index]
     top_k = [min(params[i].top_k or num_tokens, num_tokens) for i in wanted]
     ordered = _descending(some, max(top_k))
@@ -262,7 +271,7 @@ def _num_kept(ordered: Tensor, top_k: Sequence[int], top_p: Sequence[float], min
     """How many of ordered [n, V'] stay, [n, 1]: at most top_k, of them the fewest that hold top_p, of them min_p's."""
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=ordered.device)[:, None]
+        return sent(values, dtype, ordered.device)[:, None]
 
     weight, keep = ordered.exp(), column(top_k, torch.int64)
     if min(top_p) < 1:
@@ -299,16 +308,16 @@ def _edit(scores: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> T
     scores = scores.clone()
     for i in biased:
         bias = rows[i].params.logit_bias
-        tokens = torch.tensor(list(bias), device=scores.device)
-        values = torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
+        tokens = sent(list(bias), torch.int64, scores.device)
+        values = sent(list(bias.values()), scores.dtype, scores.device)
         scores[starts[i] : starts[i] + len(rows[i].drafted) + 1, tokens] += values
     if penalised:
         _penalise(scores, [rows[i] for i in penalised], starts[penalised])
     for i in banned:
         early = rows[i].drafted.places_before(rows[i].params.min_tokens - _num_emitted(rows[i]))
-        places = torch.tensor([starts[i] + place for place in early], device=scores.device)
-        tokens = torch.tensor([token for token in rows[i].stop_ids if token < scores.shape[1]], device=scores.device)
-        scores[places[:, None], tokens] = NEVER
+        places = sent([starts[i] + place for place in early], torch.int64, scores.device)
+        stops = [token for token in rows[i].stop_ids if token < scores.shape[1]]
+        scores[places[:, None], sent(stops, torch.int64, scores.device)] = NEVER
     for i in masked:
         _mask(scores[starts[i] : starts[i] + len(rows[i].drafted) + 1], rows[i].allowed)
     return scores
@@ -329,7 +338,7 @@ def _mask(scores: Tensor, allowed: BoolArray | None) -> None:
     """Ban, in place, what is not allowed."""
     assert allowed is not None, "only rows of a grammar are masked"
     assert allowed.shape == scores.shape, "a grammar's masks are as many and as wide as the row's positions"
-    scores.masked_fill_(torch.from_numpy(~allowed).to(scores.device), NEVER)
+    scores.masked_fill_(sent(~allowed, torch.bool, scores.device), NEVER)
 
 
 def _has_penalty(params: SamplingParams) -> bool:
@@ -345,18 +354,18 @@ def _penalise(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Non
     lengths = np.array([len(row.drafted) + 1 for row in rows], dtype=np.int64)
     of_row = np.repeat(np.arange(len(rows)), lengths)
     offset = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    index = torch.from_numpy(starts[of_row] + offset).to(scores.device)
+    index = sent(starts[of_row] + offset, torch.int64, scores.device)
     prompt = _occurrences([row.context[: row.num_prompt_tokens] for row in rows], scores)
     output = _occurrences([row.context[row.num_prompt_tokens :] for row in rows], scores)
     paths = [rows[r].drafted.tokens_to(j - 1) for r, j in zip(of_row.tolist(), offset.tolist(), strict=True)]
     drafted = _occurrences(paths, scores)
-    of_row_index = torch.from_numpy(of_row).to(scores.device)
+    of_row_index = sent(of_row, torch.int64, scores.device)
     count = output[of_row_index].add_(drafted)
     seen = (count > 0) | (prompt[of_row_index] > 0)
 
     def column(name: str) -> Tensor:
         values = np.array([getattr(row.params, name) for row in rows], dtype=np.float32)[of_row]
-        return torch.from_numpy(values).to(scores.device)[:, None]
+        return sent(values, torch.float32, scores.device)[:, None]
 
     some, repetition = scores[index], column("repetition_penalty")
     some = torch.where(seen, torch.where(some > 0, some / repetition, some * repetition), some)
@@ -372,6 +381,6 @@ def _occurrences(contexts: Sequence[Sequence[int]], scores: Tensor) -> Tensor:
     tokens = np.fromiter((t for context in contexts for t in context), dtype=np.int64, count=sum(lengths))
     of_context = np.repeat(np.arange(len(contexts)), lengths)
     real = tokens < num_tokens
-    flat = torch.from_numpy(of_context[real] * num_tokens + tokens[real]).to(scores.device)
+    flat = sent(of_context[real] * num_tokens + tokens[real], torch.int64, scores.device)
     counts = torch.zeros(len(contexts) * num_tokens, device=scores.device)
     return counts.index_add_(0, flat, torch.ones(len(flat), device=scores.device)).view(len(contexts), num_tokens)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import NEVER, Distribution, inverse_cdf
+from specdec_cli.sampling.chain import NEVER, Distribution, inverse_cdf, sent
 from specdec_cli.sampling.params import SamplingParams
 
 
@@ -109,7 +109,7 @@ def _at_temperature(q: Distribution) -> Tensor:
     plain = q.scores.softmax(dim=-1)
     if q.probs is None:
         return plain
-    return torch.where(torch.from_numpy(q.one_hot).to(plain.device)[:, None], plain, q.probs)
+    return torch.where(sent(q.one_hot, torch.bool, plain.device)[:, None], plain, q.probs)
 
 
 def _best(
@@ -164,4 +164,4 @@ def _rows(q: Distribution, places: Sequence[int]) -> Tensor:
     assert q.probs is not None, "positions that sample have a dense q"
     if len(places) == len(q.likeliest):
         return q.probs
-    return q.probs[torch.tensor(places, device=q.probs.device)]
+    return q.probs[sent(places, torch.int64, q.probs.device)]

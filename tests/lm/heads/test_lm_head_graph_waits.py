@@ -55,14 +55,19 @@ def waits_of(target, drafter, k: int, params: SamplingParams, **options: Any) ->
 
 
 FORCED: dict[str, Any] = {"verify": "synthetic", "synthetic_acceptance_rates": (0.8, 0.7, 0.6)}
-ARMS: dict[str, tuple[str, int, dict[str, Any], float]] = {
-    "plain": ("official", 0, {}, 1),
-    "chain": ("official", 3, FORCED, 1),
-    "tree": ("official", 3, {"tree": "3,2,1", **FORCED}, 1),
-    "dynamic tree": ("official", 3, {"tree": "dynamic:6"}, 17),
-    "block": ("dflash", 3, FORCED, 1),
-    "tree of a block": ("dflash", 3, {"tree": "3,2,1", **FORCED}, 1),
-    "masks": ("p-eagle", 3, FORCED, 1),
+ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
+    # Of each the head, k, the temperature, options of the engine, and the waits of a step.
+    "plain": ("official", 0, 0, {}, 1),
+    "chain": ("official", 3, 0, FORCED, 1),
+    "tree": ("official", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
+    "block": ("dflash", 3, 0, FORCED, 1),
+    "tree of a block": ("dflash", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
+    "masks": ("p-eagle", 3, 0, FORCED, 1),
+    "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6"}, 17),
+    "sampled, plain": ("official", 0, 1, {}, 2),
+    "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
+    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 29),
+    "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 16),
 }
 
 
@@ -78,7 +83,8 @@ def test_a_planted_wait_is_counted(both, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, both) -> None:  # noqa: F811
-    head, k, options, most = ARMS[arm]
+    head, k, temperature, options, num = ARMS[arm]
     _, (target, drafter) = both(head)
-    waits = waits_of(target, drafter, k, SamplingParams(max_new_tokens=60, ignore_eos=True), **options)
-    assert waits.num / NUM_STEPS <= most, waits.lines
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
+    waits = waits_of(target, drafter, k, params, **options)
+    assert waits.num == num * NUM_STEPS, waits.lines
