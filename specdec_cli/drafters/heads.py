@@ -187,7 +187,8 @@ class HeadDrafter(WithoutFeatures):
         shapes: dict[TreeShape | None, list[int]] = {}
         for place in able:
             tree = rows[place].tree
-            shapes.setdefault(None if tree is None else tree.cut(depths[place]), []).append(place)
+            if tree is None or self.sequences.records_trees:
+                shapes.setdefault(None if tree is None else tree.cut(depths[place]), []).append(place)
         for shape, places in shapes.items():
             guesses |= self._in_a_graph(shape, {place: rows[place] for place in places}, depths)
         return guesses

@@ -25,7 +25,7 @@ from torch import Tensor
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder, block_keys, block_shape
 from specdec_cli.lm.files.reading import first_line
-from specdec_cli.lm.heads.draft_sequences import Ahead
+from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
 from specdec_cli.lm.heads.head import PublishedHead
 from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, read_layer_config
 from specdec_cli.lm.heads.head_sequences import HeadSequences
@@ -336,12 +336,18 @@ class BlockHead(PublishedHead):
         states = [own[:depth] for own, (_, _, depth) in zip(rows, ends, strict=True)]
         return self.given(list(torch.split(self.logits(torch.cat(states)), [len(own) for own in states])), states)
 
-    def recorded_ahead(self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]) -> Tensor:
+    def recorded_ahead(
+        self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]
+    ) -> RecordedAhead:
         """As `ahead`."""
         block = feed(self.draft.block_size)
         rows = self.rows(anchors, block.positions, [block])
-        rows = (rows if self.draft.from_anchor else rows[:, 1:])[:, :depth]
-        return self.spread(self.logits(rows.flatten(0, 1))).view(len(anchors), depth, -1)
+        states = (rows if self.draft.from_anchor else rows[:, 1:])[:, :depth]
+        return self.recorded(self.logits(states.flatten(0, 1)).view(len(anchors), depth, -1), states)
+
+    def recorded(self, logits: Tensor, states: Tensor) -> RecordedAhead:
+        """As `given`, of logits [B, depth, drafted vocabulary] and states [B, depth, hidden]."""
+        return RecordedAhead(self.spread(logits.flatten(0, 1)).view(*logits.shape[:2], -1))
 
     def given(self, logits: list[Tensor], states: list[Tensor]) -> Ahead:
         """The result of a pass with logits [depth, drafted vocabulary] and states [depth, hidden] of each sequence.

@@ -22,7 +22,7 @@ from torch.nn import functional
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.heads.dflash import BlockHead, DFlashDraft, read_block
-from specdec_cli.lm.heads.draft_sequences import Ahead
+from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
 from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, TorchStack
@@ -110,7 +110,7 @@ class ConvolvedLayer(HeadLayer):
 
     def run(self, residual: Tensor, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """As `HeadLayer.run`; every sequence has as many new slots, its block."""
-        num_rows = len(feeds[0].places)
+        num_rows = feeds[0].num_each
         weights = self.kernels("attention", inputs)
         attended = self._attend(convolved(inputs, weights[:, 0], num_rows), positions, feeds)
         return self.finish_convolved(residual, attended, weights, num_rows)
@@ -161,6 +161,7 @@ class DFlash2Head(BlockHead):
     """A DFlash2 draft: a row drafts its candidates alone, by their scores behind the token before it."""
 
     draft: DFlash2Draft
+    records_trees = False
 
     def stack(
         self, layer: Any, weights: dict[str, Tensor], target: LM, block_layers: Sequence[BlockLayer] | None
@@ -175,9 +176,19 @@ class DFlash2Head(BlockHead):
     def behind(self, logits: Tensor, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
         """Scores [n, V] float32 of rows' candidates behind given tokens, -inf of all others."""
         own, tokens = torch.stack([its[-1] for its in states]), [its[-1] for its in before]
+        return self._selected(logits, own, torch.as_tensor(tokens, device=logits.device))
+
+    def recorded(self, logits: Tensor, states: Tensor) -> RecordedAhead:
+        """Logits that are selected from behind the token before."""
+        return RecordedAhead(
+            logits, lambda depth, before: self._selected(logits[:, depth], states[:, depth], before[:, -1])
+        )
+
+    def _selected(self, logits: Tensor, states: Tensor, tokens: Tensor) -> Tensor:
+        """Scores [n, V] of the candidates of rows with states [n, hidden] behind tokens [n]."""
         names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
         scores, candidates = path_scores(
-            logits, own, torch.as_tensor(tokens, device=logits.device), self.draft.num_candidates,
+            logits, states, tokens, self.draft.num_candidates,
             *(self.weights[f"candidate_selector.{name}"] for name in names),
         )  # fmt: skip
         return torch.full_like(logits, -torch.inf).scatter_(1, candidates, scores)
@@ -211,4 +222,4 @@ def pair_scores(
 
 def sequences(draft: DFlash2Draft, target: LM, _num_tokens: int) -> HeadSequences:
     """The draft's sequences, its weights loaded."""
-    return HeadSequences([DFlash2Head(draft, target)], target, draft.name)
+    return HeadSequences([DFlash2Head(draft, target)], target, draft.name, draft.num_taps)

@@ -56,6 +56,20 @@ class Ahead:
     confidence: Callable[[Sequence[Tensor], Sequence[Sequence[int]]], Tensor] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedAhead:
+    """The same in a CUDA graph, of B sequences.
+
+    Args:
+        logits: [B, depth, V] float32; where `behind` is there, of the drafted vocabulary alone.
+        behind: logits [B, V] of a depth, counted from 0, behind tokens [B, depth + 1]: that of the context's end, and
+            those drafted before; None where no token before changes them.
+    """
+
+    logits: Tensor
+    behind: Callable[[int, Tensor], Tensor] | None = None
+
+
 class DraftSequences(ABC):
     """State that a loaded draft keeps of each sequence, and its logits of the next tokens.
 
@@ -78,6 +92,11 @@ class DraftSequences(ABC):
     def is_recorded(self) -> bool:
         """Whether `guess` drafts in CUDA graphs."""
         return False
+
+    @property
+    def records_trees(self) -> bool:
+        """Whether `guess` drafts trees, too."""
+        return self.is_recorded
 
     @property
     def most_tokens(self) -> int | None:

@@ -25,7 +25,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.reading import read_object
 from specdec_cli.lm.heads.dflash import BlockHead, DFlashDraft, read_block
-from specdec_cli.lm.heads.draft_sequences import Ahead
+from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.published import NONE_ELSE
 from specdec_cli.lm.heads.stacks import product_of
@@ -129,6 +129,7 @@ class DSparkHead(BlockHead):
     """A DSpark draft: a row's logits and confidence depend on the tokens before it."""
 
     draft: DSparkDraft
+    records_trees = False
 
     def __init__(self, draft: DSparkDraft, target: LM) -> None:
         super().__init__(draft, target)
@@ -144,6 +145,22 @@ class DSparkHead(BlockHead):
         if self._markov is not None:
             logits = logits + self._markov(self._latent(states, before)).float()
         return self.spread(logits)
+
+    def recorded(self, logits: Tensor, states: Tensor) -> RecordedAhead:
+        """Logits that the Markov head completes behind the tokens before."""
+        carried = [states.new_zeros(len(states), self.draft.rank)]
+
+        def behind(depth: int, before: Tensor) -> Tensor:
+            tokens, own = self._rows_of(before[:, -1]), states[:, depth]
+            if self._markov is None:
+                return self.spread(logits[:, depth])
+            if self.draft.markov_type == "rnn":
+                carried[0], tokens = self._carried_on(carried[0], tokens, own)
+            elif self.draft.markov_type == "gated":
+                tokens = self._gated(tokens, own)
+            return self.spread(logits[:, depth] + self._markov(tokens).float())
+
+        return RecordedAhead(logits, behind)
 
     def confidence(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
         """P [n] that rows' tokens are accepted if those before them are; arguments as `Ahead` has them."""
@@ -161,9 +178,12 @@ class DSparkHead(BlockHead):
             return self._recurrent(states, before)
         latent = self._rows_of([tokens[-1] for tokens in before])
         if self.draft.markov_type == "gated":
-            own = torch.stack([its[-1] for its in states])
-            latent = latent * self._linear(torch.cat([own, latent], -1), "markov_head.gate_proj").sigmoid()
+            latent = self._gated(latent, torch.stack([its[-1] for its in states]))
         return latent
+
+    def _gated(self, latent: Tensor, states: Tensor) -> Tensor:
+        """The gated head's [n, rank] of rows of W1 and states [n, hidden]."""
+        return latent * self._linear(torch.cat([states, latent], -1), "markov_head.gate_proj").sigmoid()
 
     def _recurrent(self, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
         """The recurrent head's output [n, rank] at the end of each path, from zeros at its block's start."""
@@ -172,14 +192,18 @@ class DSparkHead(BlockHead):
         for depth in range(max(map(len, before))):
             going = [i for i, tokens in enumerate(before) if len(tokens) > depth]
             tokens = self._rows_of([before[i][depth] for i in going])
-            inputs = torch.cat([carried[going], tokens, torch.stack([states[i][depth] for i in going])], -1)
-            gate, candidate, output = self._linear(inputs, "markov_head.joint_proj").chunk(3, -1)
-            kept = gate.sigmoid()
-            carried[going] = kept * carried[going] + (1 - kept) * candidate.tanh()
-            latent[going] = output.tanh()
+            own = torch.stack([states[i][depth] for i in going])
+            carried[going], latent[going] = self._carried_on(carried[going], tokens, own)
         return latent
 
-    def _rows_of(self, tokens: Sequence[int]) -> Tensor:
+    def _carried_on(self, carried: Tensor, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The recurrent head's state [n, rank] after further tokens, and its output; tokens are rows of W1."""
+        joined = self._linear(torch.cat([carried, tokens, states], -1), "markov_head.joint_proj")
+        gate, candidate, output = joined.chunk(3, -1)
+        kept = gate.sigmoid()
+        return kept * carried + (1 - kept) * candidate.tanh(), output.tanh()
+
+    def _rows_of(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Rows [n, rank] of W1."""
         table = self.weights["markov_head.markov_w1.weight"]
         return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
@@ -190,4 +214,4 @@ class DSparkHead(BlockHead):
 
 def sequences(draft: DSparkDraft, target: LM, _num_tokens: int) -> HeadSequences:
     """The draft's sequences, its weights loaded."""
-    return HeadSequences([DSparkHead(draft, target)], target, draft.name)
+    return HeadSequences([DSparkHead(draft, target)], target, draft.name, draft.num_taps)

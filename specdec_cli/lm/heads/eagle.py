@@ -23,7 +23,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.lengths import follows_length
 from specdec_cli.lm.files.reading import first_line
-from specdec_cli.lm.heads.draft_sequences import Ahead
+from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
 from specdec_cli.lm.heads.head import PublishedHead
 from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, read_layer_config
 from specdec_cli.lm.heads.head_sequences import HeadSequences
@@ -312,7 +312,9 @@ class PEagleHead(Eagle3Head):
         """Logits of the last kept position and of the masks behind it."""
         return Ahead(sequences.masked_logits([(handle, depth) for handle, _, depth in ends]))
 
-    def recorded_ahead(self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]) -> Tensor:
+    def recorded_ahead(
+        self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]
+    ) -> RecordedAhead:
         """As `ahead`."""
         outputs = ends[:, None]
         if depth > 1:
@@ -321,7 +323,7 @@ class PEagleHead(Eagle3Head):
             embedded = self.embed(torch.full_like(masks.positions, self.mask_token))
             rows = self.run(embedded, self.recycled(embedded), masks.positions, [masks])
             outputs = torch.cat([outputs, rows.view(len(ends), depth - 1, -1)], 1)
-        return self.logits(outputs.flatten(0, 1)).view(len(ends), depth, -1)
+        return RecordedAhead(self.logits(outputs.flatten(0, 1)).view(len(ends), depth, -1))
 
 
 _HEADS: dict[str, Callable[[EagleDraft, LM], PublishedHead]] = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from specdec_cli.lm.door import LM
-    from specdec_cli.lm.heads.draft_sequences import Ahead
+    from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
     from specdec_cli.lm.heads.head_sequences import HeadSequences
     from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack
     from specdec_cli.lm.heads.recorded_feed import RecordedFeed
@@ -40,6 +40,7 @@ class Head(ABC):
         mask_token: stands for tokens that are not drafted yet, and `recycled` gives its feature, whatever the output;
             None where each drafted token is read.
         is_one_pass: whether a graph drafts all tokens by `recorded_ahead`, not one after another.
+        records_trees: whether a graph drafts trees, not chains alone.
         recording_obstacle: why no CUDA graph can hold its forward; None where none is known before it is tried.
         reads_before: slot t pairs the token at t with the states of t - 1, not the token at t + 1 with those of t.
         most_tokens: that it drafts one after another; None drafts as many as are wanted.
@@ -48,6 +49,7 @@ class Head(ABC):
 
     mask_token: int | None = None
     is_one_pass: bool = False
+    records_trees: bool = True
     recording_obstacle: str | None = None
     reads_before: bool = False
     most_tokens: int | None = None
@@ -101,8 +103,10 @@ class Head(ABC):
         """
         raise NotImplementedError
 
-    def recorded_ahead(self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]) -> Tensor:
-        """Logits [B, depth, V] of all next tokens from one pass, in a CUDA graph.
+    def recorded_ahead(
+        self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]
+    ) -> RecordedAhead:
+        """All next tokens' logits from one pass, in a CUDA graph.
 
         Args:
             depth: tokens that are wanted.

@@ -340,9 +340,16 @@ class HeadGraphs:
                 places = step.begin[:, None] + torch.arange(num, device=self._device)
                 return self._new_slots(0, places, slots[0])
 
-            logits = heads[0].recorded_ahead(len(shape.rounds), step.anchors, ends[0], feed)
-            for each, its in zip(shape.rounds, logits.unbind(1), strict=True):
-                self._choose(choices, its, each)
+            ahead, before = (
+                heads[0].recorded_ahead(len(shape.rounds), step.anchors, ends[0], feed),
+                step.anchors[:, None],
+            )
+            for depth, each in enumerate(shape.rounds):
+                if ahead.behind is None:
+                    self._choose(choices, ahead.logits[:, depth], each)
+                    continue
+                self._choose(choices, ahead.behind(depth, before), each)
+                before = torch.cat([step.anchors[:, None], choices.tokens.clamp(min=0)], 1)
             return choices.tokens, torch.stack(ends), *choices.q
         for each in shape.rounds:
             m = each.module

@@ -40,6 +40,11 @@ class LayerFeed:
         keys, values = (tensor.view(num_layers, -1, *tensor.shape[1:])[index] for tensor in (self.keys, self.values))
         return replace(self, keys=keys, values=values)
 
+    @property
+    def num_each(self) -> int:
+        """New slots of a sequence."""
+        return len(self.places)
+
     def around(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """How far before each new slot, a neighbour of the others, each place is, and whether it may be read.
 

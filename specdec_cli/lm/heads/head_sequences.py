@@ -95,6 +95,11 @@ class HeadSequences(DraftSequences):
         return self._graphs is not None
 
     @property
+    def records_trees(self) -> bool:
+        """Whether `guess` drafts trees: not where a token changes the logits behind it that came from one pass."""
+        return self.is_recorded and self.modules[0].head.records_trees
+
+    @property
     def most_tokens(self) -> int | None:
         """Tokens that it drafts one after another; None drafts as many as are wanted."""
         return self.modules[0].head.most_tokens

@@ -67,6 +67,11 @@ class RecordedFeed(LayerFeed):
         """Positions of the new slots in their texts [n] int64."""
         return (self.at if self.nodes is None else self.nodes.key_positions.gather(1, self.at)).flatten()
 
+    @property
+    def num_each(self) -> int:
+        """New slots of each sequence."""
+        return self.at.shape[1]
+
     def around(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """As `LayerFeed.around`; places behind a sequence's last new slot are not read."""
         every = torch.arange(self.end, device=device)
@@ -88,7 +93,7 @@ class RecordedFeed(LayerFeed):
             positions: of the new slots [n] int64.
         """
         assert isinstance(self.slots, Tensor), "slots of a recorded forward are on the device"
-        each, num = len(self.places) // len(self.slots), len(self.places)
+        each, num = self.num_each, len(self.places)
         spans = [Span(i * each, (i + 1) * each, self.end, 0, row_slots) for i, row_slots in enumerate(self.slots)]
         layout = Layout([], [], spans, [], wanted=[], num_written=num, device=positions.device)
         layout.position_ids = positions.view(1, -1)

@@ -37,6 +37,9 @@ from specdec_cli.tree_shape import TreeShape
 GREEDY = SamplingParams(max_new_tokens=40)
 HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama 3"]
 ONE_PASS = ["p-eagle", "dflash", "dflash-sliding"]
+# Drafts whose tokens change the logits behind them: of these, chains alone are recorded.
+CHAINS = {"dflash2": ("dflash2", {"dflash2": True}, {}), "dspark": ("dspark", {"dspark": "vanilla"}, {})}
+CHAINS |= {f"dspark-{kind}": ("dspark", {"dspark": kind}, {"markov_head_type": kind}) for kind in ("gated", "rnn")}
 SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 7}
 NORMS = {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True}
 
@@ -123,7 +126,10 @@ def both(tmp_path, device, recorder):
 
 def publish_head(folder, head: str) -> None:
     """Write a head of random weights."""
-    if head.startswith("dflash"):
+    if head in CHAINS:
+        form, made, keys = CHAINS[head]
+        publish_dflash(folder, random_block_weights(seed=3, **made), form, LAYERS, **keys)
+    elif head.startswith("dflash"):
         keys = SLIDING if head.endswith("sliding") else {"sample_from_anchor": True}
         publish_dflash(folder, random_block_weights(seed=3), "z-lab", LAYERS, **keys)
     elif head == "p-eagle":
@@ -180,7 +186,7 @@ class Round:
             text += [*guess[:num], bonus + len(text) % 7]
 
 
-@pytest.mark.parametrize("head", HEADS + ONE_PASS)
+@pytest.mark.parametrize("head", [*HEADS, *ONE_PASS, *CHAINS])
 def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) -> None:
     rounds = Round(both(head))
     # One longer than a graph is made for, one that ends with a block, one that later modules have no slot of.
@@ -285,7 +291,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
-@pytest.mark.parametrize("head", ["official", "specforge", "llama 2", "dflash"])
+@pytest.mark.parametrize("head", ["official", "specforge", "llama 2", "dflash", "dflash2"])
 def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """Beside greedy ones; some come with the q that they were drawn from."""
     rounds = Round(both(head))
@@ -396,7 +402,7 @@ def test_a_planted_fault_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch)
         test_rounds_in_graphs_draft_the_tokens_of_rounds_without("official", both)
 
 
-@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2", *ONE_PASS])
+@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2", *ONE_PASS, "dspark-rnn"])
 def test_whole_texts_are_the_targets(head: str, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both(head)
     params = SamplingParams(max_new_tokens=24)
