@@ -62,11 +62,10 @@ class HostWaits(TorchFunctionMode):
             self.lines[_line()] += 1
         result = func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        goes = _goes_to_device(name, args, kwargs)
-        if goes or all(map(_is_host, tensors)):
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    leaf.is_host = not goes  # type: ignore[attr-defined]
+        is_host = all(map(_is_host, tensors)) and not _goes_to_device(name, args, kwargs)
+        for leaf in () if name == "copy_" else tree_leaves(result):
+            if isinstance(leaf, Tensor) and _is_host(leaf) != is_host:
+                leaf.is_host = is_host  # type: ignore[attr-defined]
         return result
 
     def _waits(self, name: str, args: Any, kwargs: Any) -> bool:

@@ -98,16 +98,29 @@ class DraftRow:
         needs_more = self.is_drawn and (self.shares_noise or self.tree is not None)
         return has_shape and self.p_min == 0 and not needs_more and not self.is_edited
 
-    def draw(self, num: int) -> Draw | None:
-        """How its next `num` tokens are drawn if it is plain; None takes the likeliest."""
+    @property
+    def is_plain_but_noise(self) -> bool:
+        """Whether it would be plain if the target's noise did not choose its chain."""
+        shares = self.shares_noise and self.is_drawn and self.tree is None
+        return shares and self.p_min == 0 and not self.is_edited
+
+    def draw(self, num: int, by_noise: Tensor | None = None) -> Draw | None:
+        """How its next `num` tokens are drawn if it is plain but for noise [num, V]; None takes the likeliest."""
         from specdec_cli.lm.door import Draw
         from specdec_cli.sampling import noise
 
         params = self.params
         if not self.is_drawn:
             return None
+        if by_noise is not None:
+            return Draw(params.temperature, params.top_k, params.top_p, params.min_p, noise=by_noise)
         uniforms = noise.uniforms(params.seed, params.index, len(self.context), noise.Purpose.DRAFT, num)
         return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
+
+    def noise_keys(self, num: int) -> list[tuple[int, int, int]]:
+        """Seed, index and position of the target's noise for its next `num` tokens."""
+        begin = len(self.context)
+        return [(self.params.seed, self.params.index, position) for position in range(begin, begin + num)]
 
 
 @dataclass(slots=True)

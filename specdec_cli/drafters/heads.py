@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
-    from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.door import LM, Draw, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.heads.draft_sequences import DraftSequences
     from specdec_cli.lm.heads.published import PublishedDraft
@@ -182,7 +182,9 @@ class HeadDrafter(WithoutFeatures):
         if not self.sequences.is_recorded:
             return guesses
         most = self.most_depth or MOST_DEPTH
-        depths = {place: min(row.most_depth(longest), most) for place, row in enumerate(rows) if row.is_plain}
+        depths = {
+            place: min(row.most_depth(longest), most) for place, row in enumerate(rows) if self._is_drafted_whole(row)
+        }
         able = [place for place, depth in depths.items() if depth > 0 and self._can_begin(rows[place])]
         shapes: dict[TreeShape | None, list[int]] = {}
         for place in able:
@@ -199,14 +201,34 @@ class HeadDrafter(WithoutFeatures):
         """Guesses of plain rows of one shape, by their places; None stands for chains."""
         from specdec_cli.lm.heads.head_graphs import HeadDraftRow
 
+        draws = self._draws([*rows.values()], [depths[place] for place in rows])
         head_rows = [
-            HeadDraftRow(row.handle, row.context, row.features, depths[place], row.draw(depths[place]))
-            for place, row in rows.items()
+            HeadDraftRow(row.handle, row.context, row.features, depths[place], draw)
+            for (place, row), draw in zip(rows.items(), draws, strict=True)
         ]
         continuations = self.sequences.guess(head_rows, self._num_tokens, shape)
         if continuations.unread is not None:
             self._unread.append(continuations.unread)
         return dict(zip(rows, Guesses.plain([*rows.values()], continuations, shape), strict=True))
+
+    def _is_drafted_whole(self, row: DraftRow) -> bool:
+        """Whether a recorded head drafts all of a row's tokens in a graph."""
+        return row.is_plain or row.is_plain_but_noise
+
+    def _draws(self, rows: Sequence[DraftRow], nums: Sequence[int]) -> list[Draw | None]:
+        """How so many next tokens of each row are drawn; None takes the likeliest. The noise is computed together."""
+        import torch
+
+        from specdec_cli.sampling import noise
+
+        shared = [num if row.is_plain_but_noise else 0 for row, num in zip(rows, nums, strict=True)]
+        keys = [key for row, num in zip(rows, shared, strict=True) for key in row.noise_keys(num)]
+        if not keys:
+            return [row.draw(num) for row, num in zip(rows, nums, strict=True)]
+        seeds, indices, positions = zip(*keys, strict=True)
+        own = noise.gumbel_on(self.sequences.device, seeds, indices, positions, self._num_tokens)
+        parts = torch.split(own, shared)
+        return [row.draw(num, its if len(its) else None) for row, num, its in zip(rows, nums, parts, strict=True)]
 
     def _can_begin(self, row: DraftRow) -> bool:
         """Whether the head has hidden states to draft from, or gets some with the row."""

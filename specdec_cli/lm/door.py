@@ -45,7 +45,7 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How a continuation is drawn by chance: by the inverse of each token's cumulative probabilities.
+    """How a continuation is drawn by chance: by the inverse of each token's cumulative probabilities, or by noise.
 
     Args:
         temperature: above 0.
@@ -53,13 +53,15 @@ class Draw:
         top_p: top-p; 1 keeps all tokens.
         min_p: min-p; 0 keeps all tokens.
         uniforms: numbers in [0, 1), one for each token.
+        noise: of each token [n, V] float64; the one of the largest log q + noise is taken. Draft heads alone take it.
     """
 
     temperature: float
     top_k: int | None
     top_p: float
     min_p: float
-    uniforms: Sequence[float]
+    uniforms: Sequence[float] = ()
+    noise: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec_cli.sampling.chain import sent
+
 Uint64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]
 
@@ -102,6 +104,59 @@ def gumbel_many(seeds: Sequence[int], indices: Sequence[int], positions: Sequenc
     return torch.from_numpy(-np.log(-np.log(uniform)))
 
 
+def gumbel_on(
+    device: torch.device, seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int], num_tokens: int
+) -> Tensor:
+    """The same [B, V] on a device. A GPU computes it itself, with the same uniform numbers, and the host does not wait.
+
+    Its logarithms may differ from the host's in the last bit.
+    """
+    if device.type == "cpu":
+        return gumbel_many(seeds, indices, positions, num_tokens)
+    keys = [_sent_words(values, device) for values in (seeds, indices, positions)]
+    return _gumbel_of(keys[0], keys[1], keys[2], num_tokens)
+
+
+def _sent_words(values: Sequence[int], device: torch.device) -> Tensor:
+    """64-bit words [B, 1] on a device, as int64 of the same bits."""
+    return sent([_signed(value & _WORD) for value in values], torch.int64, device)[:, None]
+
+
+def _gumbel_of(seeds: Tensor, indices: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """Gumbel noise [B, V] float64 of keys [B, 1] int64 in torch's operators."""
+    blocks = torch.arange(1, -(-num_tokens // 4) + 1, device=seeds.device).expand(len(seeds), -1)
+    zeros = torch.zeros_like(blocks)
+    words = _torch_philox([seeds, indices], [blocks, zeros + positions, zeros + int(Purpose.GUMBEL), zeros])
+    uniform = ((torch.stack(words, -1).flatten(1)[:, :num_tokens] >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    return -torch.log(-torch.log(uniform.clamp(min=2.0**-54)))
+
+
+def _torch_philox(key: list[Tensor], counter: list[Tensor]) -> list[Tensor]:
+    """`_philox` over int64 of the same bits."""
+    (key_0, key_1), (word_0, word_1, word_2, word_3) = key, counter
+    for _ in range(_NUM_ROUNDS):
+        (high_0, low_0), (high_1, low_1) = _products(_MULTIPLIERS[0], word_0), _products(_MULTIPLIERS[1], word_2)
+        word_0, word_1, word_2, word_3 = high_1 ^ word_1 ^ key_0, low_1, high_0 ^ word_3 ^ key_1, low_0
+        key_0, key_1 = key_0 + _signed(int(_KEY_STEPS[0])), key_1 + _signed(int(_KEY_STEPS[1]))
+    return [word_0, word_1, word_2, word_3]
+
+
+def _products(multiplier: int, words: Tensor) -> tuple[Tensor, Tensor]:
+    """`_multiply` over int64 of the same bits."""
+    half = int(_LOW_HALF)
+    multiplier_low, multiplier_high = multiplier & half, multiplier >> 32
+    low, high = words & half, (words >> 32) & half
+    high_by_low = multiplier_high * low
+    cross = (((multiplier_low * low) >> 32) & half) + (high_by_low & half) + multiplier_low * high
+    above = multiplier_high * high + ((high_by_low >> 32) & half) + ((cross >> 32) & half)
+    return above, _signed(multiplier) * words
+
+
+def _signed(word: int) -> int:
+    """A 64-bit word as the int64 of the same bits."""
+    return word - (1 << 64) if word >> 63 else word
+
+
 def gumbel_argmax(probs: Tensor, seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int]) -> Tensor:
     """Tokens [n] int64 drawn from probs [n, V] float32 by argmax(log p + g), g keyed by the absolute position.
 
@@ -116,7 +171,7 @@ def perturbed(probs: Tensor, seeds: Sequence[int], indices: Sequence[int], posit
     keys = list(zip(seeds, indices, positions, strict=True))
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     seeds, indices, positions = zip(*number, strict=True)
-    noise = gumbel_many(seeds, indices, positions, probs.shape[1]).to(probs.device)
+    noise = gumbel_on(probs.device, seeds, indices, positions, probs.shape[1])
     if len(number) < len(keys):  # places of a tree at the same depth share their noise
-        noise = noise[[number[key] for key in keys]]
+        noise = noise[sent([number[key] for key in keys], torch.int64, probs.device)]
     return noise.add_(probs.log())

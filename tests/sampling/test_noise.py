@@ -4,7 +4,16 @@ import scipy.stats
 import torch
 from typed import stand_in
 
-from specdec_cli.sampling.noise import Purpose, gumbel, gumbel_argmax, gumbel_many, uniforms, uniforms_many
+from specdec_cli.sampling.noise import (
+    Purpose,
+    _gumbel_of,
+    _signed,
+    gumbel,
+    gumbel_argmax,
+    gumbel_many,
+    uniforms,
+    uniforms_many,
+)
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 17])
@@ -39,6 +48,14 @@ def test_streams_never_overlap_however_long() -> None:
     long = uniforms(5, 0, 0, Purpose.DRAFT, 40_000)
     near = [uniforms(5, 0, position, purpose, 200) for position in range(3) for purpose in Purpose]
     assert all(np.intersect1d(long, one).size == 0 for one in near[1:])
+
+
+def test_a_gpus_own_gumbel_noise_is_the_hosts() -> None:
+    keys = [0, 2**63 - 1, 12345, 2**64 - 1], [0, 7919, 5, 2**63], [0, 40, 3, 9]
+    words = [torch.tensor([_signed(value) for value in values])[:, None] for values in keys]
+    for num_tokens in (1, 6, 997):
+        own, hosts = _gumbel_of(*words, num_tokens), gumbel_many(*keys, num_tokens)
+        assert torch.allclose(own, hosts, rtol=1e-13, atol=1e-13)
 
 
 def test_nothing_global_is_read_or_changed() -> None:

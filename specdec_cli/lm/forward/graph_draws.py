@@ -12,8 +12,8 @@ from torch import Tensor
 from specdec_cli.lm.door import Draw
 from specdec_cli.lm.forward.graph_inputs import NOTHING, fill
 
-_NUM_SETTINGS = 4  # temperature, top-k, top-p, min-p
-_LIKELIEST = (0.0, 1.0, 1.0, 0.0)
+_NUM_SETTINGS = 5  # temperature, top-k, top-p, min-p, and 1 where noise chooses
+_LIKELIEST = (0.0, 1.0, 1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,19 @@ class ChoiceKind:
     Args:
         is_drawn: some may be drawn by chance.
         is_cut: top-k, top-p or min-p may leave some tokens out.
+        has_noise: noise may choose some.
     """
 
     is_drawn: bool = False
     is_cut: bool = False
+    has_noise: bool = False
 
     @classmethod
     def of(cls, draws: Sequence[Draw | None], num_tokens: int) -> ChoiceKind:
         """The kind that serves rows with these draws from the first `num_tokens` tokens."""
         drawn = [draw for draw in draws if draw is not None]
         cut = any((draw.top_k or num_tokens) < num_tokens or draw.top_p < 1 or draw.min_p > 0 for draw in drawn)
-        return cls(bool(drawn), cut)
+        return cls(bool(drawn), cut, any(draw.noise is not None for draw in drawn))
 
 
 @dataclass(slots=True)
@@ -43,19 +45,22 @@ class ChoiceInputs:
     Args:
         kind: of the choice.
         num_tokens: V, the real vocabulary; no token is beyond it.
-        numbers: [B, 4 + most] float64: temperature (0 takes the likeliest), top-k, top-p and min-p of each row, and a
-            uniform number for each of its tokens. Empty where nothing is drawn.
+        numbers: [B, 5 + most] float64: temperature (0 takes the likeliest), top-k, top-p and min-p of each row, whether
+            noise chooses, and a uniform number for each of its tokens. Empty where nothing is drawn.
+        noise: [B, most, V] float64; empty where none chooses.
     """
 
     kind: ChoiceKind
     num_tokens: int
     numbers: Tensor
+    noise: Tensor
 
     @classmethod
     def sized(cls, kind: ChoiceKind, num_tokens: int, num_rows: int, most: int, device: torch.device) -> ChoiceInputs:
         """Room for so many rows of so many tokens at most; nothing is drawn yet."""
         width = _NUM_SETTINGS + most if kind.is_drawn else 0
-        inputs = cls(kind, num_tokens, torch.zeros(num_rows, width, dtype=torch.float64, device=device))
+        numbers = torch.zeros(num_rows, width, dtype=torch.float64, device=device)
+        inputs = cls(kind, num_tokens, numbers, numbers.new_zeros(num_rows, most, num_tokens * kind.has_noise))
         inputs.fill([])
         return inputs
 
@@ -71,6 +76,9 @@ class ChoiceInputs:
             values += [*settings, *uniforms, *[0.0] * (width - _NUM_SETTINGS - len(uniforms))]
         values += [*_LIKELIEST, *[0.0] * (width - _NUM_SETTINGS)] * (num_rows - len(draws))
         fill(self.numbers.view(-1), values)
+        for own, draw in zip(self.noise, draws, strict=False):
+            if draw is not None and draw.noise is not None:
+                own[: len(draw.noise)].copy_(draw.noise, non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -101,6 +109,9 @@ class Choices:
             place = _NUM_SETTINGS + len(self._tokens)
             point = self.inputs.numbers[:, place : place + 1] * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, point, right=True).clamp(max=q.shape[1] - 1)
+            if self.inputs.kind.has_noise:
+                by_noise = (self.inputs.noise[:, len(self._tokens)] + q.log()).argmax(-1, keepdim=True)
+                drawn = torch.where(self.inputs.numbers[:, _NUM_SETTINGS - 1 : _NUM_SETTINGS] > 0, by_noise, drawn)
             tokens = torch.where(temperature > 0, drawn, tokens)
             self._q.append(q)
         self._tokens.append(torch.where(is_number, tokens, NOTHING))
@@ -131,7 +142,7 @@ class Choices:
 
     def _distribution(self, scores: Tensor, best: Tensor) -> Tensor:
         """Probabilities [B, V] of scores [B, V], whose largest are [B, 1]."""
-        temperature, top_k, top_p, min_p = (self.inputs.numbers[:, i : i + 1] for i in range(_NUM_SETTINGS))
+        temperature, top_k, top_p, min_p = (self.inputs.numbers[:, i : i + 1] for i in range(4))
         smallest = torch.finfo(torch.float32).tiny
         safe = torch.where(temperature > 0, temperature.clamp(min=smallest), 1.0).float()
         scaled = (scores - best) / safe
@@ -162,4 +173,5 @@ def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Ten
 
 
 def _settings(draw: Draw, num_tokens: int) -> tuple[float, ...]:
-    return draw.temperature, float(min(draw.top_k or num_tokens, num_tokens)), draw.top_p, draw.min_p
+    top_k = float(min(draw.top_k or num_tokens, num_tokens))
+    return draw.temperature, top_k, draw.top_p, draw.min_p, float(draw.noise is not None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafted import Drafted
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from specdec_cli.lm.cache.budget import DraftCache
@@ -77,11 +78,13 @@ class DraftSequences(ABC):
     are `HeadSequences`, which keep keys and values; a draft that keeps something else inherits from here.
 
     Attributes:
+        device: where it runs, of one that is recorded.
         graphs_obstacle: why it records no graphs beside a target that does; None where it does, or where the target has
             none.
     """
 
     graphs_obstacle: str | None = None
+    device: torch.device
 
     @property
     def planned_cache(self) -> DraftCache | None:

@@ -335,21 +335,7 @@ class HeadGraphs:
         heads, source = [module.head for module in self._modules], 0
         outputs, choices = ends[0][:, None], Choices(choice)
         if heads[0].is_one_pass:
-
-            def feed(num: int) -> RecordedFeed:
-                places = step.begin[:, None] + torch.arange(num, device=self._device)
-                return self._new_slots(0, places, slots[0])
-
-            ahead, before = (
-                heads[0].recorded_ahead(len(shape.rounds), step.anchors, ends[0], feed),
-                step.anchors[:, None],
-            )
-            for depth, each in enumerate(shape.rounds):
-                if ahead.behind is None:
-                    self._choose(choices, ahead.logits[:, depth], each)
-                    continue
-                self._choose(choices, ahead.behind(depth, before), each)
-                before = torch.cat([step.anchors[:, None], choices.tokens.clamp(min=0)], 1)
+            self._choose_ahead(choices, shape.rounds, step, ends[0], slots[0])
             return choices.tokens, torch.stack(ends), *choices.q
         for each in shape.rounds:
             m = each.module
@@ -366,6 +352,29 @@ class HeadGraphs:
                 source = m
             self._choose(choices, heads[m].logits(outputs[:, -each.num_ends :].flatten(0, 1)), each)
         return choices.tokens, torch.stack(ends), *choices.q
+
+    def _choose_ahead(
+        self, choices: Choices, rounds: Sequence[_Depth], step: _Inputs, end: Tensor, slots: Tensor
+    ) -> None:
+        """Take the tokens of all rounds by the logits of one pass.
+
+        Args:
+            choices: of tokens.
+            rounds: of the draft.
+            step: its inputs.
+            end: output of the last kept slot of each sequence [B, hidden].
+            slots: of every place of each sequence [B, T].
+        """
+
+        def feed(num: int) -> RecordedFeed:
+            return self._new_slots(0, step.begin[:, None] + torch.arange(num, device=self._device), slots)
+
+        ahead = self._modules[0].head.recorded_ahead(len(rounds), step.anchors, end, feed)
+        before = step.anchors[:, None]
+        for depth, each in enumerate(rounds):
+            logits = ahead.logits[:, depth] if ahead.behind is None else ahead.behind(depth, before)
+            self._choose(choices, logits, each)
+            before = torch.cat([step.anchors[:, None], choices.tokens.clamp(min=0)], 1)
 
     @staticmethod
     def _choose(choices: Choices, logits: Tensor, each: _Depth) -> None:

@@ -67,7 +67,7 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "sampled, plain": ("official", 0, 1, {}, 2),
     "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
     "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 29),
-    "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 16),
+    "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
 }
 
 

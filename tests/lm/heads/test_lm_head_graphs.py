@@ -271,7 +271,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
     others: list[dict[str, Any]] = [
         {"tree": TreeShape.parse("2,2,1"), "params": SamplingParams(temperature=1.0, seed=5), "needs_q": True},
-        {"params": SamplingParams(temperature=1.0, seed=5), "shares_noise": True},
+        {"params": SamplingParams(temperature=1.0, seed=5, presence_penalty=0.1)},
         {"p_min": 1e-6},
         {"tree": TreeShape.parse("dynamic:6")},
     ]
@@ -312,7 +312,23 @@ def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any]
         rounds.go_on(drafted, accepted)
 
 
-@pytest.mark.parametrize("verify", ["rejection", "block"])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 20}])
+@pytest.mark.parametrize("head", ["official", "llama 2", "dflash", "dspark-gated"])
+def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut: dict[str, Any], both) -> None:
+    """Beside a greedy one and a drawn one."""
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: TEXT[30:43], 2: TEXT[20:22]}
+    sampled = SamplingParams(temperature=0.7, seed=5, **cut)
+    for accepted in ([2, 0, 1], [0, 4, 0]):
+        rows = rounds.rows(rounds.texts)
+        rows[0] = replace(rows[0], params=sampled, shares_noise=True)
+        rows[2] = replace(rows[2], params=replace(sampled, index=1))
+        rounds.go_on(rounds.guess(rows), accepted)
+    rows = rounds.rows(rounds.texts)
+    rounds.guess([replace(row, params=replace(sampled, index=row.handle), shares_noise=True) for row in rows])
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block", "gumbel"])
 def test_whole_sampled_texts_are_those_without_graphs(verify: str, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3)
