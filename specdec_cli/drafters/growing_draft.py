@@ -240,10 +240,11 @@ def _take_children(drafts: Sequence[GrowingDraft], q: Distribution, confidence: 
     if is_unsure:
         sure = (q.confidence() if confidence is None else confidence).tolist()
     wanted = [draft.wanted(sure[start : start + num]) for draft, start, num in zip(drafts, starts, ends, strict=False)]
-    if any(draft.is_dynamic for draft in drafts):
-        nums = [each.num for its in wanted for each in its]
-        likely = likely_children(q, nums)
-    children = draft_children(q, [each for its in wanted for each in its])
+    dynamic = [draft.is_dynamic for draft in drafts]
+    if any(dynamic):
+        likely = likely_children(q, [each.num for its in wanted for each in its])
+    if not all(dynamic):
+        children = draft_children(q, [each for its in wanted for each in its])
     for draft, start, num in zip(drafts, starts, ends, strict=False):
         if draft.is_dynamic:
             draft.grow_likely(likely[start : start + num])

@@ -201,7 +201,7 @@ def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernels in all these tests")
-@pytest.mark.parametrize("head", ["official", "llama 2", "dflash-sliding"])
+@pytest.mark.parametrize("head", ["official", "llama 2", pytest.param("dflash-sliding", marks=pytest.mark.slow)])
 def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton interprets them here."""
     pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
