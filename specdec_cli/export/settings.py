@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.export.draft_kind import DraftKind, configuration, draft_kind, folder_of
-from specdec_cli.lm.files.names import folder_and_choice, is_hub_name
+from specdec_cli.lm.files.names import TEMPERATURES_FILE, folder_and_choice, is_hub_name
 from specdec_cli.recipe.keys import default_of
 from specdec_cli.recipe.schema import MODEL_KEYS, Recipe
 from specdec_cli.verification import RULES, Rule
@@ -127,6 +127,18 @@ class ExportSettings:
         """The draft's hub id or absolute folder."""
         assert self.draft.model is not None, "a draft with a model"
         return self._model("draft", self.draft.model)
+
+    @property
+    def confidence_temperatures(self) -> str | None:
+        """The file that calibrates a DSpark draft's confidences, in SGLang's form; None if its folder has none."""
+        folder = None if self.draft.model is None else folder_of(self.draft.model)
+        if self.draft.method != "dspark" or folder is None:
+            return None
+        path = folder / TEMPERATURES_FILE
+        if path.is_file():
+            return str(path)
+        self.warn(f"confidences are not calibrated, as the draft has no {TEMPERATURES_FILE}: train-draft writes it")
+        return None
 
     @property
     def num_mtp_modules(self) -> int | None:

@@ -102,6 +102,8 @@ def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any
         revision = settings.given("draft.revision")
         arguments |= {} if revision is None else {"speculative_draft_model_revision": revision}
         settings.without("draft.quantize", "SGLang reads drafts that are quantized already")
+    temperatures = settings.confidence_temperatures
+    arguments |= {} if temperatures is None else {"speculative_dspark_confidence_sts_path": temperatures}
     if draft.method in _STEPS:
         arguments |= {"speculative_num_steps": k, "speculative_eagle_topk": 1}
     if draft.method == "ngram":

@@ -36,6 +36,8 @@ def export(job: ExportJob) -> Export:
     if "speculative_config" in document and (times := job.dspark_step_times()):
         settings.warn("TensorRT-LLM has the confidence settings from 1.4.0rc4 on")
         own = {"enable_confidence_scheduling": True, "confidence_cost_table_path": _TIMES}
+        temperatures = settings.confidence_temperatures
+        own |= {} if temperatures is None else {"confidence_calibration_path": temperatures}
         document["speculative_config"] |= own
     words = ["trtllm-serve", settings.target, *flags({"config": f"$HERE/{_CONFIG}", "host": host, "port": port})]
     settings.leave_to_requests()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.names import TEMPERATURES_FILE
 from specdec_cli.lm.forward.taps import check_taps
-from specdec_cli.lm.heads.dspark import TEMPERATURES_FILE
 from specdec_cli.quantities import counted
 from specdec_cli.train.acceptance import engine_with, measure_acceptance
 from specdec_cli.train.answers import Answers, TrainingPrompt, answers_origin, earlier_answers, usable

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tiny_dflash import publish_dflash, random_block_weights
 
 from specdec_cli.cli.main import run
 
@@ -121,6 +122,21 @@ def test_step_times_of_a_dspark_draft(capsys: pytest.CaptureFixture[str]) -> Non
     assert (config["enable_confidence_scheduling"], config["confidence_cost_table_path"]) == (True, "steps.json")
     assert 'cd "$HERE"' in files["trtllm.sh"]
     assert "the step times are those of specdec's own engine on A CPU" in warnings
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_the_temperatures_of_a_draft_s_confidences_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: str, is_calibrated: bool
+) -> None:
+    publish_dflash(tmp_path / "draft", random_block_weights(dspark="vanilla"), "dspark")
+    path = tmp_path / "draft" / "dspark_sts.json"
+    if is_calibrated:
+        path.write_text(json.dumps({"temperatures": [1.0] * 5}))
+    files, warnings = exported(capsys, engine, str(tmp_path / "draft"), SWEEP)
+    option = {"sglang": "--speculative-dspark-confidence-sts-path", "trtllm": "confidence_calibration_path:"}[engine]
+    assert (f"{option} {path}" in "".join(files.values())) == is_calibrated
+    assert ("confidences are not calibrated" in warnings) != is_calibrated
 
 
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])

@@ -14,6 +14,8 @@ from specdec_cli.files import given_path
 GENERATION_FILE = "generation_config.json"
 DRAFT_TOKENS = "draft_token_ids"
 """Key of `config.json` with the tokens of its tokenizer that a draft model has, if these are not all."""
+TEMPERATURES_FILE = "dspark_sts.json"
+"""The temperatures of a DSpark draft's confidences, one for each token that it drafts."""
 AUTO, NONE = "auto", "none"
 
 BUILTIN = ("builtin:target", "builtin:draft")

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
+from specdec_cli.lm.files.names import TEMPERATURES_FILE
 from specdec_cli.lm.files.reading import read_object
 from specdec_cli.lm.heads.dflash import BlockHead, DFlashDraft, read_block
 from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
@@ -32,9 +33,6 @@ from specdec_cli.lm.heads.stacks import product_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
-
-TEMPERATURES_FILE = "dspark_sts.json"
-"""The temperatures of a draft's confidences, one for each token that it drafts."""
 
 _PRODUCTS = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}
 """The types of Markov heads, and the product that each has beside W1 and W2."""
