@@ -4,6 +4,9 @@
     python benchmarks/llama_cpp.py model-Q4_K_M.gguf --llama-cpp E/bin/python --save llama_cpp_qwen
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only drafts --drafts suffix:k=24 --save llama_cpp_drafts
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only streams --save llama_cpp_streams
+    python benchmarks/llama_cpp.py FILE --llama-cpp B/bin/llama-server --save llama_cpp_native_qwen
+
+The wheel is built for AVX2; `llama_cpp_arm.py` says how to build a server for the processor at hand.
 
 Loading is counted from a process' start to its first token behind 16, in new processes in turn: seconds of a clock, and
 of the processor, which other processes disturb less, and the most memory, pages of the mapped file included. Then one
@@ -92,9 +95,10 @@ class Arm:
         self.loaded_seconds = perf_counter() - begin
         self.decode(FIRST_PROMPT, 1)
         self.first_token_seconds = perf_counter() - begin
-        times = psutil.Process(self._process.pid).cpu_times()
+        pid = self.about.get("pid", self._process.pid)
+        times = psutil.Process(pid).cpu_times()
         self.first_token_cpu_seconds = times.user + times.system
-        status = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
         self.peak_megabytes = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / 1e6
 
     def decode(self, num_prompt: int, num_tokens: int, turn: int = 0) -> dict[str, Any]:
@@ -110,7 +114,9 @@ class Arm:
         return self._answer()
 
     def close(self) -> None:
-        """End it."""
+        """End it, and a server that it started."""
+        for process in psutil.Process(self._process.pid).children():
+            process.kill()
         self._process.kill()
         self._process.wait()
 
@@ -274,11 +280,20 @@ def tokens_per_second(url: str, texts: Sequence[str], num: int, tokens: int) -> 
     return total / (perf_counter() - begin)
 
 
+def built_for(server: str) -> str:
+    """The instructions that a llama-server was built for, which it writes before it finds no model."""
+    words = [server, "-lv", "4", "-m", os.devnull]
+    lines = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
+    return next(line.partition("CPU : ")[2].strip() for line in lines.splitlines() if "CPU : " in line)
+
+
 def main() -> None:
     """Measure one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path")
-    parser.add_argument("--llama-cpp", required=True, help="the Python of an environment with xllamacpp")
+    parser.add_argument(
+        "--llama-cpp", required=True, help="the Python of an environment with xllamacpp, or a llama-server"
+    )
     parser.add_argument("--only", choices=["plain", "drafts", "streams"], default="plain", help="what is measured")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--loads", type=int, default=4)
@@ -293,6 +308,7 @@ def main() -> None:
     parser.add_argument("--save", help="name of the result; printed alone without it")
     given = parser.parse_args()
     before = record.machine()
+    is_program = Path(given.llama_cpp).name == "llama-server"
     file = [given.path, str(given.threads)]
     if given.avx2:
         os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
@@ -301,10 +317,15 @@ def main() -> None:
         return [sys.executable, "-c", OURS, *file, *draft], dict(os.environ)
 
     def theirs(*draft: str) -> tuple[list[str], dict[str, str]]:
-        return [given.llama_cpp, str(Path(__file__).with_name("llama_cpp_arm.py")), *file, *draft], dict(os.environ)
+        script = str(Path(__file__).with_name("llama_cpp_arm.py"))
+        if is_program:
+            return [sys.executable, script, *file, *draft, "--server", given.llama_cpp], dict(os.environ)
+        return [given.llama_cpp, script, *file, *draft], dict(os.environ)
 
     results: dict[str, Any] = {"file": Path(given.path).name, "file_bytes": Path(given.path).stat().st_size}
     results |= {"instructions of ours": "AVX2" if given.avx2 else before["instructions"], "threads": given.threads}
+    if is_program:
+        results["instructions of llama.cpp"] = built_for(given.llama_cpp)
     measure = {"plain": loading_and_decoding, "drafts": drafts, "streams": streams}[given.only]
     results |= measure(given, ours, theirs)
     print(json.dumps(results, indent=1))

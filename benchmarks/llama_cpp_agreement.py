@@ -1,6 +1,6 @@
 """Our logits of GGUF files beside those that llama.cpp gives the same tokens, as scripts/llama_cpp_logits.py recorded.
 
-    python benchmarks/llama_cpp_agreement.py FILE.gguf... [--save llama_cpp_agreement]
+    python benchmarks/llama_cpp_agreement.py FILE.gguf... [--recorded FILE.npz] [--save llama_cpp_agreement]
 
 Arms: native blocks, and the dequantized float32 model, which shows what llama.cpp's own rounding costs. The recorded
 distributions have their most likely tokens only; all others count as one in the KL divergence.
@@ -23,15 +23,16 @@ from specdec_cli.lm.load import load_lm
 RECORDED = Path(__file__).parents[1] / "tests" / "real_models" / "llama_cpp_logits.npz"
 
 
-def agreement(path: str, num_tokens: int, arm: str) -> dict[str, float]:
+def agreement(path: str, num_tokens: int, arm: str, recording: Path = RECORDED) -> dict[str, float]:
     """Mean KL divergence from llama.cpp and equal first choices over the first recorded tokens.
 
     Args:
         path: a recorded file.
         num_tokens: how many.
         arm: `native` or `float32`.
+        recording: what llama.cpp gave.
     """
-    recorded = numpy.load(RECORDED)
+    recorded = numpy.load(recording)
     tokens, ids, theirs = (recorded[f"{Path(path).name}/{part}"][:num_tokens] for part in ("tokens", "ids", "logprobs"))
     lm = load_lm(path, max_model_len=len(tokens) + 16, max_num_seqs=1, **gguf_blocks.COMPARED[arm])
     ours = gguf_blocks.logits(lm, tokens.tolist())
@@ -67,12 +68,13 @@ def main() -> None:
     """Compare files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+")
+    parser.add_argument("--recorded", type=Path, default=RECORDED, help="of other files")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--save", help="name of the result; printed alone without it")
     given = parser.parse_args()
     before = record.machine()
     results: dict[str, Any] = {
-        Path(path).name: {arm: agreement(path, given.tokens, arm) for arm in ("native", "float32")}
+        Path(path).name: {arm: agreement(path, given.tokens, arm, given.recorded) for arm in ("native", "float32")}
         for path in given.files
     }
     print(json.dumps(results, indent=1))
