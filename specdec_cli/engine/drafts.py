@@ -84,13 +84,14 @@ class DraftPlan:
         name = drafters.model_name({"method": self.method, **self.options})
         if name is None:
             return self
-        other = Tokenizer((self.model or draft_model(name, self.settings)).tokenizer())
+        model = self.model or draft_model(name, self.settings)
+        other = Tokenizer(model.tokenizer())
         if tokenizer.is_stand_in or other.is_stand_in:
             return self
         overlap = tokenizer.compare(other)
         if overlap.equal:
             return self
-        if self.is_certain:
+        if self.is_certain or model.drafted_tokens is not None:
             raise UsageError(
                 f"the tokenizers of target `{target}` and draft `{name}` differ: {overlap.reason}",
                 f"choose a `{self.method}` draft that was made for this target",

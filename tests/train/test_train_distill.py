@@ -139,10 +139,14 @@ def test_a_reduced_vocabulary_keeps_the_most_frequent_tokens(lm: TransformersLM,
     assert guessed.tokens == [[int(scores.argmax())]]
 
 
-def test_a_reduced_vocabulary_is_for_drafts_alone(lm: TransformersLM, tmp_path: Path) -> None:
+def test_a_reduced_vocabulary_is_for_drafts_of_its_target_alone(lm: TransformersLM, tmp_path: Path) -> None:
+    other = make_tiny("llama", tmp_path / "other", 1)
+    letter_tokenizer(without="the").save_pretrained(other)
     method = method_of(lm, "distill", num_layers=1, draft_vocab_size=20)
     method.prepare(samples_of())
     method.save(method.build(), tmp_path)
+    with pytest.raises(UsageError, match=r"the tokenizers of target `.*` and draft `.*` differ"):
+        Engine.load(str(other), str(tmp_path))
     with pytest.raises(UsageError, match=f"`{tmp_path}` is a draft: it has 20 of its tokenizer's tokens alone"):
         Engine.load(str(tmp_path), None)
     with pytest.raises(UsageError, match=f"`{tmp_path}` is a draft that has some of its tokenizer's tokens alone"):
