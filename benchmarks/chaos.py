@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import record
 from served import Served, serving
@@ -203,14 +203,40 @@ async def attack(port: int, kind: str, deadline: float, statuses: Counter[str]) 
         await asyncio.sleep(pause)
 
 
-async def ask_plainly(served: Served, seconds: float) -> list[tuple[int, float]]:
-    """Status and seconds of a plain client's requests, one after the other."""
+class PlainAnswer(NamedTuple):
+    """An answer of the plain client.
+
+    Args:
+        seconds: until it was there.
+        status: of HTTP.
+        ran: seconds that the server's threads ran meanwhile, all of them together.
+        waited: seconds that they waited for a core, which other processes had or the server's own threads.
+    """
+
+    seconds: float
+    status: int
+    ran: float
+    waited: float
+
+
+async def ask_plainly(served: Served, seconds: float) -> list[PlainAnswer]:
+    """A plain client's requests, one after the other."""
     deadline, found = time.monotonic() + seconds, []
     while time.monotonic() < deadline:
+        ran, waited = served.scheduled_seconds
         status, _, took = await answer(served.port, max_tokens=32)
-        found.append((status, took))
+        ran_later, waited_later = served.scheduled_seconds
+        found.append(PlainAnswer(took, status, ran_later - ran, waited_later - waited))
         await asyncio.sleep(0.2)
     return found
+
+
+def latency(answers: Sequence[PlainAnswer]) -> dict[str, float]:
+    """Seconds of answers: the median and the slowest, of which the server's threads ran and waited so long."""
+    slowest = max(answers)
+    figures = {"median": median(one.seconds for one in answers), "slowest": slowest.seconds}
+    figures |= {"server_ran": slowest.ran, "server_waited_for_a_core": slowest.waited}
+    return {name: round(value, 3) for name, value in figures.items()}
 
 
 async def besiege(port: int, seconds: float, kinds: Sequence[str]) -> dict[str, Counter[str]]:
@@ -231,7 +257,7 @@ def besiege_apart(*arguments: Any) -> dict[str, Counter[str]]:
 
 async def mix(
     served: Served, seconds: float, kinds: Sequence[str]
-) -> tuple[list[tuple[int, float]], dict[str, Counter[str]]]:
+) -> tuple[list[PlainAnswer], dict[str, Counter[str]]]:
     """Everything at once for a while, and a plain client beside it."""
     with ProcessPoolExecutor(1, get_context("spawn")) as apart:
         hostile = asyncio.get_running_loop().run_in_executor(apart, besiege_apart, served.port, seconds, kinds)
@@ -246,14 +272,13 @@ async def mixed(served: Served, seconds: float, kinds: Sequence[str]) -> dict[st
     loaded_answers, statuses = await mix(served, seconds, kinds)
     await asyncio.sleep(10)
     after = served.resident_bytes
-    idle_seconds, loaded_seconds = ([took for _, took in one] for one in (idle_answers, loaded_answers))
     return {
         "seconds": seconds,
         "plain_requests": len(loaded_answers),
-        "plain_requests_failed": sum(status != 200 for status, _ in loaded_answers),
-        "idle_seconds": {"median": round(median(idle_seconds), 3), "slowest": round(max(idle_seconds), 3)},
-        "loaded_seconds": {"median": round(median(loaded_seconds), 3), "slowest": round(max(loaded_seconds), 3)},
-        "slowdown_of_the_slowest": round(max(loaded_seconds) / max(idle_seconds), 2),
+        "plain_requests_failed": sum(one.status != 200 for one in loaded_answers),
+        "idle_seconds": latency(idle_answers),
+        "loaded_seconds": latency(loaded_answers),
+        "slowdown_of_the_slowest": round(max(loaded_answers).seconds / max(idle_answers).seconds, 2),
         "resident_mib": [round(one / 2**20) for one in (before, after)],
         "memory_growth": round(after / before - 1, 3),
         "hostile_answers": {kind: dict(counts) for kind, counts in statuses.items()},

@@ -45,6 +45,12 @@ class Served:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
     @property
+    def scheduled_seconds(self) -> tuple[float, float]:
+        """How long its threads ran and how long they waited for a core, all of them together."""
+        counts = [path.read_text().split() for path in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")]
+        return sum(int(count[0]) for count in counts) / 1e9, sum(int(count[1]) for count in counts) / 1e9
+
+    @property
     def cpu_seconds(self) -> float:
         """Processor time that it has used."""
         ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()

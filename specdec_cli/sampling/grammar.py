@@ -31,6 +31,7 @@ Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 _END = "<|specdec: the text may end here|>"
+_ADDED = '"added_tokens":'
 _SECONDS_PER_MASK = 0.005
 _SUPPORTED = "structured output needs a fast tokenizer whose tokens are bytes, as byte-level BPE and Llama's are"
 # They bound what a mask costs. The worst grammar that we know, ambiguous at every byte, takes 0.4 s a mask with 10,000
@@ -405,14 +406,16 @@ def tokenizer_document(tokenizer: TokenizerLike) -> tuple[str, int]:
     backend = getattr(tokenizer.hf, "backend_tokenizer", None)
     if backend is None:
         raise UsageError(f"llguidance cannot read the tokenizer of `{tokenizer.name}`", _SUPPORTED)
-    copied = type(backend).from_str(backend.to_str())
-    copied.no_padding()
-    copied.no_truncation()
-    copied.add_special_tokens([_END])
-    end = copied.token_to_id(_END)
+    end = backend.get_vocab_size()
     if end < tokenizer.num_tokens:
         raise _unreadable(tokenizer, "its token ids have gaps")
-    return copied.to_str(), end
+    document: str = backend.to_str()
+    # The end token is put into the text: a copy of a large vocabulary takes as long again as llguidance's reading.
+    begin = document.index(_ADDED) + len(_ADDED)
+    added, rest = json.JSONDecoder().raw_decode(document, begin)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added.append({"id": end, "content": _END, **flags, "special": True})
+    return f"{document[:begin]}{json.dumps(added)}{document[rest:]}", end
 
 
 def know_tokenizer(tokenizer: TokenizerLike, document: str, end: int) -> None:

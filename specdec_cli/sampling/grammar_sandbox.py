@@ -3,7 +3,8 @@
 llguidance's own limits do not bound what it takes to build a lexer: 400 bytes can cost minutes and all memory, and a
 thread that compiles cannot be stopped. So a small process reads the tokenizer once and forks for every trial. The fork
 limits its own processor time and memory, compiles, and computes the first mask. Only a grammar that passed is compiled
-where the engine runs, at the same cost.
+where the engine runs, at the same cost. A fork has a low priority; a thread beside the engine has not, since one that
+waits for a core while it holds Python's lock stops every other thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from selectors import EVENT_READ, DefaultSelector
 from threading import Lock
 from typing import Any
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, Unavailable, UsageError
 from specdec_cli.sampling.grammar import (
     Grammar,
     TokenizerLike,
@@ -119,6 +120,7 @@ class GrammarCompiler:
             UsageError: as `compile_grammar`, or the grammar needs more time or memory than it may.
             GrammarCancelledError: `cancellation` was cancelled.
             RunError: there is no process for the trial.
+        Unavailable: other processes leave it no time.
         """
         check_installed()
         cancellation = cancellation or Cancellation()
@@ -197,7 +199,9 @@ class _Sandbox:
                 _send(mine, json.dumps(request).encode())
                 answer = _receive(mine)
             except TimeoutError:
-                return {"signal": signal.SIGPROF}
+                seconds = f"{mine.gettimeout():g} s"
+                message = f"the grammar was not compiled within {seconds}: other processes take this machine's time"
+                raise Unavailable(message, "grammar_timeout") from None
             except OSError:
                 answer = None
             finally:
@@ -226,10 +230,9 @@ class _Sandbox:
             )
         self._control = mine  # before it is used: `_end` closes it where that fails
         weakref.finalize(self, _close, mine, self._process)
-        _send(
-            mine,
-            json.dumps([document, tokenizer.num_tokens, end, tokenizer.name, list(tokenizer.eos_token_ids)]).encode(),
-        )
+        facts = [tokenizer.num_tokens, end, tokenizer.name, list(tokenizer.eos_token_ids)]
+        for message in (json.dumps(facts), document):
+            _send(mine, message.encode())
         return mine
 
     def _end(self) -> None:
@@ -257,14 +260,13 @@ def serve_trials(descriptor: int) -> None:
         descriptor: of the control socket: first the tokenizer, then a socket for each trial.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)  # the engine's own threads go first
     control = socket.socket(fileno=descriptor)
-    first = _receive(control)
-    if first is None:
+    facts, document = _receive(control), _receive(control)
+    if facts is None or document is None:
         return
-    document, num_tokens, end, name, eos_ids = json.loads(first)
+    num_tokens, end, name, eos_ids = json.loads(facts)
     tokenizer = _TrialTokenizer(num_tokens, name, tuple(eos_ids))
-    know_tokenizer(tokenizer, document, end)
+    know_tokenizer(tokenizer, document.decode(), end)
     trials = _Trials(tokenizer, control)
     while trials.go_on():
         pass
@@ -348,6 +350,7 @@ def _fork(tokenizer: Any, request: dict[str, Any]) -> tuple[int, int]:
         os.close(writer)
         return pid, reader
     try:
+        os.nice(_NICENESS)  # the engine's own threads go first
         _limit(request["seconds"], request["bytes"])
         refusal: str | None = None
         try:

@@ -6,13 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.engine.jobs.snapshot import Snapshot
-from specdec_cli.errors import Unavailable
+from specdec_cli.errors import Unavailable, UsageError
 from specdec_cli.lm.files.generation import Generation
+from specdec_cli.sampling.grammar import read_tokenizer
 from specdec_cli.serve.errors import unknown_model
 from specdec_cli.serve.metrics import Metrics
 from specdec_cli.serve.request.parameters import Defaults
@@ -105,6 +107,7 @@ class Model:
     def _begin_serving(self, engine: Engine) -> None:
         self.suggested = self._suggested(engine)
         self._info = self._describe(engine)
+        _warm_up(self._info)
         self.metrics.draft_failures = lambda: engine.drafters.num_failures
         self._bridge = Bridge(
             engine,
@@ -191,6 +194,14 @@ class Model:
         self.failure = error
         if self.on_failure is not None:
             self.on_failure(self, error)
+
+
+def _warm_up(info: ModelInfo) -> None:
+    """Import and read what tool calls and grammars need, which would hold up every request for seconds."""
+    _ = info.tool_call_format
+    if info.tokenizer is not None:
+        with suppress(UsageError):  # a grammar is refused then, by the same words
+            read_tokenizer(info.tokenizer)
 
 
 def _longest_context(engine: Engine, most_drafted: int) -> int:

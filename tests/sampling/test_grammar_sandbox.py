@@ -8,7 +8,7 @@ import pytest
 from hostile_grammars import AMBIGUOUS, PATTERNS, intersection
 from tiny_grammar import byte_tokenizer
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, Unavailable, UsageError
 from specdec_cli.sampling.grammar import GrammarError, MaskBudget, compile_grammar
 from specdec_cli.sampling.grammar_sandbox import (
     Cancellation,
@@ -73,6 +73,15 @@ def test_49_15_a_trial_ends_with_its_requester() -> None:
     assert not psutil.Process(process.pid).children()
     with pytest.raises(GrammarCancelledError):
         compiler.compile("regex", "b", TOKENIZER, cancellation)
+
+
+def test_a_trial_that_gets_no_time_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(GrammarLimits(600.0, 2**40))
+    compiler.compile("regex", "a", TOKENIZER)
+    monkeypatch.setattr("specdec_cli.sampling.grammar_sandbox._WALL_SECONDS_PER_SECOND", 1e-4)
+    with pytest.raises(Unavailable, match="other processes take this machine's time"):
+        compiler.compile("json_schema", PATTERNS, TOKENIZER)
+    assert len(compiler._sandboxes[TOKENIZER]._verdicts) == 1
 
 
 def test_49_15_a_process_that_was_killed_is_replaced() -> None:

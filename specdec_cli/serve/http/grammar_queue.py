@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
 _NUM_THREADS = 2
 _MAX_OPEN = 64
 _MASK_SECONDS = 0.5
-_NICENESS = 10
 
 
 class GrammarQueue:
@@ -37,7 +32,7 @@ class GrammarQueue:
     def __init__(self, serve: Serve) -> None:
         from specdec_cli.sampling.grammar_sandbox import GrammarCompiler, GrammarLimits
 
-        self.pool = WatchedPool(_NUM_THREADS, "specdec-grammar", _yield_to_the_engine)
+        self.pool = WatchedPool(_NUM_THREADS, "specdec-grammar")
         limits = GrammarLimits(serve.max_grammar_seconds, serve.max_grammar_memory_bytes, _MASK_SECONDS)
         self._compiler = GrammarCompiler(limits)
         self._timeout_seconds = serve.request_timeout_seconds
@@ -66,10 +61,3 @@ class GrammarQueue:
         finally:
             self._num_open -= 1
             cancellation.cancel()
-
-
-def _yield_to_the_engine() -> None:
-    """Let the engine's threads go first, where a thread can have a priority of its own."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -14,11 +14,10 @@ class WatchedPool(ThreadPoolExecutor):
     Args:
         num_threads: most of them.
         name: of the threads.
-        prepare_thread: called once on each.
     """
 
-    def __init__(self, num_threads: int, name: str, prepare_thread: Callable[[], None] | None = None) -> None:
-        super().__init__(num_threads, thread_name_prefix=name, initializer=prepare_thread)
+    def __init__(self, num_threads: int, name: str) -> None:
+        super().__init__(num_threads, thread_name_prefix=name)
         self._num_threads = num_threads
         self._began: dict[object, float] = {}
 

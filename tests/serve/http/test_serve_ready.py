@@ -46,6 +46,14 @@ def test_it_names_target_draft_k_page_and_a_request(ready, url: str, near: str) 
     assert json.loads(words[-1])["messages"]
 
 
+def test_tools_and_grammars_are_read_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, states = model(), list[str]()
+    monkeypatch.setattr("specdec_cli.serve.models.read_tokenizer", lambda _: states.append(one.state))
+    one.load()
+    assert Models([one]).stop()
+    assert states == ["loading"]
+
+
 def test_with_keys_the_request_brings_one(ready) -> None:
     assert '-H "Authorization: Bearer $MY_KEYS"' in curl_line(ready, "http://h:1", "MY_KEYS")
 
