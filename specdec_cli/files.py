@@ -7,10 +7,12 @@ unpacks to are read up to a limit, and refused as soon as they pass it.
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -77,6 +79,27 @@ def read_text(path: Path, what: str) -> str:
         UsageError: as `read_bytes`, or it is no text.
     """
     return decoded(read_bytes(path, what), what, path)
+
+
+class RepeatedKeyError(Exception):
+    """A JSON object has a key twice, the exception's text."""
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON text.
+
+    Raises:
+        RepeatedKeyError: an object has a key twice.
+        ValueError, RecursionError: as `json.loads`.
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return values
 
 
 def encoding_of(data: bytes) -> str:

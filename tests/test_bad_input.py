@@ -320,6 +320,11 @@ PROMPTS = [
         "cannot be read: File name",
     ),
     rows("no JSON", '{"prompt": "a"}\n{"prompt": \n', "rows.jsonl:2: not a JSON object"),
+    rows(
+        "a key twice",
+        '{"prompt": "a"}\n{"prompt": "b", "prompt": "c"}\n',
+        "rows.jsonl:2: the key `prompt` is given twice",
+    ),
     rows("a list", "[1]\n", "rows.jsonl:1: not a JSON object but a list"),
     rows("no prompt", '{"words": "a"}\n', "rows.jsonl:1: the row has no `prompt`, but `words`", "FILE?column=NAME"),
     rows("prompt a number", '{"prompt": 3}\n', "rows.jsonl:1: the prompt must be a string, not a number"),

@@ -19,7 +19,7 @@ from specdec_cli.cli.prompts import rows_wanted
 from specdec_cli.cli.screen import open_screen, progress, say_notices, start_torch
 from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.engine.prompts import PromptRow, PromptSet
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.files import given_path
 from specdec_cli.measure.documents.audit import AuditDocument, audit_body
 from specdec_cli.measure.workload.dataset import is_at_hand
@@ -149,7 +149,7 @@ def audit(
     api_key: ApiKey = None,
     *,
     shared: Shared,
-) -> None:
+) -> ExitCode | None:
     """Check that the output is exactly what the target alone produces. Exits with 3 if it is not.
 
     Examples:
@@ -163,8 +163,7 @@ def audit(
     check_template(shared, chat)
     server = AuditedEndpoint(endpoint, plain_endpoint, endpoint_model, endpoint_timeout, api_key, tools, chat)
     if endpoint is not None or tools is not None:
-        _audit_requests(context, server, shared, dry_run)
-        return
+        return _audit_requests(context, server, shared, dry_run)
     refuse_without_effect(context, HERE)
     resolved = shared.resolve()
     options = _AuditOptions(mode, k_values, batch_sizes, time_limit, table, full, chat)
@@ -178,9 +177,10 @@ def audit(
         run.rehearse()
     else:
         run.go()
+    return None
 
 
-def _audit_requests(context: typer.Context, server: AuditedEndpoint, shared: Shared, dry_run: bool) -> None:
+def _audit_requests(context: typer.Context, server: AuditedEndpoint, shared: Shared, dry_run: bool) -> ExitCode | None:
     """Audit a server, or our own one with a file of requests."""
     is_ours = server.url is None
     refuse_without_effect(context, REQUESTS if is_ours else SERVER, "--tools" if is_ours else "--endpoint")
@@ -196,7 +196,7 @@ def _audit_requests(context: typer.Context, server: AuditedEndpoint, shared: Sha
     prompts = PromptSet([])
     if server.tools is None:
         prompts = _prompts(resolved.recipe, shared, server.chat, only_at_hand=dry_run)
-    audit_requests(resolved, server, prompts, shared, dry_run)
+    return audit_requests(resolved, server, prompts, shared, dry_run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.cli.endpoint_options import key_of
 from specdec_cli.cli.output import deliver_with_report, envelope, show_plan
-from specdec_cli.cli.screen import open_screen, progress, say_notices
+from specdec_cli.cli.screen import interruptible, open_screen, progress, say_notices
 from specdec_cli.engine.prompts import PromptSet
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.audit.requests import AuditRequest, RequestAudit, read_requests, source_of, text_requests
 from specdec_cli.measure.documents.request_audit import RequestAuditDocument, request_audit_body
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
@@ -61,8 +61,8 @@ class AuditedEndpoint:
 
 def audit_requests(
     resolved: Resolved, options: AuditedEndpoint, prompts: PromptSet, shared: Shared, dry_run: bool
-) -> None:
-    """Compare a server's answers with and without its draft.
+) -> ExitCode | None:
+    """Compare a server's answers with and without its draft; after Ctrl-C, report those that were compared.
 
     Args:
         resolved: the recipe; sampling counts, and for our own server everything.
@@ -87,21 +87,33 @@ def audit_requests(
         where = " and ".join(address.root for address in addresses) or "our own server"
         body = {"num_requests": len(requests), "endpoints": [address.root for address in addresses]}
         show_plan(recipe.as_dict(), body, shared, f"# would ask {where} twice for each of {len(requests)} requests\n")
-        return
+        return None
     screen = open_screen(shared.quiet, streams_text=False)
     say_notices(prompts.notices, shared.quiet)
     named = None if resolved.built_in_pair or options.url is None else recipe.target.model
-    with progress(screen) as say, _running(resolved, shared, addresses, say) as places:
+    with (
+        interruptible() as stopped,
+        progress(screen) as say,
+        _running(resolved, shared, addresses, say) as places,
+    ):
         arms = [EndpointArm(options.plan(place, named), recipe.sampling) for place in places]
         draft, plain = arms[0], arms[-1]
         watch = lambda done, total: say(f"{done} of {total} requests")  # noqa: E731
-        audit = RequestAudit(draft, plain, requests, source, watch)
+        audit = RequestAudit(draft, plain, requests, source, watch, stopped)
         with started(arms):
             audit.run()
+    is_interrupted = audit.num_compared < len(requests)
+    if is_interrupted and not audit.num_compared:
+        screen.say("interrupted before anything was compared", "yellow")
+        return ExitCode.INTERRUPTED
     audit.notices[:0] = prompts.notices
     document = envelope(RequestAuditDocument, recipe.as_dict(), request_audit_body(audit))
     deliver_with_report(document, shared, lambda page: print_request_audit(page, document))
+    if is_interrupted:
+        screen.say(f"interrupted: {audit.num_compared} of {len(requests)} requests were compared", "yellow")
+        return ExitCode.INTERRUPTED
     audit.gate()
+    return None
 
 
 def _urls(options: AuditedEndpoint) -> Iterator[tuple[str, str]]:

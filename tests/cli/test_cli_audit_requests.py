@@ -1,6 +1,8 @@
 """`audit --endpoint` and `audit --tools`: answers with and without the draft, near ties told apart from damage."""
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -149,6 +151,21 @@ def test_near_ties_are_told_apart_from_damage(capsys: pytest.CaptureFixture[str]
     assert """without: 'weather({"city": "Rome"})'""" in shown
 
 
+def test_ctrl_c_reports_what_was_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], is_plain: bool) -> dict[str, Any]:
+        if is_plain and body["messages"][0]["content"] == "last":
+            os.kill(os.getpid(), signal.SIGINT)
+        return mixed(body, is_plain)
+
+    file = requests(tmp_path / "r.jsonl", said("same"), said("damage"), said("last"), said("never"))
+    with server(answer) as (url, bodies):
+        assert run(["audit", "--endpoint", url, "--tools", file, "--json"]) == 130
+    found, err = capsys.readouterr()
+    body = document(found)
+    assert (len(bodies), body["num_requests"], body["interrupted"], body["verdict"]) == (6, 4, True, "fail")
+    assert "interrupted: 3 of 4 requests were compared" in err
+
+
 def test_near_ties_alone_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = requests(tmp_path / "r.jsonl", said("same"), said("tie"))
     with server(mixed) as (url, _):
@@ -224,6 +241,7 @@ def test_our_own_server_runs_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (["--tools", "FILE", "-d", "none"], "there is no draft to audit"),
         (["--tools", "WARM"], "has `temperature: 0.7`"),
         (["--tools", "EMPTY"], "holds no request"),
+        (["--tools", "TWICE"], "has the key `n` twice"),
         (["--tools", "OTHER"], "it has neither `messages` nor `prompt`"),
     ],
 )
@@ -235,6 +253,8 @@ def test_what_means_nothing_is_refused(
         "WARM": requests(tmp_path / "w", said("same", temperature=0.7)),
         "EMPTY": requests(tmp_path / "e"),
         "OTHER": requests(tmp_path / "o", {"input": "x"}),
+        "TWICE": str(tmp_path / "t"),
     }
+    (tmp_path / "t").write_text('{"prompt": "a", "n": 1, "n": 2}')
     assert run(["audit", *(files.get(word, word) for word in words)]) == 2
     assert why in capsys.readouterr().err

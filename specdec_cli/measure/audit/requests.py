@@ -14,8 +14,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from specdec_cli.engine.driver import never
 from specdec_cli.errors import GateError, UsageError
-from specdec_cli.files import given_path, read_text
+from specdec_cli.files import RepeatedKeyError, given_path, parse_json, read_text
 from specdec_cli.measure.documents.request_audit import AnswerDifference, DifferenceClass, KindResult, RequestKind
 from specdec_cli.measure.elsewhere.near_ties import NEAR_NATS
 from specdec_cli.measure.endpoint.draft_switch import check_plain, without_draft
@@ -89,7 +90,9 @@ def read_requests(name: str) -> list[AuditRequest]:
 
 def _request(line: str, where: str, index: int) -> AuditRequest:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
+    except RepeatedKeyError as error:
+        raise UsageError(f"{where} has the key `{error}` twice", "keep one of them") from None
     except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON", _EXAMPLE) from None
     body = row.get("body", row) if isinstance(row, dict) else None
@@ -115,6 +118,7 @@ class RequestAudit:
         requests: what both are asked.
         source: of the requests, for people.
         watch: called with the requests done and in all.
+        stopped: whether to ask no more.
 
     Attributes:
         by_kind: results by the form that the answers must have.
@@ -130,6 +134,7 @@ class RequestAudit:
     requests: Sequence[AuditRequest]
     source: str
     watch: Callable[[int, int], None]
+    stopped: Callable[[], bool] = never
     by_kind: dict[str, KindResult] = field(init=False, default_factory=dict)
     differences: list[AnswerDifference] = field(init=False, default_factory=list)
     num_draft_tokens: int | None = field(init=False, default=None)
@@ -137,6 +142,11 @@ class RequestAudit:
     notices: list[str] = field(init=False, default_factory=list)
     seconds: float = field(init=False, default=0.0)
     _has_logprobs: bool = field(init=False, default=True)
+
+    @property
+    def num_compared(self) -> int:
+        """Requests whose answers were compared."""
+        return sum(kind.requests for kind in self.by_kind.values())
 
     @property
     def passed(self) -> bool:
@@ -151,20 +161,22 @@ class RequestAudit:
         """
         odd = [each for each in self.differences if each.difference != "near-tie"]
         if odd:
-            message = f"{len(odd)} of {len(self.requests)} answers differ with the draft, and not at a near tie"
+            message = f"{len(odd)} of {self.num_compared} answers differ with the draft, and not at a near tie"
             raise GateError(f"the audit found a difference: {message}", "the report names each request and the tokens")
 
     def run(self) -> None:
-        """Ask for every answer twice, one request at a time.
+        """Ask for every answer twice, one request at a time, until it is stopped.
 
         Raises:
             RunError: a request fails without the draft, or a server cannot switch its draft off.
         """
         begin = perf_counter()
         self._without_draft()
-        for done, request in enumerate(self.requests, start=1):
+        for request in self.requests:
+            if self.stopped():
+                break
             self._compare(request)
-            self.watch(done, len(self.requests))
+            self.watch(self.num_compared, len(self.requests))
         self._note()
         self.seconds = perf_counter() - begin
 

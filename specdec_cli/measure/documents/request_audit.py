@@ -64,11 +64,13 @@ class AnswerDifference(Result):
 
 
 class RequestAuditDocument(ResultDocument):
-    """Answers of a server with and without its draft, at temperature 0."""
+    """Answers of a server with and without its draft, at temperature 0; after Ctrl-C, those that were compared."""
 
     schema_name: ClassVar[str] = "specdec.audit-requests/1"
 
     source: str
+    num_requests: Count
+    interrupted: bool
     endpoint: AuditedServers
     by_kind: dict[str, KindResult]
     differences: list[AnswerDifference]
@@ -83,6 +85,8 @@ def request_audit_body(audit: RequestAudit) -> dict[str, Any]:
     """The document's own fields, after those that every document has."""
     return RequestAuditDocument(
         source=audit.source,
+        num_requests=len(audit.requests),
+        interrupted=audit.num_compared < len(audit.requests),
         endpoint=AuditedServers.of_arms(audit.draft, audit.plain),
         by_kind=audit.by_kind,
         differences=audit.differences,

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.files import MAX_BYTES, decoded, read_bytes, without_packing
+from specdec_cli.files import MAX_BYTES, RepeatedKeyError, decoded, parse_json, read_bytes, without_packing
 from specdec_cli.measure.workload.chats import PROMPT_COLUMNS, is_broken_chat, is_chat, kind_of
 
 _LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -79,6 +79,24 @@ def rows_of_bytes(data: bytes, name: str, what: str, path: Path | None = None) -
     Raises:
         UsageError: as `rows_of_file`.
     """
+    try:
+        return _rows_of_bytes(data, name, what, path)
+    except RepeatedKeyError as error:
+        text = decoded(data, what, path)
+        raise UsageError(f"{_repetition(text, name)}: the key `{error}` is given twice", "keep one of them") from error
+
+
+def _repetition(text: str, name: str) -> str:
+    """Place of the first line with an object that has a key twice; the file where no line is one."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            _parsed(line)
+        except RepeatedKeyError:
+            return f"{name}:{number}"
+    return f"`{name}`"
+
+
+def _rows_of_bytes(data: bytes, name: str, what: str, path: Path | None) -> list[RawRow]:
     suffix = PurePath(without_packing((path or PurePath(name)).name)).suffix.lower()
     if suffix in ROW_SUFFIXES and suffix != ".txt" and data[:200].lstrip().lower().startswith(_PAGE_STARTS):
         raise UsageError(f"{what} is a web page, not the file itself", "download the raw file")
@@ -126,7 +144,7 @@ def _is_of_rows(value: object) -> bool:
 def _parsed(text: str) -> Any:
     """JSON's value; None for text that is none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return None
 
@@ -206,7 +224,7 @@ def _json_lines(text: str, name: str, what: str, is_lines: bool) -> list[RawRow]
             continue
         where = f"{name}:{number}"
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too large a value"
             hint = "write one JSON object per line" if is_lines else "write one list of rows, or one row per line"
