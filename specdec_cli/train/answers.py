@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _TOGETHER = 64  # prompts that a process hands to its engine at once: what an interruption loses at most
 
 
+class _StoppedError(Exception):
+    """The run was stopped while the target answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingPrompt:
     """A prompt that the target answers.
@@ -131,7 +135,7 @@ class Answers:
         Args:
             engine: idle, this process's; decodes without a draft.
             progress: told how many prompts are answered, and of how many.
-            stopped: asked between batches; the answers so far are kept.
+            stopped: asked after every step; the answers of earlier batches are kept.
 
         Raises:
             RunError: the file cannot be written.
@@ -142,7 +146,10 @@ class Answers:
         while self.num_done < len(self._prompts) and not processes.any(stopped()):
             batch = self._prompts[self.num_done : self.num_done + _TOGETHER * processes.num]
             own = processes.share(batch)
-            answers = processes.joined(processes.together(partial(self._answered, engine, own, progress)))
+            answered = processes.together(partial(self._answered, engine, own, progress, stopped))
+            if processes.any(answered is None):
+                return
+            answers = processes.joined(answered or [])
             keys = self._keys[self.num_done :]
             rows = [
                 {"index": prompt.index, "prompt": key, "answer": answer}
@@ -153,17 +160,26 @@ class Answers:
             progress(self.num_done, len(self._prompts))
 
     def _answered(
-        self, engine: Engine, prompts: Sequence[TrainingPrompt], progress: Callable[[int, int], None]
-    ) -> list[list[int]]:
-        """Tokens of the answers: those that are known, and the engine's."""
+        self,
+        engine: Engine,
+        prompts: Sequence[TrainingPrompt],
+        progress: Callable[[int, int], None],
+        stopped: Callable[[], bool],
+    ) -> list[list[int]] | None:
+        """Tokens of the answers: those that are known, and the engine's; None where it was stopped."""
 
         def count(now: Generated) -> None:
+            if stopped():
+                raise _StoppedError
             finished = now.num_finished + len(prompts) - len(new)
             progress(self.num_done + finished * self._processes.num, len(self._prompts))
 
         new = [prompt for prompt in prompts if prompt.index not in self._known]
         params = [replace(self._params, index=prompt.index) for prompt in new]
-        outputs = engine.generate([list(prompt.tokens) for prompt in new], params, 0, progress=count) if new else []
+        try:
+            outputs = engine.generate([list(prompt.tokens) for prompt in new], params, 0, progress=count) if new else []
+        except _StoppedError:
+            return None
         made = iter(outputs)
         known = self._known
         return [known[prompt.index] if prompt.index in known else list(next(made).token_ids) for prompt in prompts]

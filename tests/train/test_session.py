@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_a_run_stopped_before_its_first_answer_goes_on_twice(target: str, tmp_pa
     assert found.answer(ignore, lambda: True) == []
     whole = found.answer(ignore, never)
     assert [list(one.tokens) for one in found.answer(ignore, never)] == [list(one.tokens) for one in whole]
+
+
+def test_answers_are_stopped_between_two_steps(target: str, tmp_path: Path) -> None:
+    found, times = session(target, tmp_path / "head"), count()
+    assert found.answer(ignore, lambda: next(times) == 3) == []
+    assert (next(times), found.engine.has_work) == (4, False)
+    assert len(found.answer(ignore, never)) == len(found.data.train)
 
 
 @pytest.mark.parametrize(
