@@ -165,7 +165,7 @@ class SpeculativeResult(Result):
 
     @model_validator(mode="after")
     def _without_trees(self) -> Self:
-        if self.num_draft_nodes == self.num_draft_tokens:
+        if (self.num_draft_nodes or 0) <= (self.num_draft_tokens or 0):  # other engines count no nodes
             self.num_draft_nodes = self.acceptance_by_rank = None
         return self
 

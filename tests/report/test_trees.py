@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from specdec_cli.document import SpeculativeResult
 from specdec_cli.drafted import Drafted
 from specdec_cli.engine.meter import Meter
 from specdec_cli.events import Emitted, SpeculativeCounts, Stepped
 from specdec_cli.measure.chat.chat import ChatTurn
 from specdec_cli.measure.endpoint.answer import Answer
-from specdec_cli.measure.endpoint.server_counts import NODES, statistics
+from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, NODES, ServerCounts, statistics
 from specdec_cli.report.chat import statistics_line
 from specdec_cli.report.endpoint import counter_lines
 from specdec_cli.report.pieces import Piece, TokenPieces, marked
@@ -33,6 +34,12 @@ def shown(what: RenderableType | None, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(what)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_counts_no_nodes_has_no_table() -> None:
+    server = ServerCounts()
+    server.add_run({DRAFTS: 3, DRAFTED: 12, ACCEPTED: 5}, 8)
+    assert tree_table("arm", [("draft", SpeculativeResult.of(server))]) is None
 
 
 def counts(*emitted: Emitted) -> SpeculativeCounts:
