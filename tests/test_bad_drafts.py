@@ -238,6 +238,14 @@ def test_counts_are_read_within_a_configuration_of_layers(
         ("eagle3", {"eagle_config": {"parallel_draft_step": "x"}}, 1, "is not a valid configuration"),
         ("dflash", {"dflash_config": {"target_hidden_size": float("inf")}}, 1, "is not a valid configuration"),
         ("medusa", {"hidden_size": float("inf")}, 1, "is not a valid configuration"),
+        ("dspark", {"markov_rank": 6.5}, 1, "`markov_rank` is `6.5`, and must be a whole number of at least 0"),
+        ("eagle3", {"target_hidden_size": "32"}, 1, "`target_hidden_size` is `32`, and must be a whole number"),
+        (
+            "dflash",
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": 0},
+            1,
+            "`sliding_window` is `0`, and must be a whole number of at least 1",
+        ),
         (
             "eagle3",
             {"norm_before_residual": "false"},
@@ -245,7 +253,7 @@ def test_counts_are_read_within_a_configuration_of_layers(
             "`norm_before_residual` is `false`, and must be true or false",
         ),
         ("dflash", {"dflash_config": {"causal": "no"}}, 1, "`causal` is `no`, and must be true or false"),
-        ("pard2", {"pard2_target_dim": float("inf")}, 1, "is not valid"),
+        ("pard2", {"pard2_target_dim": float("inf")}, 1, "`pard2_target_dim` is `inf`, and must be a whole number"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(

@@ -17,6 +17,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from specdec_cli.errors import RunError
+
 Content = Mapping[str, Any]
 
 
@@ -113,6 +115,23 @@ class DraftFolder:
     tensors: Sequence[str]
     format: DraftFormat
     kind: PublishedKind
+
+    def whole_number(self, content: Content, key: str, least: int = 0) -> int | None:
+        """A whole number of its configuration; None where it has none.
+
+        Args:
+            content: the keys, which may be those of a configuration within it.
+            key: of the number.
+            least: smallest value.
+
+        Raises:
+            RunError: there is something else.
+        """
+        value = content.get(key)
+        if value is None or (type(value) is int and value >= least):
+            return value
+        message = f"`{self.path / 'config.json'}` is not a valid configuration: `{key}` is `{value}`, and must be"
+        raise RunError(f"{message} a whole number of at least {least}", "copy or download the draft again")
 
 
 def recognize(folder: Path, content: dict[str, Any] | None = None) -> DraftFolder | None:

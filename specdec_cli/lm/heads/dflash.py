@@ -189,12 +189,12 @@ def read_block(
             name=name,
             source=source,
             taps=_layers(name, keys, is_speculators),
-            target_hidden_size=int(keys.get("target_hidden_size") or layer.hidden_size),
+            target_hidden_size=source.whole_number(keys, "target_hidden_size") or int(layer.hidden_size),
             vocab_size=int(layer.vocab_size),
-            draft_vocab_size=drafted_size(kind, name, source, keys.get("draft_vocab_size"), int(layer.vocab_size)),
+            draft_vocab_size=drafted_size(kind, name, source, keys, int(layer.vocab_size)),
             file_format=_file_format(source),
             layer=layer,
-            block_layers=_block_layers(name, keys, own, int(layer.num_hidden_layers), source.kind.name),
+            block_layers=_block_layers(name, keys, own, int(layer.num_hidden_layers), source),
             block_size=_checked_block_size(name, block_size),
             mask_token=_mask_token(name, keys, source, int(layer.vocab_size)),
             from_anchor=from_anchor,
@@ -267,7 +267,7 @@ def _mask_token(name: str, keys: Mapping[str, Any], source: DraftFolder, vocab_s
 
 
 def _block_layers(
-    name: str, keys: Mapping[str, Any], own: Mapping[str, Any], num: int, kind: str
+    name: str, keys: Mapping[str, Any], own: Mapping[str, Any], num: int, source: DraftFolder
 ) -> tuple[BlockLayer, ...]:
     """How each layer attends: sliding layers are causal unless the configuration says otherwise, full ones are not.
 
@@ -276,11 +276,13 @@ def _block_layers(
     kinds = own.get("layer_types") or ["full_attention"] * num
     if keys.get("use_swa") and "sliding_attention" not in kinds:
         kinds = ["sliding_attention"] * num
-    window = keys.get("swa_window_size") or own.get("sliding_window")
-    if "sliding_attention" in kinds and type(window) is not int:
-        raise UsageError(f"the draft `{name}` has sliding layers without a window", AGAIN)
+    window = None
+    if "sliding_attention" in kinds:
+        window = source.whole_number(keys, "swa_window_size", 1) or source.whole_number(own, "sliding_window", 1)
+        if window is None:
+            raise UsageError(f"the draft `{name}` has sliding layers without a window", AGAIN)
     every = next((keys[key] for key in _CAUSAL if keys.get(key) is not None), None)
-    is_open = kind == "dflash2" and "speculators_model_type" in keys
+    is_open = source.kind.name == "dflash2" and "speculators_model_type" in keys
     sliding = not keys.get("sliding_window_non_causal", is_open)
     layers = []
     for kind in kinds[:num]:

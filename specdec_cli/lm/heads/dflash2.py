@@ -86,10 +86,7 @@ def read(name: str, source: DraftFolder) -> DFlash2Draft:
     """
 
     def parts(keys: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {key: keys.get(key, usual) for key, usual in _SIZES.items()}
-        for key, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise UsageError(f"`{key}` of `{name}` must be a whole number of at least 1, not `{size}`", AGAIN)
+        sizes = {key: source.whole_number(keys, key, 1) or usual for key, usual in _SIZES.items()}
         num_taps_back, group_size, rank, num_candidates = sizes.values()
         return {"num_taps_back": num_taps_back, "group_size": group_size, "rank": rank,
                 "num_candidates": num_candidates}  # fmt: skip

@@ -89,7 +89,8 @@ def read(name: str, source: DraftFolder) -> DSparkDraft:
     """
 
     def parts(keys: Mapping[str, Any]) -> dict[str, Any]:
-        rank, markov_type = int(keys.get("markov_rank") or 0), str(keys.get("markov_head_type", "vanilla"))
+        rank = source.whole_number(keys, "markov_rank") or 0
+        markov_type = str(keys.get("markov_head_type", "vanilla"))
         if rank and markov_type not in _PRODUCTS:
             message = f"the Markov head of `{name}` is of the type `{markov_type}`, which is not supported"
             raise UsageError(message, NONE_ELSE)

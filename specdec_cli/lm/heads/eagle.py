@@ -154,21 +154,19 @@ def read(name: str, source: DraftFolder) -> EagleDraft:
     nested: Any = content.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
     try:
-        if int(nested.get("parallel_draft_step") or 1) > 1:
+        if (source.whole_number(nested, "parallel_draft_step") or 1) > 1:
             message = f"`{name}` drafts several tokens at once (`parallel_draft_step`), which is not supported"
             raise UsageError(message, NONE_ELSE)
         return EagleDraft(
             name=name,
             source=source,
             taps=("final",) if method == "eagle" else _layers(name, content, nested),
-            target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
+            target_hidden_size=source.whole_number(content, "target_hidden_size") or int(layer.hidden_size),
             vocab_size=int(layer.vocab_size),
-            draft_vocab_size=drafted_size(
-                EagleDraft, name, source, content.get("draft_vocab_size"), int(layer.vocab_size)
-            ),
+            draft_vocab_size=drafted_size(EagleDraft, name, source, content, int(layer.vocab_size)),
             file_format=file_format,
             layer=layer,
-            num_layers=1 if method == "eagle" else _num_layers(names, own),
+            num_layers=1 if method == "eagle" else _num_layers(names, source, own),
             norm_before_residual=bool(content.get("norm_before_residual", False)),
             norm_before_fc=bool(content.get("norm_before_fc", "input_norm.weight" in names)),
             fc_norm=bool(content.get("fc_norm", "fc_norm.0.weight" in names)),
@@ -192,10 +190,10 @@ def _file_format(name: str, content: Mapping[str, Any]) -> str:
     return f"speculators {content.get('speculators_version', '')}".strip()
 
 
-def _num_layers(names: set[str], own: Mapping[str, Any]) -> int:
+def _num_layers(names: set[str], source: DraftFolder, own: Mapping[str, Any]) -> int:
     """Decoder layers, by the tensors' names; by the configuration where these are not here."""
     indices = {name.split(".")[1] for name in names if name.startswith("layers.")}
-    return len(indices) or int(own.get("num_hidden_layers") or 1)
+    return len(indices) or source.whole_number(own, "num_hidden_layers") or 1
 
 
 def _mask_token(name: str, content: Mapping[str, Any], vocab_size: int) -> int:

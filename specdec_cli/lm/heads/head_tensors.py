@@ -94,22 +94,23 @@ def stored_shapes(kind: type[PublishedDraft], name: str, source: DraftFolder) ->
     return {key: tuple(value.shape) for key, value in _stored(kind, name, source).items()}
 
 
-def drafted_size(kind: type[PublishedDraft], name: str, source: DraftFolder, size: Any, vocab_size: int) -> int:
+def drafted_size(
+    kind: type[PublishedDraft], name: str, source: DraftFolder, content: Mapping[str, Any], vocab_size: int
+) -> int:
     """Tokens that a head can draft: by its configuration, else by its map `d2t`; all tokens where it has neither.
 
     Args:
         kind: the format's configuration.
         name: of the draft, for messages.
         source: its folder.
-        size: what its configuration says.
+        content: the keys of its configuration.
         vocab_size: of its target.
 
     Raises:
-        RunError: its weights cannot be read.
+        RunError: its configuration or its weights cannot be read.
     """
-    if size:
-        return int(size)
-    return stored_shapes(kind, name, source).get("d2t", (vocab_size,))[0]
+    size = source.whole_number(content, "draft_vocab_size")
+    return size or stored_shapes(kind, name, source).get("d2t", (vocab_size,))[0]
 
 
 def has_head_weights(source: DraftFolder) -> bool:

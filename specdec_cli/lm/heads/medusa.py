@@ -14,15 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
-from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences
 from specdec_cli.lm.heads.head import checked_tensors, spread
 from specdec_cli.lm.heads.head_tensors import stored_shapes
@@ -123,17 +123,11 @@ def read(name: str, source: DraftFolder) -> MedusaDraft:
     num_stored, num_layers = _most(stored, r"lm_heads\.(\d+)\."), _most(stored, r"blocks\.\d+\.layers\.(\d+)\.")
     rows, width = next((shape for key, shape in stored.items() if key.startswith("lm_head")), (None, None))
     is_converted = "num_heads" in content
-    try:
-        vocab_size = _number(content, "vocab_size") or rows
-        drafted = _number(content, "truncated_vocab_size") or vocab_size
-        num_heads = _number(content, "num_heads") or max(_number(content, "medusa_num_heads") or 0, num_stored)
-        num_layers = max(
-            _number(content, "num_hidden_layers" if is_converted else "medusa_num_layers") or 1, num_layers
-        )
-        hidden_size = _number(content, "hidden_size") or width
-    except (TypeError, ValueError, OverflowError) as error:
-        message = f"`{source.path / 'config.json'}` is not a valid configuration: {first_line(error)}"
-        raise RunError(message, AGAIN) from error
+    number = partial(source.whole_number, content)
+    vocab_size = number("vocab_size") or rows
+    drafted = number("truncated_vocab_size") or vocab_size
+    num_heads = number("num_heads") or max(number("medusa_num_heads") or 0, num_stored)
+    num_layers = max(number("num_hidden_layers" if is_converted else "medusa_num_layers") or 1, num_layers)
     if num_heads < 1:
         raise UsageError(f"the folder of the Medusa draft `{name}` has no heads", AGAIN)
     has_bias = content.get("medusa_fc_bias", None if is_converted else True)
@@ -141,7 +135,7 @@ def read(name: str, source: DraftFolder) -> MedusaDraft:
         name=name,
         source=source,
         taps=("final",),
-        target_hidden_size=hidden_size,
+        target_hidden_size=number("hidden_size") or width,
         vocab_size=vocab_size,
         draft_vocab_size=drafted,
         file_format="vLLM" if is_converted else "Medusa",
@@ -151,11 +145,6 @@ def read(name: str, source: DraftFolder) -> MedusaDraft:
         has_bias=None if has_bias is None else bool(has_bias),
         shares_output=bool(content.get("original_lm_head", False)),
     )
-
-
-def _number(content: Mapping[str, Any], key: str) -> int | None:
-    """A number of the configuration; None where it does not say it."""
-    return None if content.get(key) is None else int(content[key])
 
 
 def _most(stored: Mapping[str, Any], pattern: str) -> int:

@@ -129,8 +129,9 @@ def read(name: str, source: DraftFolder) -> Pard2Draft:
         raise UsageError(f"the PARD-2 draft `{name}` is built of `{kind}` layers, which are not supported", NONE_ELSE)
     places = listed_layers(name, "pard2_target_layers", content.get("pard2_target_layers"))
     layer = read_layer_config(name, getattr(transformers, _CONFIGS[str(kind)]), content)
+    sizes = (source.whole_number(content, key) for key in ("pard2_target_dim", "pard_target_dim"))
+    joined_size = next(filter(None, sizes), 4096)
     try:
-        joined_size = int(content.get("pard2_target_dim") or content.get("pard_target_dim") or 4096)
         scale = float(content.get("pard2_scale", content.get("pard_scale", content.get("feat_scale", 0.02))))
         has_bias = bool(content.get("pard2_proj_bias", content.get("proj_bias", False)))
     except Exception as error:
