@@ -45,6 +45,22 @@ class Served:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
     @property
+    def kv_cache_bytes(self) -> int:
+        """Memory that a real model's KV cache holds now: it keeps prefixes, and fills up to its size.
+
+        A KV cache is one mapping without a file, and of a GiB or more; the built-in pair's is smaller, and counts as 0.
+        """
+        total, is_cache = 0, False
+        for line in Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                begin, end = (int(number, 16) for number in words[0].split("-"))
+                is_cache = len(words) == 5 and end - begin >= 2**30
+            elif is_cache and words[0] == "Rss:":
+                total += int(words[1]) * 1024
+        return total
+
+    @property
     def scheduled_seconds(self) -> tuple[float, float]:
         """How long its threads ran and how long they waited for a core, all of them together."""
         counts = [path.read_text().split() for path in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")]
