@@ -223,7 +223,7 @@ _DRAFT_HELP = (
 _TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
 _JSON_HELP = "Print one JSON document on stdout and nothing else."
 
-_MOST_CHOICES = 5
+_MOST_CHOICES = 6
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "target.model": {"names": ("-t", "--target"), "aliases": ("--model",), "metavar": "NAME|DIR"},
     "target.device": {"metavar": "DEVICE"},
