@@ -30,6 +30,7 @@ LAYERS = [
         "quantities",
         "template_limits",
         "timing",
+        "transfer",
         "verification",
     },
     {"lm", "sampling", "text"},

@@ -159,7 +159,7 @@ class GrowingDraft:
         """The guess, its q stacked to [nodes, V]."""
         import torch
 
-        from specdec_cli.sampling.chain import sent
+        from specdec_cli.transfer import sent
 
         if not self._q:
             return Guesses(self.drafted)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.engine.verify import RowGroup, Verdict, together
-from specdec_cli.sampling.chain import sent
+from specdec_cli.transfer import sent
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.verify import Verdict
-    from specdec_cli.events import Emitted
+    from specdec_cli.events import Emitted, TokenLogprob
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.sampling.chain import BoolArray, Distribution
 
@@ -75,6 +75,7 @@ class StepRow:
         p: distributions of all rows verified with it.
         first_place: the row's first place in p.
         verdict: the accepted nodes and the own token; None for a chunk of a prompt.
+        logprobs: of the accepted tokens and the own one, if they are wanted.
         error: why the request ends in this step, if it does.
     """
 
@@ -88,6 +89,7 @@ class StepRow:
     p: Distribution | None = None
     first_place: int = 0
     verdict: Verdict | None = None
+    logprobs: Items[TokenLogprob] = ()
     error: Exception | None = None
 
     @property
@@ -104,15 +106,18 @@ class StepRow:
         p, verdict, drafted = self.p, self.verdict, self.guesses.drafted
         assert p is not None, "a row is verified before its sequence takes tokens"
         assert verdict is not None, "a verified row has a verdict"
-        if not p.broken and self.sequence.params.logprobs is None:
-            return self.sequence.extend(drafted, verdict.path, verdict.own)
+        if p.broken:
+            for place, _, _ in self.logprobs_wanted(verdict):
+                if place in p.broken:
+                    raise p.broken[place]
+        return self.sequence.extend(drafted, verdict.path, verdict.own, self.logprobs)
+
+    def logprobs_wanted(self, verdict: Verdict) -> list[tuple[int, int, int]]:
+        """Place, token and number of alternatives of what the target accepts and adds, as `Distribution.logprobs`."""
         places = [self.first_place, *(self.first_place + node + 1 for node in verdict.path)]
-        for place in places:
-            if place in p.broken:
-                raise p.broken[place]
-        tokens, num = [*(drafted.tokens[node] for node in verdict.path), verdict.own], self.sequence.params.logprobs
-        logprobs = [p.logprobs(*at, num) for at in zip(places, tokens, strict=True)] if num is not None else ()
-        return self.sequence.extend(drafted, verdict.path, verdict.own, logprobs)
+        tokens = [*(self.guesses.drafted.tokens[node] for node in verdict.path), verdict.own]
+        num = self.sequence.params.logprobs or 0
+        return [(place, token, num) for place, token in zip(places, tokens, strict=True)]
 
 
 ROWS_BESIDE = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,11 @@ class Stepper:
         for row, verdict in zip(rows, verify(p, verify_rows), strict=True):
             row.p, row.first_place, row.verdict = p, first, verdict
             first += len(row.guesses.drafted) + 1
+        listed = [row for row in rows if row.sequence.params.logprobs is not None]
+        wanted = [row.logprobs_wanted(row.verdict) for row in listed if row.verdict is not None]
+        logprobs = iter(p.logprobs([one for its in wanted for one in its]))
+        for row, its in zip(listed, wanted, strict=True):
+            row.logprobs = list(islice(logprobs, len(its)))
 
 
 def _lm_row(row: StepRow) -> Row:

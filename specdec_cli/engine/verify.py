@@ -36,9 +36,10 @@ from torch import Tensor
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import Distribution, inverse_cdf, sent
+from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.transfer import sent
 from specdec_cli.verification import Rule
 
 TYPICAL_EPSILON = 0.09

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf, isfinite
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.events import TokenLogprob
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.transfer import sent
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -105,26 +106,37 @@ class Distribution:
             return greedy
         return torch.where(sent(self.one_hot, torch.bool, greedy.device), greedy, self.probs.amax(dim=-1))
 
-    def logprobs(self, row: int, token: int, num: int) -> TokenLogprob:
-        """Log-probability (nats) of a token at one position and of the `num` likeliest ones that can occur.
+    def logprobs(self, wanted: Sequence[tuple[int, int, int]]) -> list[TokenLogprob]:
+        """Log-probabilities (nats) of tokens and of the likeliest ones that can occur; a GPU is waited for once.
 
-        It is taken from p; at a one-hot position, where p says nothing, from the scores at temperature 1.
+        They are taken from p; at a one-hot position, where p says nothing, from the scores at temperature 1.
+
+        Args:
+            wanted: position, token, and number of likeliest ones of each.
         """
-        if self.probs is None or self.one_hot[row]:
-            logprobs = self.scores[row].log_softmax(dim=-1)
-        else:
-            logprobs = self.probs[row].log()
-        best = logprobs.topk(min(num, logprobs.shape[0]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return TokenLogprob(token, float(logprobs[token]), tuple((i, value) for i, value in pairs if value > NEVER))
+        sizes = sorted({min(num, self.scores.shape[1]) for _, _, num in wanted})
+        alike = [
+            [i for i, (_, _, num) in enumerate(wanted) if min(num, self.scores.shape[1]) == size] for size in sizes
+        ]
+        parts = [self._likeliest([wanted[i] for i in its], size) for its, size in zip(alike, sizes, strict=True)]
+        numbers = iter(torch.cat(parts).tolist() if parts else [])
+        found: dict[int, TokenLogprob] = {}
+        for i, size in ((i, size) for its, size in zip(alike, sizes, strict=True) for i in its):
+            own, tokens, values = next(numbers), [*islice(numbers, size)], [*islice(numbers, size)]
+            pairs = zip(map(int, tokens), values, strict=True)
+            found[i] = TokenLogprob(wanted[i][1], own, tuple((token, value) for token, value in pairs if value > NEVER))
+        return [found[i] for i in range(len(wanted))]
 
-
-def sent(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Values of the host on a device. The host does not wait for a GPU that still has other work."""
-    tensor = torch.as_tensor(values, dtype=dtype)
-    if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    def _likeliest(self, wanted: Sequence[tuple[int, int, int]], size: int) -> Tensor:
+        """Of each position the log-probability of its token, the `size` likeliest tokens, and theirs; flat, float64."""
+        device = self.scores.device
+        places, tokens = (sent(values, torch.int64, device) for values in list(zip(*wanted, strict=True))[:2])
+        logprobs = self.scores[places].log_softmax(dim=-1)
+        if self.probs is not None:
+            is_one_hot = sent(self.one_hot[[place for place, _, _ in wanted]], torch.bool, device)
+            logprobs = torch.where(is_one_hot[:, None], logprobs, self.probs[places].log())
+        best, own = logprobs.topk(size), logprobs.gather(1, tokens[:, None])
+        return torch.cat((own.double(), best.indices.double(), best.values.double()), 1).flatten()
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor | npt.NDArray[np.float64] | Sequence[float]) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import NEVER, Distribution, inverse_cdf, sent
+from specdec_cli.sampling.chain import NEVER, Distribution, inverse_cdf
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +148,15 @@ def _drawn(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
         if drawn:
             if drawn == 1:
                 probs = probs.clone()
-            probs[places, [children[i][-1] for i in places]] = 0.0
+            at, last = (
+                sent(values, torch.int64, probs.device) for values in (places, [children[i][-1] for i in places])
+            )
+            probs[at, last] = 0.0
             left = probs.sum(dim=-1).tolist()
             places = [i for i in places if wanted[i].num > drawn and left[i] > 0]
         if not places:
             break
-        weights = probs if len(places) == len(wanted) else probs[places]
+        weights = probs if len(places) == len(wanted) else probs[sent(places, torch.int64, probs.device)]
         tokens = inverse_cdf(weights, uniforms[places, [wanted[i].offset + drawn for i in places]])
         for i, token in zip(places, tokens.tolist(), strict=True):
             children[i].append(token)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specdec_cli.sampling.chain import sent
+from specdec_cli.transfer import sent
 
 Uint64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]

@@ -133,7 +133,7 @@ def test_rows_of_different_parameters_in_one_call_are_bit_for_bit_what_they_are_
         assert torch.equal(together.dense()[here], alone.dense())
         assert torch.equal(together.argmax[here], alone.argmax)
         assert together.one_hot[here].tolist() == alone.one_hot.tolist()
-        assert together.logprobs(first, 3, 4) == alone.logprobs(0, 3, 4)
+        assert together.logprobs([(first, 3, 4), (0, 5, 2)])[:1] == alone.logprobs([(0, 3, 4)])
         first += length
 
 
@@ -248,13 +248,13 @@ def test_logprobs_come_from_p_and_leave_out_what_cannot_occur() -> None:
     logits = logits_of(1)
     p = distribution(logits, [row(SamplingParams(temperature=0.5, top_k=3))], V)
     best = int(p.argmax[0])
-    got = p.logprobs(0, best, 10)
+    (got,) = p.logprobs([(0, best, 10)])
     assert got.token_id == best
     assert got.logprob == pytest.approx(float(not_none(p.probs)[0, best].log()))
     assert len(got.top) == 3
     assert got.top[0] == (best, pytest.approx(got.logprob))
     assert [value for _, value in got.top] == sorted((value for _, value in got.top), reverse=True)
-    assert p.logprobs(0, best, 0).top == ()
+    assert p.logprobs([(0, best, 0)])[0].top == ()
 
 
 def test_logprobs_of_a_greedy_row_are_those_of_temperature_one_after_bias() -> None:
@@ -263,7 +263,7 @@ def test_logprobs_of_a_greedy_row_are_those_of_temperature_one_after_bias() -> N
     p = distribution(logits, [row(params)], V)
     biased = logits.clone()
     biased[0, 5] += 30.0
-    assert p.logprobs(0, 5, 2).logprob == pytest.approx(float(biased.log_softmax(dim=-1)[0, 5]), abs=1e-6)
+    assert p.logprobs([(0, 5, 2)])[0].logprob == pytest.approx(float(biased.log_softmax(dim=-1)[0, 5]), abs=1e-6)
 
 
 def test_confidence_is_the_largest_probability() -> None:

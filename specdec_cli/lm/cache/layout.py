@@ -20,6 +20,7 @@ from specdec_cli.drafted import MOST_NODES, NOTHING, Drafted
 from specdec_cli.lm.cache.contexts import CachedSequence, ForwardInput
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.hidden_states import HiddenStates
+from specdec_cli.transfer import sent
 
 # Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
 # alone, and a sum over more masked keys need not round alike.
@@ -158,7 +159,7 @@ class Layout:
     @cached_property
     def position_ids(self) -> Tensor:
         """The positions [1, n] int64."""
-        return torch.tensor([self.positions], device=self.device)
+        return sent([self.positions], torch.int64, self.device)
 
     @cached_property
     def key_positions(self) -> Tensor:
@@ -186,7 +187,7 @@ class Layout:
         if len(self.pieces) <= MAX_PIECES:
             return None
         slots = [slot + i for start, stop, slot in self.pieces for i in range(stop - start)]
-        return torch.tensor(slots, device=self.device)
+        return sent(slots, torch.int64, self.device)
 
 
 class JoinedKeys(int):
@@ -329,13 +330,15 @@ class Layouts:
             position = feed.position(place)
             path = [feed.num_text + node for node in feed.tree.path(place - feed.num_text)]
             num_padded = -(position + 1) % grain
-            read = torch.cat((slots[: feed.num_text], slots[path + path[-1:] * num_padded]))
+            read = torch.cat(
+                (slots[: feed.num_text], slots[sent(path + path[-1:] * num_padded, torch.int64, self.device)])
+            )
             query = start + place - feed.keep
             yield Span(query, query + 1, position + 1 + num_padded, 0, read, position, feed.num_text)
 
     def _slots(self, sequence: CachedSequence, num_keys: int) -> Tensor:
         """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""
-        blocks = torch.tensor(sequence.blocks, device=self.device)
+        blocks = sent(sequence.blocks, torch.int64, self.device)
         slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device=self.device)).flatten()
         slots = slots[:num_keys]
         return torch.cat((slots, slots[:1].expand(num_keys - len(slots))))

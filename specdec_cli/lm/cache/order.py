@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.layout import Layout, Stretch
+from specdec_cli.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ class Order:
         )
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return sent(numbers, torch.int64, self._device)
 
 
 def _levels(stretch: Stretch) -> list[list[int]]:

@@ -17,6 +17,7 @@ from specdec_cli.lm.door import Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.forward.taps import output_layer
+from specdec_cli.transfer import sent
 
 
 class EagerForward:
@@ -94,7 +95,7 @@ class EagerForward:
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
-        self.cache.move(*torch.tensor(moves, device=self.device).t())  # one copy, as each waits for the device
+        self.cache.move(*sent(moves, torch.int64, self.device).t())
 
     def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
         """Copy states from places to others."""
@@ -116,7 +117,7 @@ class EagerForward:
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [n, hidden]."""
         with torch.inference_mode():
-            embeddings: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
+            embeddings: Tensor = self.model.get_input_embeddings()(sent(tokens, torch.int64, self.device))
         return embeddings.clone()  # callers may write into it, outside inference mode too
 
     @on_its_device

@@ -35,11 +35,9 @@ class Bucket:
     num_blocks: int
 
     @classmethod
-    def around(cls, num_rows: int, num_tokens: int, num_blocks: int) -> Bucket | None:
-        """The smallest one that holds so many; None for more tokens than a graph is made for."""
-        most_tokens = next((size for size in _TOKENS if size >= num_tokens), None)
-        if most_tokens is None:
-            return None
+    def around(cls, num_rows: int, num_tokens: int, num_blocks: int) -> Bucket:
+        """The smallest one that holds so many; of each sequence at most `MOST_TOKENS` tokens."""
+        most_tokens = next(size for size in _TOKENS if size >= num_tokens)
         if num_rows * most_tokens == 1:
             most_tokens = 2  # a product of one row would take another kernel, and give other bits
         sizes = (size << i for i in count() for size in (_FEWEST_BLOCKS, _FEWEST_BLOCKS * 3 // 2))

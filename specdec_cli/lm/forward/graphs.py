@@ -5,7 +5,7 @@ All that differs between two steps of a bucket is a vector of integers (`graph_i
 copy that nothing waits for; slots and masks follow from it on the device, those of drafted trees too. The forward is
 the model's own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the
 target's graph takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a
-prompt's chunk, hundreds of tokens) runs as it always does.
+prompt's chunk, hundreds of tokens) runs as it always does, beside the graph of the rows that fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
-from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs, fill, values
+from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, GraphInputs, fill, values
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.lm.kernels.kinds import has_triton
@@ -101,21 +101,20 @@ class Graphs:
             RunError: the model's forward cannot be recorded.
         """
         bucket = Bucket.around(1, 1, 1)
-        assert bucket is not None, "one token fits a bucket"
         self._recorded(partial(self._score, bucket, False), bucket)
 
-    def score(self, feeds: Sequence[ForwardInput]) -> Tensor | None:
-        """Logits [sum of num_logits, V] float32, as `LM.score` gives them; None where no graph is made for so much.
+    def takes(self, feed: ForwardInput) -> bool:
+        """Whether a graph is made for so much of a sequence."""
+        return feed.num_logits > 0 and feed.num_tokens <= MOST_TOKENS
+
+    def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
+        """Logits [sum of num_logits, V] float32, as `LM.score` gives them, of feeds that it takes.
 
         Raises:
             RunError: the model's forward cannot be recorded.
         """
         lengths = [len(feed.context) - feed.keep for feed in feeds]
-        if not all(feed.num_logits for feed in feeds):
-            return None
         bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.sequence.blocks) for feed in feeds))
-        if bucket is None:
-            return None
         key = bucket, any(feed.is_tapped for feed in feeds)
         graph = self._scores.get(key)
         if graph is None:
@@ -139,8 +138,8 @@ class Graphs:
 
     def guess(
         self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
-    ) -> Continuations | None:
-        """Continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
+    ) -> Continuations:
+        """Continuations, as `LM.guess` gives them, of feeds with at most `MOST_TOKENS` that are known.
 
         Args:
             feeds: contexts with placeholders for the tokens to find, except the last.
@@ -153,8 +152,6 @@ class Graphs:
         """
         lengths = [feed.num_tokens + 1 - n for feed, n in zip(feeds, counts, strict=True)]
         bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.sequence.blocks) for feed in feeds))
-        if bucket is None:
-            return None
         most, kind = max(counts), ChoiceKind.of(draws, num_tokens)
         key = bucket, most, num_tokens, kind
         if key not in self._guesses:

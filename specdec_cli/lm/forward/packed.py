@@ -26,6 +26,7 @@ from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.implementations import APART, JOINED, NAME
 from specdec_cli.lm.forward.taps import TapHooks, decoder_layers
 from specdec_cli.lm.hidden_states import HiddenStates
+from specdec_cli.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,16 @@ class PackedForward:
         with torch.inference_mode(), cache.running(layout):
             mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self._is_given_mask else None
             logits: Tensor = self.model(
-                input_ids=torch.tensor([layout.tokens], device=self.device),
+                input_ids=sent([layout.tokens], torch.int64, self.device),
                 attention_mask=mask,
                 use_cache=True,
                 **options,
                 **({} if self._cache_name is None else {self._cache_name: cache}),
             ).logits[0]
             if not self._keeps_logits:
-                logits = logits[layout.wanted]
+                logits = logits[self._index(layout.wanted)]
             elif rows is not None:
-                logits = logits[rows]
+                logits = logits[self._index(rows)]
         logits = logits[:num_wanted].float()
         # Callers may write into what they get, outside inference mode too.
         return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
@@ -118,7 +119,7 @@ class PackedForward:
         return self._index(wanted), None
 
     def _index(self, places: list[int]) -> Tensor:
-        return torch.tensor(places, device=self.device)
+        return sent(places, torch.int64, self.device)
 
     def attempt(self, cache: BlockCache, num_tokens: int) -> Tensor:
         """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""

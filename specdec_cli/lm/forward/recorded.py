@@ -12,6 +12,7 @@ from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import on_its_device
+from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.forward.graphs import Graphs
 
 
@@ -71,16 +72,33 @@ class RecordedForward:
 
     @on_its_device
     def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
-        """The wanted logits [sum of num_logits, V] float32."""
-        logits = self._graphs.score(feeds)
-        return self._inner.score(feeds) if logits is None else logits
+        """The wanted logits [sum of num_logits, V] float32. Rows that fit a graph are replayed, others run behind."""
+        fitting = [feed for feed in feeds if self._graphs.takes(feed)]
+        if not fitting:
+            return self._inner.score(feeds)
+        logits = self._graphs.score(fitting)
+        if len(fitting) == len(feeds):
+            return logits
+        others = [feed for feed in feeds if not self._graphs.takes(feed)]
+        parts = [(fitting, logits), (others, self._inner.score(others))]
+        by_feed = {
+            id(feed): part
+            for its, found in parts
+            for feed, part in zip(its, torch.split(found, [feed.num_logits for feed in its]), strict=True)
+        }
+        return torch.cat([by_feed[id(feed)] for feed in feeds])
 
     @on_its_device
     def guess(
         self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
-    ) -> Continuations | None:
-        """Continuations in one graph; None where no graph is made for what is fed first."""
-        return self._graphs.guess(feeds, counts, draws, num_tokens)
+    ) -> Continuations:
+        """Continuations in one graph. More text than a graph is made for is fed before it."""
+        surplus = [feed.num_tokens + 1 - n - MOST_TOKENS for feed, n in zip(feeds, counts, strict=True)]
+        parts = [feed.cut(num) if num > 0 else [feed] for feed, num in zip(feeds, surplus, strict=True)]
+        begins = [part[0] for part in parts if len(part) > 1]
+        if begins:
+            self._inner.score(begins)
+        return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens)
 
     def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
         """No model with a state runs here."""

@@ -27,6 +27,7 @@ from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, TorchStack
 from specdec_cli.lm.heads.published import AGAIN, NONE_ELSE
+from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -173,7 +174,7 @@ class DFlash2Head(BlockHead):
     def behind(self, logits: Tensor, states: Sequence[Tensor], before: Sequence[Sequence[int]]) -> Tensor:
         """Scores [n, V] float32 of rows' candidates behind given tokens, -inf of all others."""
         own, tokens = torch.stack([its[-1] for its in states]), [its[-1] for its in before]
-        return self._selected(logits, own, torch.as_tensor(tokens, device=logits.device))
+        return self._selected(logits, own, sent(tokens, torch.int64, logits.device))
 
     def recorded(self, logits: Tensor, states: Tensor) -> RecordedAhead:
         """Logits that are selected from behind the token before."""

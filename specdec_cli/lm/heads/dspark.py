@@ -30,6 +30,7 @@ from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.published import NONE_ELSE
 from specdec_cli.lm.heads.stacks import product_of
+from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -205,7 +206,7 @@ class DSparkHead(BlockHead):
     def _rows_of(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Rows [n, rank] of W1."""
         table = self.weights["markov_head.markov_w1.weight"]
-        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
+        return functional.embedding(sent(tokens, torch.int64, table.device), table)
 
     def _linear(self, inputs: Tensor, name: str) -> Tensor:
         return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))

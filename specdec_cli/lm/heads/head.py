@@ -14,6 +14,7 @@ from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
 from specdec_cli.lm.heads.published import PublishedDraft
 from specdec_cli.lm.heads.stacks import product_of, stack_of
+from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
     from typing import Any
@@ -66,7 +67,7 @@ class Head(ABC):
         table = self.weights.get("embed_tokens.weight")
         if table is None:
             return self._target.embed(tokens)
-        return functional.embedding(torch.as_tensor(tokens, dtype=torch.long, device=table.device), table)
+        return functional.embedding(sent(tokens, torch.int64, table.device), table)
 
     def mix(self, features: Tensor) -> Tensor:
         """One feature [n, hidden] of the target's states [n, taps, target hidden]: those of the only tap."""

@@ -19,6 +19,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.blocks import BlockPool
 from specdec_cli.lm.cache.contexts import block_key, root_key
 from specdec_cli.lm.cache.memory import zeros
+from specdec_cli.transfer import sent
 
 _SLOTS_GRAIN = 16  # whose keys a compiled layer reads together
 Path = tuple[int, ...]
@@ -226,5 +227,5 @@ class HeadCache:
         if not blocks or list(blocks) == list(range(blocks[0], blocks[0] + len(blocks))):
             first = blocks[0] * size if blocks else 0
             return slice(first, first + len(blocks) * size)
-        starts = torch.tensor(blocks, device=self._device)[:, None] * size
+        starts = sent(blocks, torch.int64, self._device)[:, None] * size
         return (starts + torch.arange(size, device=self._device)).flatten()

@@ -242,7 +242,6 @@ class HeadGraphs:
             RunError: the head cannot be recorded.
         """
         bucket, first = Bucket.around(1, 1, 1), self._modules[0].head
-        assert bucket is not None, "one token fits a bucket"
         for module in self._modules:
             obstacle = module.head.recording_obstacle
             if module.head.key_shape != module.head.value_shape:
@@ -279,7 +278,6 @@ class HeadGraphs:
         # However many tokens of such a draft are accepted: one shape for all further steps.
         num_new = max(*counts, min(shape.depth + 1, MOST_TOKENS))
         bucket = Bucket.around(len(rows), num_new, max(blocks))
-        assert bucket is not None, "more positions are fed before"
         key = bucket, shape, num_tokens, ChoiceKind.of(draws, num_tokens)
         graph = self._graphs.get(key)
         if graph is None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.transfer import sent
 
 
 @dataclass(slots=True)
@@ -59,11 +60,11 @@ class LayerFeed:
         """File new keys and values [key heads, new, head size]."""
         first, num = self.places[0], len(self.places)
         if isinstance(self.slots, Tensor):
-            at: slice | Tensor = self.slots[list(self.places)]
+            at: slice | Tensor = self.slots[sent(self.places, torch.int64, keys.device)]
         elif self.places[-1] == first + num - 1:
             at = slice(self.slots.start + first, self.slots.start + first + num)
         else:
-            at = torch.tensor(self.places, device=keys.device) + self.slots.start
+            at = sent(self.places, torch.int64, keys.device) + self.slots.start
         self.keys[:, at], self.values[:, at] = keys, values
 
     def read(self) -> tuple[Tensor, Tensor]:

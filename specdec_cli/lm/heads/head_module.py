@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, HeadContext, Path
 from specdec_cli.lm.heads.head_layer import LayerFeed
+from specdec_cli.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class HeadModule:
             feeds.append(LayerFeed(self.cache.keys, self.cache.values, sequence.slots, places, end, visible))
             positions += [new.begin + len(path) - 1 for path in paths]
         tokens = [path[-1] for new in news for path in new.paths]
-        at = torch.tensor(positions, dtype=torch.long, device=features.device)
+        at = sent(positions, torch.int64, features.device)
         output = iter(self.head.run(self.head.embed(tokens), features, at, feeds))
         for new in news:
             new.sequence.outputs |= {path: next(output) for path in new.paths}
@@ -118,4 +119,4 @@ def _visible(sequence: HeadContext, paths: Sequence[Path], end: int, device: tor
     for row, path in zip(visible, paths, strict=True):
         ways = (path[: depth + 1] for depth in range(len(path)))
         row[[sequence.nodes[way] for way in ways if way in sequence.nodes]] = True
-    return visible.to(device)
+    return sent(visible, torch.bool, device)

@@ -1,22 +1,31 @@
 """How often a step in graphs waits for the GPU, counted on a CPU that stands in for one."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from host_waits import HostWaits
-from test_lm_head_graphs import both, device, recorder  # noqa: F401  # fixtures
-from tiny_engine import tiny_engine
+from test_lm_head_graphs import device, loaded_head, publish_head, recorder  # noqa: F401  # two are fixtures
+from tiny_engine import step_of, tiny_engine
+from tiny_models import make_tiny
 
 from specdec_cli.lm.forward import graphs
+from specdec_cli.lm.forward.graph_draws import drawn_q
+from specdec_cli.lm.heads import head_graphs
+from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_STEPS = 6
+CHUNK = 80
 
 
-def waits_of(target, drafter, k: int, params: SamplingParams, **options: Any) -> HostWaits:
-    """What some steps of one sequence waited for, after the first ones."""
-    engine, waits = tiny_engine(target, drafter, k, **options), HostWaits()
+def waits_of(
+    target, drafter, k: int, params: SamplingParams, num_rows: int = 1, more: Sequence[int] = (), **options: Any
+) -> HostWaits:
+    """What some steps of sequences waited for, after the first ones; before the counted steps a prompt may be added."""
+    engine, waits = tiny_engine(target, drafter, k, max_num_seqs=num_rows + 1, **options), HostWaits()
     record = graphs.record
 
     def unseen(run, *place):
@@ -40,13 +49,16 @@ def waits_of(target, drafter, k: int, params: SamplingParams, **options: Any) ->
 
     graphs.record = unseen
     try:
-        engine.add(list(range(5, 16)), params)
+        for row in range(num_rows):
+            engine.add(list(range(5 + row % 7, 16 + row % 5)), replace(params, index=row))
         for _ in range(4):
             engine.step()
+        if more:
+            engine.add(list(more), params)
         with waits:
             for _ in range(NUM_STEPS):
                 assert engine.has_work
-                engine.step()
+                assert step_of(engine).num_prefill_tokens == (CHUNK if more else 0)
         assert not any(engine.drafters.num_failures.values())
     finally:
         graphs.record = record
@@ -56,35 +68,82 @@ def waits_of(target, drafter, k: int, params: SamplingParams, **options: Any) ->
 
 FORCED: dict[str, Any] = {"verify": "synthetic", "synthetic_acceptance_rates": (0.8, 0.7, 0.6)}
 ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
-    # Of each the head, k, the temperature, options of the engine, and the waits of a step.
+    # Of each the draft, k, the temperature, options of the engine, and the waits of a step.
     "plain": ("official", 0, 0, {}, 1),
     "chain": ("official", 3, 0, FORCED, 1),
+    "chain of a model": ("model", 3, 0, FORCED, 1),
     "tree": ("official", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "block": ("dflash", 3, 0, FORCED, 1),
     "tree of a block": ("dflash", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "masks": ("p-eagle", 3, 0, FORCED, 1),
-    "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6"}, 14),
+    "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6"}, 7),
     "sampled, plain": ("official", 0, 1, {}, 2),
     "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
-    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 29),
+    "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 4),
+    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 19),
     "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
 }
+BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "sampled, chain"]
+
+
+@pytest.fixture
+def pair(tmp_path, device, recorder):  # noqa: F811
+    """Makes a target and a draft in graphs, with room for many sequences."""
+
+    def made(draft: str):
+        how = {"decoder": "graphs", "device": device, "block_size": 4, "max_num_seqs": 18, "check": False}
+        shape = {"max_position_embeddings": 640}
+        lm = load_lm(str(make_tiny("llama", tmp_path / "target", 1, num_hidden_layers=6, **shape)), **how)
+        if draft == "model":
+            return lm, load_lm(str(make_tiny("llama", tmp_path / "draft", 2, **shape)), **how)
+        publish_head(tmp_path / "head", draft)
+        return lm, loaded_head(lm, tmp_path / "head")
+
+    return made
 
 
 def moved_with_a_wait(recorded, moves) -> None:
     recorded._cache.move(*torch.tensor(moves, device=recorded._device).t())
 
 
-def test_a_planted_wait_is_counted(both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def q_read_row_by_row(draws, counts, q):
+    for each in q[0]:
+        assert float(each.sum()) > 0
+    return drawn_q(draws, counts, q)
+
+
+def test_a_planted_wait_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs.Graphs, "move", moved_with_a_wait)
     with pytest.raises(AssertionError, match="moved_with_a_wait"):
-        test_a_step_waits_as_often_as_the_documentation_says("tree", both)
+        test_a_step_waits_as_often_as_the_documentation_says("tree", 1, pair)
 
 
+def test_a_planted_wait_of_each_row_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_graphs, "drawn_q", q_read_row_by_row)
+    with pytest.raises(AssertionError, match="q_read_row_by_row': 96"):
+        test_a_step_waits_as_often_as_the_documentation_says("sampled, chain", 16, pair)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
 @pytest.mark.parametrize("arm", ARMS)
-def test_a_step_waits_as_often_as_the_documentation_says(arm: str, both) -> None:  # noqa: F811
-    head, k, temperature, options, num = ARMS[arm]
-    _, (target, drafter) = both(head)
+def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int, pair) -> None:
+    draft, k, temperature, options, num = ARMS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
-    waits = waits_of(target, drafter, k, params, **options)
+    waits = waits_of(*pair(draft), k, params, num_rows, **options)
     assert waits.num == num * NUM_STEPS, waits.lines
+
+
+@pytest.mark.parametrize("arm", BESIDE_PROMPTS)
+def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
+    draft, k, temperature, options, num = ARMS[arm]
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
+    limits = {"prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK}
+    prompt = [(7 * i) % 89 + 2 for i in range(CHUNK * NUM_STEPS + 1)]
+    waits = waits_of(*pair(draft), k, params, 4, prompt, **options, **limits)
+    assert waits.num == num * NUM_STEPS, waits.lines
+
+
+def test_log_probabilities_of_all_rows_are_one_wait(pair) -> None:
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, logprobs=3)
+    waits = waits_of(*pair("official"), 3, params, 4, **FORCED)
+    assert waits.num == 2 * NUM_STEPS, waits.lines
