@@ -15,6 +15,7 @@ from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
 from tiny_heads import CONFIG, HEADS, HIDDEN, THETA, Reference, random_weights
 from tiny_models import VOCAB, make_tiny
 from torch import Tensor
+from typed import not_none
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
@@ -68,7 +69,7 @@ class LatentReference(Reference):
         """Each pair of numbers as a complex one, turned by its angle."""
         shape = (2, TURNED // 2)
         pairs = vectors.unflatten(-1, shape[::-1]) if self.is_interleaved else vectors.unflatten(-1, shape).mT
-        angles = positions[:, None] * self.frequencies
+        angles = positions[:, None] * not_none(self.frequencies)
         turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)[:, None]
         return torch.view_as_real(turned).flatten(-2)
 
@@ -84,8 +85,10 @@ def latent_weights(query_rank: int | None) -> dict[str, Tensor]:
     shapes = {"kv_a_proj_with_mqa": (RANK + TURNED, 2 * HIDDEN), "kv_b_proj": (HEADS * (FIXED + VALUE), RANK),
               "o_proj": (HIDDEN, HEADS * VALUE)}  # fmt: skip
     wide = HEADS * (FIXED + TURNED)
-    queries = {"q_a_proj": (query_rank, 2 * HIDDEN), "q_b_proj": (wide, query_rank)}
-    shapes |= {"q_proj": (wide, 2 * HIDDEN)} if query_rank is None else queries
+    if query_rank is None:
+        shapes["q_proj"] = (wide, 2 * HIDDEN)
+    else:
+        shapes |= {"q_a_proj": (query_rank, 2 * HIDDEN), "q_b_proj": (wide, query_rank)}
     for name, shape in shapes.items():
         weights[f"layers.0.self_attn.{name}.weight"] = 2 * torch.randn(shape, generator=generator) * shape[-1] ** -0.5
     for name, size in ({"kv_a": RANK} | ({} if query_rank is None else {"q_a": query_rank})).items():
@@ -160,7 +163,7 @@ def test_texts_are_the_targets_own(lm, tmp_path: Path) -> None:
     folder = published(tmp_path / "head", latent_weights(QUERY_RANK), QUERY_RANK)
     for tree in (None, "3,2,1"):
         drafter = loaded(lm, folder)
-        found = decode(lm, drafter, 3, PROMPTS, **({} if tree is None else {"tree": tree}))
+        found = decode(lm, drafter, 3, PROMPTS, tree=tree)
         assert tokens(found) == tokens(decode(lm, None, 0, PROMPTS))
 
 

@@ -394,10 +394,10 @@ def left_behind(row: DraftRow, holes: Sequence[tuple[int, int]], is_behind: bool
     context = list(row.context)
     for begin, end in holes:
         context[begin:end] = [context[begin - 1]] * (end - begin)
-    is_stale = is_behind and row.features is not None
-    return replace(
-        row, context=context, features=row.features[:1].expand_as(row.features) if is_stale else row.features
-    )
+    features = row.features
+    if is_behind and features is not None:
+        features = features[:1].expand_as(features)
+    return replace(row, context=context, features=features)
 
 
 @pytest.mark.parametrize("is_left_behind", [False, True])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from planted import forget_residuals, own_weights_of_p
 from table_loop import Loop, Table, measured
+from typed import not_none
 
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.drafters.growing_draft import GrowingDraft, grow_whole
@@ -71,7 +72,7 @@ class CutByConfidence(Loop):
         guesses = {draft.row.handle: draft.guesses() for draft in drafts}
         kept = {i: self.num_kept(guess.drafted.tokens) for i, guess in guesses.items()}
         tokens = {i: list(guess.drafted.tokens[: kept[i]]) for i, guess in guesses.items()}
-        return tokens, {i: list(guess.q[: kept[i]]) if kept[i] else [] for i, guess in guesses.items()}
+        return tokens, {i: list(not_none(guess.q)[: kept[i]]) if kept[i] else [] for i, guess in guesses.items()}
 
     def num_kept(self, tokens):
         return len(tokens)

@@ -3,6 +3,7 @@
 import json
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,13 @@ def test_the_temperatures_undo_what_sharpened_the_confidences() -> None:
 
 
 def test_a_dspark_run_ends_with_temperatures_that_its_draft_is_loaded_with(tmp_path: Path) -> None:
-    settings = {"method": "dspark", "layers": "1-2", "num_layers": 1, "max_steps": 2, "evaluate_every": 2}
+    settings: dict[str, Any] = {
+        "method": "dspark",
+        "layers": "1-2",
+        "num_layers": 1,
+        "max_steps": 2,
+        "evaluate_every": 2,
+    }
     found = session(tiny_target(tmp_path / "target"), tmp_path / "head", **settings)
     list(found.start(found.answer(ignore, never), is_resumed=False).run(never))
     calibration = not_none(found.calibrate())

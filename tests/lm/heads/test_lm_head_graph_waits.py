@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from head_drafts import loaded as loaded_head
 from host_waits import HostWaits
-from test_lm_head_graphs import device, loaded_head, publish_head, recorder  # noqa: F401  # two are fixtures
+from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
 from tiny_models import make_tiny
 
@@ -22,10 +23,10 @@ CHUNK = 80
 
 
 def waits_of(
-    target, drafter, k: int, params: SamplingParams, num_rows: int = 1, more: Sequence[int] = (), **options: Any
+    models: tuple[Any, Any], k: int, params: SamplingParams, num_rows: int = 1, more: Sequence[int] = (), **options: Any
 ) -> HostWaits:
     """What some steps of sequences waited for, after the first ones; before the counted steps a prompt may be added."""
-    engine, waits = tiny_engine(target, drafter, k, max_num_seqs=num_rows + 1, **options), HostWaits()
+    engine, waits = tiny_engine(*models, k, max_num_seqs=num_rows + 1, **options), HostWaits()
     record = graphs.record
 
     def unseen(run, *place):
@@ -90,9 +91,15 @@ BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "sampled, chain"
 def pair(tmp_path, device, recorder):  # noqa: F811
     """Makes a target and a draft in graphs, with room for many sequences."""
 
-    def made(draft: str):
-        how = {"decoder": "graphs", "device": device, "block_size": 4, "max_num_seqs": 18, "check": False}
-        shape = {"max_position_embeddings": 640}
+    def made(draft: str) -> tuple[Any, Any]:
+        how: dict[str, Any] = {
+            "decoder": "graphs",
+            "device": device,
+            "block_size": 4,
+            "max_num_seqs": 18,
+            "check": False,
+        }
+        shape: dict[str, Any] = {"max_position_embeddings": 640}
         lm = load_lm(str(make_tiny("llama", tmp_path / "target", 1, num_hidden_layers=6, **shape)), **how)
         if draft == "model":
             return lm, load_lm(str(make_tiny("llama", tmp_path / "draft", 2, **shape)), **how)
@@ -129,7 +136,7 @@ def test_a_planted_wait_of_each_row_is_counted(pair, monkeypatch: pytest.MonkeyP
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int, pair) -> None:
     draft, k, temperature, options, num = ARMS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
-    waits = waits_of(*pair(draft), k, params, num_rows, **options)
+    waits = waits_of(pair(draft), k, params, num_rows, **options)
     assert waits.num == num * NUM_STEPS, waits.lines
 
 
@@ -137,13 +144,13 @@ def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int
 def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
     draft, k, temperature, options, num = ARMS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
-    limits = {"prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK}
+    limits: dict[str, Any] = {"prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK}
     prompt = [(7 * i) % 89 + 2 for i in range(CHUNK * NUM_STEPS + 1)]
-    waits = waits_of(*pair(draft), k, params, 4, prompt, **options, **limits)
+    waits = waits_of(pair(draft), k, params, 4, prompt, **options, **limits)
     assert waits.num == num * NUM_STEPS, waits.lines
 
 
 def test_log_probabilities_of_all_rows_are_one_wait(pair) -> None:
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, logprobs=3)
-    waits = waits_of(*pair("official"), 3, params, 4, **FORCED)
+    waits = waits_of(pair("official"), 3, params, 4, **FORCED)
     assert waits.num == 2 * NUM_STEPS, waits.lines

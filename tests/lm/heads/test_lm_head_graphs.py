@@ -38,7 +38,10 @@ GREEDY = SamplingParams(max_new_tokens=40)
 HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama 3"]
 ONE_PASS = ["p-eagle", "dflash", "dflash-sliding"]
 # Drafts whose tokens change the logits behind them: of these, chains alone are recorded.
-CHAINS = {"dflash2": ("dflash2", {"dflash2": True}, {}), "dspark": ("dspark", {"dspark": "vanilla"}, {})}
+CHAINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dflash2": ("dflash2", {"dflash2": True}, {}),
+    "dspark": ("dspark", {"dspark": "vanilla"}, {}),
+}
 CHAINS |= {f"dspark-{kind}": ("dspark", {"dspark": kind}, {"markov_head_type": kind}) for kind in ("gated", "rnn")}
 SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 7}
 NORMS = {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True}
@@ -224,7 +227,10 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     shapes = [("3,2,1", "3,2,1", None), ("2,2+1,1", "3,2,1", "4,0+2"), ("1,2,2,1", "1,2,2,1", "1,2,2,1")]
     for trees, accepted in zip(shapes, ([1, 0, 2], [0, 1, 1], [1, 1, 0]), strict=True):
         rows = rounds.rows(rounds.texts)
-        rows = [replace(row, tree=tree and TreeShape.parse(tree)) for row, tree in zip(rows, trees, strict=True)]
+        rows = [
+            replace(row, tree=None if tree is None else TreeShape.parse(tree))
+            for row, tree in zip(rows, trees, strict=True)
+        ]
         rows[0].k = 2
         drafted = rounds.guess(rows)
         assert [len(one) for one in drafted] == [row.most_nodes for row in rows]

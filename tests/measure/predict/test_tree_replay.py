@@ -177,7 +177,7 @@ def test_a_ranking_says_what_chains_trees_and_an_oracle_could_give() -> None:
 
 def test_a_draft_that_always_has_the_token_second_needs_trees() -> None:
     trace = traced()
-    second = replace(trace.drafts["draft"], rank=np.ones_like(trace.ranks("draft")))
+    second = replace(stand_in(trace.drafts["draft"]), rank=np.ones_like(trace.ranks("draft")))
     found = ranking_of(replace(trace, drafts={"draft": second}), "draft", 4)
     assert found is not None
     assert (found.recall["1"], found.recall["4"], found.chain.median) == (0, 1, 1)
@@ -187,7 +187,7 @@ def test_a_draft_that_always_has_the_token_second_needs_trees() -> None:
 def test_no_ranking_is_made_up() -> None:
     assert ranking_of(traced(temperature=1.0), "draft", 4) is None
     trace, nothing = traced(), np.zeros((sum(len(prompt.output) for prompt in traced().prompts), 4), dtype=np.int16)
-    unranked = replace(trace.drafts["draft"], rank=None)
+    unranked = replace(stand_in(trace.drafts["draft"]), rank=None)
     for draft in (GuessTrace(nothing, nothing, None), unranked):
         assert ranking_of(replace(trace, drafts={"draft": draft}), "draft", 4) is None
 
