@@ -20,7 +20,8 @@ def recommended(size: int, k: int, verdict: str | None = None) -> dict[str, Any]
     """What a tuned recipe is made of."""
     said = verdict or ("speculate" if k else "do-not-speculate")
     needs = ["a quiet machine"] if said == "inconclusive" else []
-    return {"batch_size": size, "recommended": {"k": k, "tree": None, "why": "so", "verdict": said, "needs": needs}}
+    its = {"k": k, "tree": None, "p_min": None, "why": "so", "verdict": said, "needs": needs}
+    return {"batch_size": size, "recommended": its}
 
 
 def test_a_tuned_recipe_holds_what_was_decided_and_what_the_user_set(tmp_path: Path) -> None:

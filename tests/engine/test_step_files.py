@@ -48,4 +48,4 @@ def test_a_greedy_step_fits_on_a_screen_and_calls_nothing_back() -> None:
     assert back == []
     assert len(files) <= 20, sorted(files)
     assert len(functions) <= 117, sorted(functions)  # 114, and three more where other processes want the cores
-    assert num_changes <= 89
+    assert num_changes <= 92

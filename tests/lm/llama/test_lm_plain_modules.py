@@ -98,7 +98,7 @@ def test_the_plain_modules_compute_what_transformers_does(name: str) -> None:
 def test_its_configuration_is_that_of_transformers(name: str) -> None:
     plain = not_none(ModelPlan(name).plain_config).to_dict()
     right = ModelPlan(name, decoder="transformers").config.to_dict()
-    assert {key for key in plain if plain[key] != right.get(key)} <= {"use_cache"}
+    assert {key for key in plain if plain[key] != right.get(key)} <= {"use_cache", "transformers_version"}
 
 
 def test_its_tokenizer_is_the_one_that_transformers_finds() -> None:
