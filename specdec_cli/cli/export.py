@@ -17,6 +17,7 @@ from specdec_cli.cli.options import OPTIONS, PAIR, PARALLEL_OPTIONS, RUN, SERVE_
 from specdec_cli.cli.output import deliver, envelope, write_file
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.shared import Shared, with_shared_options
+from specdec_cli.drafters import to_spec
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.export import ENGINES, Export
 from specdec_cli.export import export as export_recipe
@@ -98,27 +99,33 @@ def export(
 
 
 def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> tuple[Resolved, list[str]]:
-    """The recipe with the k, p-min or schedule of k that a sweep recommends, where the recipe sets none; and notes."""
-    schedule, why = measured_schedule(document)
-    paths = ("speculation.num_speculative_tokens", "speculation.k_by_batch")
+    """The recipe with the k, p-min or schedule of k that was measured, where the recipe sets none; and notes."""
+    schedule, why = measured_schedule(document, to_spec(resolved.recipe.draft_fields()))
+    paths = ("speculation.num_speculative_tokens", "speculation.k_by_batch", "speculation.tree")
     if any(resolved.origins.get(path, "default") != "default" for path in paths):
-        return resolved, []
+        own = resolved.recipe.speculation
+        is_same = (
+            own.k_by_batch is None and own.tree is None and {k for _, k in schedule} <= {own.num_speculative_tokens}
+        )
+        ks = ", ".join(str(k) for _, k in schedule)
+        return resolved, [] if is_same else [f"the figures were measured at k = {ks}, and the recipe sets another"]
     if not schedule:
         return resolved, [] if why is None else [why]
     (size, first), *others = schedule
     below = [(1, first)] if size > 1 else []
     most, by_batch = max(k for _, k in schedule), (*below, *schedule) if others else None
     update: dict[str, Any] = {"num_speculative_tokens": most, "k_by_batch": by_batch}
-    if p_min := document["by_batch_size"][0]["recommended"].get("p_min"):
+    sizes = document.get("by_batch_size")
+    if sizes and (p_min := sizes[0]["recommended"].get("p_min")):
         update |= {"depth_policy": "confidence", "p_min": p_min}
     speculation = resolved.recipe.speculation.model_copy(update=update)
     recipe, origins = (
         resolved.recipe.model_copy(update={"speculation": speculation}),
         {f"speculation.{name}": "--measured" for name in update},
     )
-    is_ours = "engine_sweep" not in document
+    is_ours = "engine_sweep" not in document and document.get("engine") is None
     notes = [
-        f"k is the best one for specdec's own engine on {machine_of(document)}; another engine's may differ"
+        f"k is the measured one of specdec's own engine on {machine_of(document)}; another engine's may differ"
     ] * is_ours
     return replace(resolved, recipe=recipe, origins=resolved.origins | origins), notes
 

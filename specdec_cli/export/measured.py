@@ -39,7 +39,7 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
     try:
         measured = document["recipe"]["target"]["model"]
         sentences(document)
-        measured_schedule(document)
+        measured_schedule(document, "")
         if _kind(document) == "sweep-k":
             step_times(document)
     except DAMAGED:
@@ -118,6 +118,8 @@ def _sweep_k(document: Mapping[str, Any]) -> list[str]:
         chain = f"k = {recommended['k']}{f' with p-min {p_min:g}' if p_min else ''}"
         shape = f"tree {recommended['tree']}" if recommended.get("tree") else chain
         figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
+        if recommended["verdict"] == "inconclusive":  # its speed is that of another k, and why says of which
+            shape, figures = recommended["why"], f"; {shape} stays in use"
         message.append(f"{size}verdict {recommended['verdict']}: {shape}{figures}.")
     for costs in document.get("engine_sweep", {}).get("costs", ()):
         plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
@@ -136,16 +138,28 @@ def _compare_drafts(document: Mapping[str, Any]) -> list[str]:
     return [f"verdict {document['verdict']}: " + "; ".join(message) + "."]
 
 
-def measured_schedule(document: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], str | None]:
-    """The k that a sweep recommends at each batch size, and why there is none; neither of another measurement."""
-    if _kind(document) != "sweep-k":
-        return (), None
+def measured_schedule(document: Mapping[str, Any], draft: str) -> tuple[tuple[tuple[int, int], ...], str | None]:
+    """The k that a measurement recommends or was made with, by batch size, and why there is none.
+
+    Args:
+        document: of the measurement.
+        draft: its name in a comparison.
+    """
+    kind = _kind(document)
+    if kind == "bench":
+        speculation = document["recipe"]["speculation"]
+        has_one = speculation.get("tree") is None and speculation.get("k_by_batch") is None
+        return ((1, int(speculation["num_speculative_tokens"])),) if has_one else (), None
+    if kind == "compare-drafts":
+        return tuple(
+            (1, int(row["best_k"])) for row in document["rows"] if row["draft"] == draft and row["best_k"]
+        ), None
     recommended = [(int(at_size["batch_size"]), at_size["recommended"]) for at_size in document["by_batch_size"]]
     unknown = [str(size) for size, its in recommended if its["verdict"] == "inconclusive"]
     if unknown:
-        return (), f"the sweep is inconclusive at batch size {', '.join(unknown)}, so k is the recipe's"
+        return (), f"the sweep is inconclusive at batch size {', '.join(unknown)}, so k is not taken from it"
     if any(its.get("tree") for _, its in recommended):
-        return (), "the sweep recommends a tree, so k is the recipe's"
+        return (), "the sweep recommends a tree, so k is not taken from it"
     return tuple((size, int(its["k"])) for size, its in recommended), None
 
 

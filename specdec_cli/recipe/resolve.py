@@ -225,12 +225,13 @@ def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
 
 
 def _no_draft_but_a_table(recipe: Recipe, tree: Tree) -> list[Problem]:
-    speculation = recipe.speculation
-    drafting = next((k for _, k in speculation.k_by_batch or () if k), 0)
-    if speculation.num_speculative_tokens or not drafting:
-        return []
-    message = f"drafts `{drafting}` tokens, and num_speculative_tokens `0` decodes without a draft"
-    return [tree.problem(("speculation", "k_by_batch"), message, "leave one of them out")]
+    problems = []
+    for key in ("k_by_batch", "k_by_context"):
+        drafting = next((k for _, k in getattr(recipe.speculation, key) or () if k), 0)
+        if drafting and not recipe.speculation.num_speculative_tokens:
+            message = f"drafts `{drafting}` tokens, and num_speculative_tokens `0` decodes without a draft"
+            problems.append(tree.problem(("speculation", key), message, "leave one of them out"))
+    return problems
 
 
 def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:

@@ -40,12 +40,14 @@ def verdict_words(body: Mapping[str, Any]) -> str:
     if odd:
         return f"FAIL: {odd} of {num} answers differ with the draft, and not at a near tie"
     tail = f"; near ties: {ties}" if ties else ""
+    if body["verdict"] == "inconclusive":
+        return f"INTERRUPTED: {num} of {body['num_requests']} answers were compared, {num - ties} of them equal{tail}"
     return f"PASS: {num - ties} of {num} answers are equal with and without the draft{tail}"
 
 
 def print_request_audit(console: Console, body: Mapping[str, Any]) -> None:
     """Print the verdict, a row for each kind of request, and every request that differs."""
-    style = "bold red" if body["verdict"] == "fail" else "bold green"
+    style = {"fail": "bold red", "pass": "bold green"}.get(body["verdict"], "yellow")
     console.print(Text(verdict_words(body), style=style), soft_wrap=True)
     console.print(grid_of(PageTable.of("", KIND_COLUMNS, named_rows(body["by_kind"]))))
     if body["num_draft_tokens"]:

@@ -80,8 +80,12 @@ def size_tables(
 
 
 def sizes_table(document: Mapping[str, Any]) -> PageTable:
-    """The best k of every batch size."""
-    return PageTable.of(f"Batch sizes (--k-by-batch {document['k_by_batch']})", SIZE_COLUMNS, document["by_batch_size"])
+    """The best k of every batch size; where that is open there is no speed-up of it."""
+    rows = [
+        row if (its := row["recommended"])["verdict"] != INCONCLUSIVE else row | {"recommended": its | {"speedup": {}}}
+        for row in document["by_batch_size"]
+    ]
+    return PageTable.of(f"Batch sizes (--k-by-batch {document['k_by_batch']})", SIZE_COLUMNS, rows)
 
 
 def sweep_tables(document: Mapping[str, Any]) -> Iterator[PageTable]:

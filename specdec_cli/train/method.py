@@ -107,6 +107,11 @@ class TrainingMethod(ABC):
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         self.check(settings)
+        size, most = settings.draft_vocab_size, target.lm.vocab_size
+        if size is not None and size > most:
+            raise UsageError(
+                f"`--draft-vocab-size {size}` is more than the target's {most} tokens", "give fewer tokens"
+            )
         _check_layers(settings.layers, target.num_layers)
         self.settings, self.target = settings, target
 

@@ -17,6 +17,7 @@ from endpoint_runs import without_environment
 from specdec_cli.cli import audit_requests
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.request_audit import RequestAuditDocument
+from specdec_cli.report.request_audit import verdict_words
 
 Answer = Callable[[dict[str, Any], bool], dict[str, Any] | int]
 
@@ -164,6 +165,8 @@ def test_ctrl_c_reports_what_was_compared(capsys: pytest.CaptureFixture[str], tm
     body = document(found)
     assert (len(bodies), body["num_requests"], body["interrupted"], body["verdict"]) == (6, 4, True, "fail")
     assert "interrupted: 3 of 4 requests were compared" in err
+    body |= {"verdict": "inconclusive", "differences": []}
+    assert verdict_words(body) == "INTERRUPTED: 3 of 4 answers were compared, 3 of them equal"
 
 
 def test_near_ties_alone_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

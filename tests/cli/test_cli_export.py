@@ -76,6 +76,16 @@ def test_figures_of_a_measurement_stand_in_the_head(capsys: pytest.CaptureFixtur
     assert "measured the target `a/b`" in capsys.readouterr().err
 
 
+def test_a_measured_k_is_taken_or_its_difference_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bench.json").write_text(json.dumps(BENCH))
+    export = ["export", "vllm", "-t", "a/b", "-d", "c/d", "--measured", "bench.json"]
+    for own, k, is_said in (([], 3, False), (["-k", "3"], 3, False), (["-k", "2"], 2, True)):
+        assert run([*export, *own]) == 0
+        out, err = capsys.readouterr()
+        assert f'"num_speculative_tokens": {k}' in out
+        assert ("the figures were measured at k = 3, and the recipe sets another" in err) == is_said
+
+
 def test_a_profile_holds_both_kinds_of_rates(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bench.json").write_text(json.dumps(BENCH))
     assert run(["export", "profile", "-t", "a/b", "-k", "2", "--measured", "bench.json"]) == 0

@@ -84,7 +84,7 @@ def test_every_engine_drafts_what_the_sweep_recommends(capsys: pytest.CaptureFix
     config = json.loads(re.findall(r"--speculative-config '(.*?)'", files["vllm.sh"])[0])
     assert {n: k_of_vllm(config["num_speculative_tokens_per_batch_size"], n) for n in BEST} == BEST
     assert config["num_speculative_tokens"] == 4, "which would cut the others"
-    assert "k is the best one for specdec's own engine on A CPU; another engine's may differ" in warnings
+    assert "k is the measured one of specdec's own engine on A CPU; another engine's may differ" in warnings
     files, _ = exported(capsys, "sglang", "x/eagle3-head", SWEEP)
     assert {n: k_of_sglang(json.loads(files["adaptive.json"]), n) for n in BEST} == BEST
     files, warnings = exported(capsys, "trtllm", "c/d", SWEEP)
@@ -147,12 +147,14 @@ def test_what_a_sweep_lacks_is_one_sentence(capsys: pytest.CaptureFixture[str], 
     assert "own engine on A CPU;" not in warnings, "k is the other engine's"
     inconclusive, with_tree = deepcopy(SWEEP), deepcopy(SWEEP)
     for at_size in inconclusive["by_batch_size"][1:3]:
-        at_size["recommended"]["verdict"] = "inconclusive"
-    _, warnings = exported(capsys, engine, "c/d", inconclusive)
-    assert "the sweep is inconclusive at batch size 4, 8, so k is the recipe's" in warnings
+        at_size["recommended"] |= {"verdict": "inconclusive", "why": "k = 7 was measured 9.99×"}
+    files, warnings = exported(capsys, engine, "c/d", inconclusive)
+    said = rf"inconclusive: k = 7 was measured 9\.99×; k = {BEST[4]} stays in use\."
+    assert re.search(said, "".join(files.values())), "the speed-up of another k is not said of this one"
+    assert "the sweep is inconclusive at batch size 4, 8, so k is not taken from it" in warnings
     with_tree["by_batch_size"][0]["recommended"]["tree"] = "2,1"
     _, warnings = exported(capsys, engine, "c/d", with_tree)
-    assert "the sweep recommends a tree, so k is the recipe's" in warnings
+    assert "the sweep recommends a tree, so k is not taken from it" in warnings
 
 
 def test_costs_that_are_no_seconds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 from typed import not_none
 
 from specdec_cli.engine.engine import Engine
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.heads.published import read_published
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -174,3 +176,18 @@ def test_a_missing_or_narrow_tensor_is_one_sentence(lm, tmp_path: Path) -> None:
     for i, (bad, said) in enumerate(((narrow, "kv_b_proj.weight` .* has the shape"), (lacking, "lacks the tensor"))):
         with pytest.raises(UsageError, match=said):
             Engine.load(lm.name, str(published(tmp_path / str(i), bad, None)), kv_cache_bytes=1 << 20, check=False)
+
+
+@pytest.mark.parametrize(("keys", "said"), [
+    ({"v_head_dim": None}, "has no `v_head_dim`"),
+    ({"kv_lora_rank": 0}, "`kv_lora_rank` is `0`, and must be a whole number of at least 1"),
+    ({"num_attention_heads": "4"}, "`num_attention_heads` is `4`"),
+    ({"qk_rope_head_dim": 3}, "`qk_rope_head_dim` of .* is `3`, which is no even number"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "of the type `dynamic`"),
+    ({"rope_parameters": YARN | {"factor": 0}}, "`factor` of .* is `0`, and must be a number above 0"),
+    ({"rope_parameters": YARN | {"factor": "4"}}, "`factor` of .* is `4`, and must be a number above 0"),
+])  # fmt: skip
+def test_a_bad_configuration_is_one_sentence(lm, keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = published(tmp_path / "head", latent_weights(None), None, **keys)
+    with pytest.raises((UsageError, RunError), match=said):
+        read_published(str(folder))

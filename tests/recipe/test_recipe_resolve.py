@@ -136,6 +136,7 @@ def test_all_errors_at_once_in_order_of_position(recipe) -> None:
         ("sampling: {logit_bias: {a: 1}}", "whole number as its key"),
         ("sampling: {logit_bias: {'1.5': 1}}", "whole number as its key"),
         ("speculation: {num_speculative_tokens: 0, k_by_batch: '1:0,2:5'}", "drafts `5` tokens"),
+        ("speculation: {num_speculative_tokens: 0, k_by_context: '1:2'}", "drafts `2` tokens"),
         ("sampling: {stop: x}", "must be a list"),
         ("sampling: {stop: ['']}", "must not be empty"),
         ("sampling: {stop: [1]}", "put it in quotes"),

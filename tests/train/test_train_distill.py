@@ -83,6 +83,8 @@ def test_sizes_beyond_the_targets_are_refused(lm: TransformersLM) -> None:
         method_of(lm, "distill", num_layers=7)
     with pytest.raises(UsageError, match="`intermediate_size` is `64`, and the target's is `48`"):
         method_of(lm, "distill", intermediate_size=64)
+    with pytest.raises(UsageError, match="`--draft-vocab-size 9999` is more than the target's"):
+        method_of(lm, "distill", draft_vocab_size=9999)
     with pytest.raises(UsageError, match="`hidden_size` is `64`, and the target's is `32`"):
         method_of(lm, "distill", hidden_size=64)
     with pytest.raises(UsageError, match="`num_attention_heads` is `3`, and 2 of the target share a key/value head"):

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
 _CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config", "deepseek_v3": "DeepseekV3Config"}
+_LATENT_SIZES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads"),
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+)
 _MASKS = ("mask_token_id", "ptd_token_id")
 _ALIASES = {
     "hidden_norm.weight": "layers.0.hidden_norm.weight",
@@ -149,7 +153,7 @@ def read(name: str, source: DraftFolder) -> EagleDraft:
     content, method = source.content, source.kind.method
     file_format = _file_format(name, content)
     own = content["transformer_layer_config"] if file_format != "official" else content.get("model", content)
-    layer = _layer_config(name, own)
+    layer = _layer_config(name, source, own)
     names = {EagleDraft.common_name(tensor) for tensor in source.tensors}
     nested: Any = content.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
@@ -209,12 +213,35 @@ def _mask_token(name: str, content: Mapping[str, Any], vocab_size: int) -> int:
     return given
 
 
-def _layer_config(name: str, content: Any) -> Any:
+def _layer_config(name: str, source: DraftFolder, content: Any) -> Any:
     kind = content.get("model_type", "llama") if isinstance(content, dict) else None
     kind = "llama" if kind == "eagle" else kind
     if str(kind) not in _CONFIGS:
         raise UsageError(f"the draft head `{name}` is built of `{kind}` layers, which are not supported", NONE_ELSE)
+    if kind == "deepseek_v3":
+        _check_latents(name, source, content)
     return read_layer_config(name, getattr(transformers, _CONFIGS[str(kind)]), {**content, "num_hidden_layers": 1})
+
+
+def _check_latents(name: str, source: DraftFolder, content: Mapping[str, Any]) -> None:
+    """Refuse sizes of latent attention that are missing or none, for which transformers has those of DeepSeek-V3."""
+    for key in _LATENT_SIZES:
+        if source.whole_number(content, key, 1) is None:
+            raise UsageError(f"the configuration of `{name}` has no `{key}`", AGAIN)
+    source.whole_number(content, "q_lora_rank", 1)
+    if content["qk_rope_head_dim"] % 2:
+        raise UsageError(
+            f"`qk_rope_head_dim` of `{name}` is `{content['qk_rope_head_dim']}`, which is no even number", AGAIN
+        )
+    rope = content.get("rope_parameters") or content.get("rope_scaling")
+    kind = (rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, dict) else "default"
+    if kind not in ("default", "yarn"):
+        raise UsageError(
+            f"the layers of `{name}` have rotary positions of the type `{kind}`, which is not supported", NONE_ELSE
+        )
+    factor = rope.get("factor", 1) if isinstance(rope, dict) else 1
+    if not isinstance(factor, int | float) or not factor > 0:
+        raise UsageError(f"the rotary `factor` of `{name}` is `{factor}`, and must be a number above 0", AGAIN)
 
 
 def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -78,15 +78,16 @@ class RequestAuditDocument(ResultDocument):
     num_accepted_tokens: Count | None
     notices: list[str]
     seconds: Seconds
-    verdict: Literal["pass", "fail"]
+    verdict: Literal["pass", "fail", "inconclusive"]
 
 
 def request_audit_body(audit: RequestAudit) -> dict[str, Any]:
     """The document's own fields, after those that every document has."""
+    is_interrupted = audit.num_compared < len(audit.requests)
     return RequestAuditDocument(
         source=audit.source,
         num_requests=len(audit.requests),
-        interrupted=audit.num_compared < len(audit.requests),
+        interrupted=is_interrupted,
         endpoint=AuditedServers.of_arms(audit.draft, audit.plain),
         by_kind=audit.by_kind,
         differences=audit.differences,
@@ -94,5 +95,5 @@ def request_audit_body(audit: RequestAudit) -> dict[str, Any]:
         num_accepted_tokens=audit.num_accepted_tokens,
         notices=audit.notices,
         seconds=audit.seconds,
-        verdict="pass" if audit.passed else "fail",
+        verdict="fail" if not audit.passed else "inconclusive" if is_interrupted else "pass",
     ).as_json()
