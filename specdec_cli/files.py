@@ -85,20 +85,24 @@ class RepeatedKeyError(Exception):
     """A JSON object has a key twice, the exception's text."""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, **how: Any) -> Any:
     """The value of JSON text.
+
+    Args:
+        text: to read.
+        how: further arguments of `json.loads`.
 
     Raises:
         RepeatedKeyError: an object has a key twice.
         ValueError, RecursionError: as `json.loads`.
     """
-    return json.loads(text, object_pairs_hook=_unique)
+    return json.loads(text, object_pairs_hook=_unique, **how)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        raise RepeatedKeyError(next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1))
     return values
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from specdec_cli.errors import UsageError, did_you_mean
+from specdec_cli.files import RepeatedKeyError, parse_json
 
 FLAG = "--speculative-config"
 _KEYS = {
@@ -86,20 +86,14 @@ def read_speculative_config(text: str) -> dict[str, tuple[Any, str]]:
 def _parse(text: str) -> dict[str, Any]:
     hint = """for example `--speculative-config '{"model": "./draft", "num_speculative_tokens": 4}'`"""
     try:
-        given = json.loads(text, object_pairs_hook=_once)
+        given = parse_json(text)
+    except RepeatedKeyError as error:
+        raise UsageError(f"`{FLAG}` has `{error}` twice", "give it once") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"`{FLAG}` is not JSON: {error}", hint) from None
     if not isinstance(given, dict):
         raise UsageError(f"`{FLAG}` must be a JSON object, not `{text[:60]}`", hint)
     return given
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"`{FLAG}` has `{twice}` twice", "give it once")
-    return dict(pairs)
 
 
 def _draft(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class GrammarCompiler:
             UsageError: as `compile_grammar`, or the grammar needs more time or memory than it may.
             GrammarCancelledError: `cancellation` was cancelled.
             RunError: there is no process for the trial.
-        Unavailable: other processes leave it no time.
+            Unavailable: other processes leave it no time.
         """
         check_installed()
         cancellation = cancellation or Cancellation()

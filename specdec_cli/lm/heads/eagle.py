@@ -268,8 +268,6 @@ class _EagleLayers(PublishedHead):
         super().__init__(draft, target, draft.layer, "fc")
         if follows_length(draft.layer):
             self.recording_obstacle = "its rotary positions depend on the context's length"
-        if self.layers.value_shape != self.layers.key_shape:  # as the kernels of a graph take them
-            self.recording_obstacle = "its values are not as wide as its keys"
 
     def stack(
         self, layer: Any, weights: dict[str, Tensor], target: LM, block_layers: Sequence[BlockLayer] | None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from specdec_cli.files import RepeatedKeyError, parse_json
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError, bad_field
 from specdec_cli.serve.protocol import TOO_MANY, AnyBody, ListLengths
@@ -70,9 +70,9 @@ def _load(body: bytes, limits: Serve) -> dict[str, Any]:
         )
     _check_depth(body, limits.max_json_depth)
     try:
-        document = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_int=_parse_int, parse_constant=_Unreadable
-        )
+        document = parse_json(body.decode("utf-8"), parse_int=_parse_int, parse_constant=_Unreadable)
+    except RepeatedKeyError as error:
+        raise bad_field(_printable(str(error)), "is given twice", "invalid_json") from None
     except UnicodeDecodeError as error:
         raise bad_field(None, f"the body is not valid UTF-8 at byte `{error.start}`", "invalid_json") from None
     except json.JSONDecodeError as error:
@@ -99,14 +99,6 @@ class _Unreadable(str):
 
 def _parse_int(digits: str) -> int | _Unreadable:
     return int(digits) if len(digits) <= _MAX_DIGITS else _Unreadable(f"a number of {len(digits)} digits")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise bad_field(_printable(twice), "is given twice", "invalid_json")
-    return document
 
 
 def _check_depth(body: bytes, limit: int) -> None:
