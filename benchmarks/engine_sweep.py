@@ -25,10 +25,10 @@ import record
 from served import serving
 from trace_over_http import BUILT_IN, Serve, counted, own, traced, vllm
 
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.predict.tracing import trace_draft

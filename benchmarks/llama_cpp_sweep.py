@@ -25,10 +25,10 @@ from gguf_layers import write_layers
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.shared import Shared
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.elsewhere.engine_sweep import measured_pass
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.workload.workload import read_rows
 
 WORKLOADS = Path(__file__).parent / "workloads"

@@ -28,11 +28,11 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.passes import against
 from specdec_cli.measure.bench.sweep import Sweep, profile_workload
 from specdec_cli.measure.predict.cost import Costs, Rounds
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Prediction
 from specdec_cli.measure.predict.traced import Traced, obtain_trace
 from specdec_cli.measure.workload.workload import Workload, tokenize

@@ -20,6 +20,7 @@ LAYERS = [
         "recipe",
         "call_checks",
         "document",
+        "draft_shape",
         "drafted",
         "tree_shape",
         "events",
@@ -45,6 +46,7 @@ LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 NOUNS = {
     "call_checks",
     "document",
+    "draft_shape",
     "drafted",
     "errors",
     "events",
@@ -76,6 +78,7 @@ QUICK_ROOMS = {
     "report",
     "recipe",
     "document",
+    "draft_shape",
     "drafters",
     "drafted",
     "errors",

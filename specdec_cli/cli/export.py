@@ -50,7 +50,7 @@ def export(
         Path | None,
         typer.Option(
             "--measured",
-            help="Put figures of this result (of bench, sweep-k or compare-drafts) into the files, and a sweep's k.",
+            help="Put figures and k of this result (of bench, sweep-k or compare-drafts) into the files.",
             metavar="FILE",
             rich_help_panel=RUN,
         ),
@@ -103,12 +103,10 @@ def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> tuple[Re
     schedule, why = measured_schedule(document, to_spec(resolved.recipe.draft_fields()))
     paths = ("speculation.num_speculative_tokens", "speculation.k_by_batch", "speculation.tree")
     if any(resolved.origins.get(path, "default") != "default" for path in paths):
-        own = resolved.recipe.speculation
-        is_same = (
-            own.k_by_batch is None and own.tree is None and {k for _, k in schedule} <= {own.num_speculative_tokens}
-        )
-        ks = ", ".join(str(k) for _, k in schedule)
-        return resolved, [] if is_same else [f"the figures were measured at k = {ks}, and the recipe sets another"]
+        own, ks = resolved.recipe.speculation, sorted({k for _, k in schedule})
+        is_same = own.k_by_batch is None and own.tree is None and ks == [own.num_speculative_tokens]
+        words = f"the figures were measured at k = {', '.join(map(str, ks))}, and the recipe sets another"
+        return resolved, [words] if schedule and not is_same else []
     if not schedule:
         return resolved, [] if why is None else [why]
     (size, first), *others = schedule
@@ -119,15 +117,12 @@ def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> tuple[Re
     if sizes and (p_min := sizes[0]["recommended"].get("p_min")):
         update |= {"depth_policy": "confidence", "p_min": p_min}
     speculation = resolved.recipe.speculation.model_copy(update=update)
-    recipe, origins = (
-        resolved.recipe.model_copy(update={"speculation": speculation}),
-        {f"speculation.{name}": "--measured" for name in update},
-    )
+    recipe = resolved.recipe.model_copy(update={"speculation": speculation})
+    origins = resolved.origins | {f"speculation.{name}": "--measured" for name in update}
+    where = f"specdec's own engine on {machine_of(document)}"
     is_ours = "engine_sweep" not in document and document.get("engine") is None
-    notes = [
-        f"k is the measured one of specdec's own engine on {machine_of(document)}; another engine's may differ"
-    ] * is_ours
-    return replace(resolved, recipe=recipe, origins=resolved.origins | origins), notes
+    notes = [f"k is the measured one of {where}; another engine's may differ"] if is_ours else []
+    return replace(resolved, recipe=recipe, origins=origins), notes
 
 
 def _as_text(made: Export) -> str:

@@ -21,12 +21,12 @@ from specdec_cli.cli.other_engine import OtherEngine, at_k
 from specdec_cli.cli.place import PLAIN
 from specdec_cli.cli.screen import timed_progress
 from specdec_cli.cli.sweep_run import SweepOptions, SweepRun
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.drafters.elsewhere import TRACED
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.documents.engine_sweep import engine_sweep_result
 from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
 from specdec_cli.measure.endpoint.refusal import EndpointError
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.recipe.schema import Draft
 from specdec_cli.report.pace import Waiting
 

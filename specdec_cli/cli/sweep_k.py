@@ -43,9 +43,9 @@ from specdec_cli.cli.sweep_elsewhere import (
 )
 from specdec_cli.cli.sweep_run import SweepOptions, SweepRun
 from specdec_cli.cli.sweep_trees import Trees, check_ranks, check_trees, wanted_trees
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.sweep_k import live_tables
 from specdec_cli.tree_shape import AUTO, TreeShape

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Draft
 
@@ -114,13 +115,12 @@ def _sweep_k(document: Mapping[str, Any]) -> list[str]:
     message = []
     for at_size in by_size:
         recommended, size = at_size["recommended"], f"batch size {at_size['batch_size']}: " if len(by_size) > 1 else ""
-        p_min, speed = recommended.get("p_min"), recommended["speedup"]
-        chain = f"k = {recommended['k']}{f' with p-min {p_min:g}' if p_min else ''}"
-        shape = f"tree {recommended['tree']}" if recommended.get("tree") else chain
+        verdict, speed, shape = recommended["verdict"], recommended["speedup"], DraftShape.recommended(recommended)
         figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
-        if recommended["verdict"] == "inconclusive":  # its speed is that of another k, and why says of which
-            shape, figures = recommended["why"], f"; {shape} stays in use"
-        message.append(f"{size}verdict {recommended['verdict']}: {shape}{figures}.")
+        words = f"{shape}{figures}"
+        if verdict == "inconclusive":  # its speed is that of another k, and why says of which
+            words = f"{recommended['why']}; {shape} stays in use"
+        message.append(f"{size}verdict {verdict}: {words}.")
     for costs in document.get("engine_sweep", {}).get("costs", ()):
         plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
         message.append(

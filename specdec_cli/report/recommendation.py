@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specdec_cli.draft_shape import DraftShape
+
 INCONCLUSIVE = "inconclusive"
 
 
@@ -24,20 +26,12 @@ def recommendation_words(recommended: Mapping[str, Any], at: str = "") -> str:
     """The recommendation in a sentence or, where it is inconclusive, in three."""
     if recommended["verdict"] != INCONCLUSIVE:
         return f"Recommended{at}: {recommended['why']}."
-    k, shape = recommended["k"], shape_words(recommended)
-    stays = f"the draft and {shape} stay" if k else "the recipe stays"
+    k, shape = recommended["k"], DraftShape.recommended(recommended)
+    stays = f"the draft and {'' if shape.tree is None else 'the '}{shape} stay" if k else "the recipe stays"
     return (
         f"Inconclusive{at}: {recommended['why']}. To settle it: {'; '.join(recommended['needs'])}. "
         f"Until then {stays} as {'they are' if k else 'it is'}."
     )
-
-
-def shape_words(recommended: Mapping[str, Any]) -> str:
-    """`k = 4`, `k = 4 with p-min 0.6` or `the tree 4,2,1`."""
-    if tree := recommended.get("tree"):
-        return f"the tree {tree}"
-    p_min = recommended.get("p_min")
-    return f"k = {recommended['k']}{f' with p-min {p_min:g}' if p_min else ''}"
 
 
 def size_name(at_size: Mapping[str, Any], has_several: bool) -> str:
@@ -51,4 +45,5 @@ def short_words(recommended: Mapping[str, Any]) -> str:
         return "inconclusive"
     if not recommended["k"]:
         return "do not speculate"
-    return shape_words(recommended).removeprefix("k = ")
+    shape = DraftShape.recommended(recommended)
+    return f"the {shape}" if shape.tree is not None else str(shape).removeprefix("k = ")

@@ -84,6 +84,12 @@ def test_a_measured_k_is_taken_or_its_difference_is_said(capsys: pytest.CaptureF
         out, err = capsys.readouterr()
         assert f'"num_speculative_tokens": {k}' in out
         assert ("the figures were measured at k = 3, and the recipe sets another" in err) == is_said
+    for unknown in ({"tree": "3"}, {"k_by_batch": "1:3,8:2"}):  # a measurement at no single k has none to compare
+        found = json.loads(json.dumps(BENCH))
+        found["recipe"]["speculation"] |= unknown
+        Path("bench.json").write_text(json.dumps(found))
+        assert run([*export, "--k-by-batch", "1:3,8:2"]) == 0
+        assert "the figures were measured" not in capsys.readouterr().err
 
 
 def test_a_profile_holds_both_kinds_of_rates(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from toy_sweeps import by_batch, checked, sweep_k, toy_engines
 from typed import not_none, stand_in
 
 from specdec_cli.document import Interval
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.measure.bench import sweep
 from specdec_cli.measure.bench.sweep import candidates
 from specdec_cli.measure.predict import traced
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Predicted, choose
 from specdec_cli.recipe import resolve
 from specdec_cli.tree_shape import TreeShape

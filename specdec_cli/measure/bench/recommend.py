@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec_cli.document import Interval
-from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
+from specdec_cli.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, times
 from specdec_cli.measure.predict.predict import PUBLISHED_K
 

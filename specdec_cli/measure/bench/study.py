@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from specdec_cli.document import DifferencesResult, Interval
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.events import SpeculativeCounts
 from specdec_cli.measure.bench.passes import Compared, differences
 from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.step_split import StepSplit
 from specdec_cli.measure.machine.load import Conditions, CountedPass, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.evidence import TRUSTED, Evidence, Recommendation, largest_words
 from specdec_cli.measure.predict.predict import Predicted, Prediction
 from specdec_cli.measure.predict.replay import Replay

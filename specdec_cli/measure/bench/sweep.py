@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.measure.bench.bench import Bench, Progress
 from specdec_cli.measure.bench.in_turn import InTurn
@@ -21,7 +22,6 @@ from specdec_cli.measure.bench.passes import Compared, Pass, Track, against, com
 from specdec_cli.measure.bench.step_split import StepSplit, costs_of
 from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
 from specdec_cli.measure.predict.cost import Costs
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED
 from specdec_cli.measure.predict.predict import Predicted
 from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile

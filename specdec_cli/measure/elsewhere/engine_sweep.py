@@ -17,6 +17,7 @@ from math import inf
 import numpy as np
 import psutil
 
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
@@ -31,7 +32,6 @@ from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.machine.interruption import MachineUsage, look_at_machine
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import ENOUGH, ProfileLoad
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.draft_trace import GuessTrace
 from specdec_cli.measure.predict.engine_costs import EngineCosts, EngineRun, PassTotals, fit_costs
 from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END

@@ -22,9 +22,9 @@ from itertools import pairwise
 import numpy as np
 
 from specdec_cli.document import Interval
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, ServerCounts
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.replay import Replay
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 

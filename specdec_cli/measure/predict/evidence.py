@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import PlainSerializer
 
 from specdec_cli.document import Count, Interval
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.drafted import MOST_DEPTH
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.stats import ENOUGH_PAIRS
 from specdec_cli.recipe.gate import Verdict
 from specdec_cli.tree_shape import TreeShape

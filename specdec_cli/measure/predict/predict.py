@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec_cli.document import Interval
+from specdec_cli.draft_shape import DraftShape, shape_words
 from specdec_cli.engine.synthetic import iid_length, solve_alpha
 from specdec_cli.measure.predict.cost import Costs
-from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side, times
 from specdec_cli.measure.predict.replay import Replay
 from specdec_cli.measure.predict.tree_costs import CostShares

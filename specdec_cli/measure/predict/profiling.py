@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 import torch
 
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.driver import Driver
@@ -35,7 +36,6 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape

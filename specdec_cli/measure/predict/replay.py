@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from specdec_cli.document import Interval
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.starts import REPLAYABLE, IntArray, Starts, Steps, check_knowable
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray, ratio_of_totals

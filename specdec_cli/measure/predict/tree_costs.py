@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.drafted import MOST_NODES
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.tree_shape import TreeShape
 

@@ -11,6 +11,7 @@ from toy_engine import LetterTokenizer, toy_engine
 from typed import not_none, stand_in
 
 from specdec_cli.document import Interval
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.prompts import PromptRow
@@ -22,7 +23,6 @@ from specdec_cli.measure.bench.compare import Contender, DraftComparison
 from specdec_cli.measure.bench.passes import Group, Pass, Track
 from specdec_cli.measure.machine.load import Load
 from specdec_cli.measure.predict import traced
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Predicted, Prediction
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.recipe.values import Quantize

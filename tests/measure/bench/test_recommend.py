@@ -10,12 +10,12 @@ from toy_engine import LetterTokenizer, toy_engine
 from typed import not_none, stand_in
 
 from specdec_cli.document import Interval
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.sweep import Sweep
 from specdec_cli.measure.machine.load import Load
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams

@@ -13,6 +13,7 @@ from live_server import live
 from toy_engine import END, LETTERS, LetterTokenizer, TableLM
 from typed import stand_in
 
+from specdec_cli.draft_shape import PLAIN, DraftShape
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine
@@ -25,7 +26,6 @@ from specdec_cli.measure.endpoint import counters
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
-from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.engine_costs import PassTotals
 from specdec_cli.measure.predict.trace import Trace

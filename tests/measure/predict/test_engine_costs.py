@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.measure.predict.cost import ProfileLoad
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.draft_trace import GuessTrace, ModelTrace
 from specdec_cli.measure.predict.engine_costs import EngineCosts, EngineRun, PassTotals, fit_costs
 from specdec_cli.measure.predict.predict import predict

@@ -12,6 +12,7 @@ from many_tokenizers import tokenizer
 from typed import not_none, stand_in
 from universal_engine import reciter, universal_engine
 
+from specdec_cli.draft_shape import DraftShape
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create, from_fields, parse_spec
 from specdec_cli.drafters.contract import Guesses, Resources, WithoutModel
@@ -24,7 +25,6 @@ from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.documents.replayed import ReplayedResult, replayed_figures
-from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.replay import (
     by_position,
     by_task,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specdec_cli.draft_shape import DraftShape, shape_words
 from specdec_cli.drafted import MOST_NODES
-from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.tree_costs import CostShares, level_rows, probe_trees
 from specdec_cli.tree_shape import TreeShape
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
+from typing import Any
 
 from specdec_cli.tree_shape import TreeShape
 
@@ -23,6 +24,13 @@ class DraftShape:
     k: int
     tree: TreeShape | None = None
     p_min: float = 0.0
+
+    @classmethod
+    def recommended(cls, recommendation: Mapping[str, Any]) -> DraftShape:
+        """The shape of a recommendation in a document."""
+        tree = recommendation.get("tree")
+        shape = None if tree is None else TreeShape.parse(tree)
+        return cls(recommendation["k"], shape, recommendation.get("p_min") or 0.0)
 
     @classmethod
     def of(cls, tree: TreeShape) -> DraftShape:
