@@ -4,7 +4,7 @@
     python scripts/readme_tables.py           # rewrite the text between the markers
     python scripts/readme_tables.py --check   # exit 1 if a page is out of date
 
-A table stands between `<!-- table:NAME -->` and `<!-- /table -->`. It stays empty while its result file is missing.
+A table stands between `<!-- table:NAME -->` and `<!-- /table -->`. It stays empty while a result file of it is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "vllm.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in ("performance", "vllm", "real-models")))
 RESULTS = ROOT / "benchmarks" / "results"
 ENOUGH_STARTS = 6  # the range of fewer covers less than 95 %
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
@@ -307,37 +307,130 @@ def _paying_cell(facts: dict[str, Any] | None, workload: dict[str, Any]) -> str:
     return f"{mark}{median:.2f}{mark} [{ends[0]:.2f}, {ends[1]:.2f}], k = {facts['k']}"
 
 
+def dequantized_agreement(*documents: dict[str, Any]) -> str:
+    """Native blocks beside the dequantized model, one file a row."""
+    return markdown(
+        _AGREEMENT,
+        [[document["results"]["file"], *_agreement(document["results"]["agreement"])] for document in documents],
+    )
+
+
+_AGREEMENT = ("file", "tokens", "mean KL divergence, nats", "equal first choices")
+
+
+def _agreement(facts: dict[str, Any]) -> list[str]:
+    return [f"{facts['tokens']:,}", f"{facts['mean KL divergence']:.4f}", f"{facts['equal first choices']:.1%}"]
+
+
+def llama_cpp_agreement(*documents: dict[str, Any]) -> str:
+    """Native blocks and the dequantized model beside llama.cpp's probabilities, one file a row."""
+    files = {name: facts for document in documents for name, facts in document["results"].items()}
+    rows = [[name, *_agreement(both["native"]), *_agreement(both["float32"])[1:]] for name, both in files.items()]
+    return markdown([*_AGREEMENT, "of dequantized float32", "equal first choices"], rows)
+
+
+_SPEED_ROWS = {
+    "plain decoding, tokens/s": "plain tokens/s",
+    "a prompt of 500 tokens, tokens/s": "prompt tokens/s",
+    "start of the process to first token, s": "first token, s",
+    "peak memory, MB": "peak memory, MB",
+}
+
+
+def llama_cpp_speed(*documents: dict[str, Any]) -> str:
+    """specdec over llama.cpp, one file and build a column; a column of streams belongs to the speeds before it."""
+    speeds = [document for document in documents if "medians" in document["results"]]
+    streams = [document["results"] for document in documents if "4 streams" in document["results"]]
+    rows = [
+        [label, *(_speed_cell(document["results"], key) for document in speeds)] for label, key in _SPEED_ROWS.items()
+    ]
+    for number in ("4 streams", "8 streams"):
+        rows.append(
+            [f"{number} through `serve`", *(_streams_cell(document["results"], streams, number) for document in speeds)]
+        )
+    loads = [document["machine"]["load_average_1m"] for document in documents]
+    machines = [document["machine"] for document in documents]
+    said = (
+        f"{_each(machines, 'cpu')}, {_threads(documents[0])} each, load {min(loads):.1f} to {max(loads):.1f}, commit "
+    )
+    said += f"{_each(machines, 'commit')}"
+    head = ["specdec, llama.cpp: ratio", *(_speed_head(document["results"]) for document in speeds)]
+    return f"{said}.\n\n" + markdown(head, rows)
+
+
+def _speed_head(results: dict[str, Any]) -> str:
+    quantization = results["file"].removesuffix(".gguf").rpartition("-")[2].upper()
+    return f"{quantization}, {results['instructions of ours']}, {_build(results)}"
+
+
+def _build(results: dict[str, Any]) -> str:
+    """The llama.cpp that ran: the prebuilt wheel, or its source built for the processor."""
+    return "native build" if "AVX512" in results.get("instructions of llama.cpp", "") else "wheel"
+
+
+def _speed_cell(results: dict[str, Any], key: str) -> str:
+    ours, theirs = (results["medians"][name][key] for name in ("specdec", "llama.cpp"))
+    digits = 0 if ours >= 10 else 1
+    return f"{ours:.{digits}f}, {theirs:.{digits}f}: **{results['specdec over llama.cpp'][key]:.2f}**"
+
+
+def _streams_cell(speed: dict[str, Any], streams: Sequence[dict[str, Any]], number: str) -> str:
+    same = [each for each in streams if _speed_head(each) == _speed_head(speed)]
+    if not same:
+        return "–"
+    ours, theirs = (same[0][number][f"{engine} plain"] for engine in ("specdec", "llama.cpp"))
+    over = ours["over llama.cpp's best"]["median"]
+    return f"{ours['tokens/s']:.0f}, {theirs['tokens/s']:.0f}: **{over:.1f}**"
+
+
 def _interval(value: float, ends: Sequence[float]) -> str:
     return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
 
-TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "drafts-builtin": ("compare_drafts_all.json", drafts),
-    "gpu-heads": ("gpu_day_nvidia_h200.json", gpu_heads),
-    "engine-sweep": ("engine_sweep_vllm.json", engine_sweep),
-    "what-pays": ("what_pays_qwen.json", what_pays),
-    "what-pays-avx2": ("what_pays_qwen_avx2.json", what_pays),
-    "builtin": ("builtin_pair.json", builtin),
-    "builtin-quiet-cache": ("builtin_pair_zen4.json", builtin),
-    "adaptive": ("adaptive.json", adaptive),
-    "streams": ("serve_load.json", streams),
-    "peers-builtin": ("peers_builtin.json", peers),
-    "peers-embedded": ("peers_embedded.json", peers),
-    "trees-builtin": ("trees_builtin.json", trees),
+TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
+    "drafts-builtin": (drafts, "compare_drafts_all.json"),
+    "gpu-heads": (gpu_heads, "gpu_day_nvidia_h200.json"),
+    "engine-sweep": (engine_sweep, "engine_sweep_vllm.json"),
+    "what-pays": (what_pays, "what_pays_qwen.json"),
+    "what-pays-avx2": (what_pays, "what_pays_qwen_avx2.json"),
+    "builtin": (builtin, "builtin_pair.json"),
+    "builtin-quiet-cache": (builtin, "builtin_pair_zen4.json"),
+    "adaptive": (adaptive, "adaptive.json"),
+    "streams": (streams, "serve_load.json"),
+    "peers-builtin": (peers, "peers_builtin.json"),
+    "peers-embedded": (peers, "peers_embedded.json"),
+    "trees-builtin": (trees, "trees_builtin.json"),
+    "dequantized-agreement": (
+        dequantized_agreement,
+        *(f"gguf_agreement_{model}.json" for model in ("qwen", "smollm2", "gemma3")),
+    ),
+    "llama-cpp-agreement": (llama_cpp_agreement, "llama_cpp_agreement.json", "llama_cpp_agreement_made.json"),
+    "llama-cpp-wheel": (
+        llama_cpp_speed,
+        *("llama_cpp_qwen.json", "llama_cpp_qwen_avx2.json", "llama_cpp_q4_0.json", "llama_cpp_q8_0.json"),
+        "llama_cpp_streams.json",
+    ),
+    "llama-cpp-native": (
+        llama_cpp_speed,
+        *(f"llama_cpp_{file}.json" for file in ("native_qwen", "q4_0_native", "q8_0_native")),
+        *(f"llama_cpp_{file}_streams.json" for file in ("native", "q4_0_native", "q8_0_native")),
+    ),
 }
 
 
 def table(name: str, results: Path = RESULTS) -> str:
-    """Text of a table; empty while its result file is missing.
+    """Text of a table; empty while one of its result files is missing.
 
     Raises:
         SystemExit: no table has this name.
     """
     if name not in TABLES:
         sys.exit(f"a page names table `{name}`; known are {', '.join(TABLES)}")
-    file, make = TABLES[name]
-    path = results / file
-    return make(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
+    make, *files = TABLES[name]
+    paths = [results / file for file in files]
+    if not all(path.is_file() for path in paths):
+        return ""
+    return make(*(json.loads(path.read_text(encoding="utf-8")) for path in paths))
 
 
 def filled(text: str, results: Path = RESULTS) -> str:
