@@ -1,1 +1,0 @@
-"""Another engine's server behind ours: its answers, our page, keys and limits."""
