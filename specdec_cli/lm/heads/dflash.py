@@ -302,8 +302,12 @@ class BlockHead(PublishedHead):
         super().__init__(draft, target, draft.layer, "fc", draft.block_layers)
         mask = _mask_embedding(draft)
         self._mask = self.embed([draft.mask_token]) if mask is None else mask.to(target.device, target.dtype)
-        self.most_tokens, self.num_rows = draft.most_tokens, draft.block_size
+        self.most_tokens = draft.most_tokens
         self.is_one_pass = True
+
+    def num_rows(self, depth: int) -> int:
+        """A whole block, however few tokens are wanted."""
+        return self.draft.block_size
 
     def mix(self, features: Tensor) -> Tensor:
         """One vector [n, hidden] of the target's states, normalized."""

@@ -45,7 +45,6 @@ class Head(ABC):
         recording_obstacle: why no CUDA graph can hold its forward; None where none is known before it is tried.
         reads_before: slot t pairs the token at t with the states of t - 1, not the token at t + 1 with those of t.
         most_tokens: that it drafts one after another; None drafts as many as are wanted.
-        num_rows: of a pass, however few tokens are wanted.
     """
 
     mask_token: int | None = None
@@ -54,7 +53,6 @@ class Head(ABC):
     recording_obstacle: str | None = None
     reads_before: bool = False
     most_tokens: int | None = None
-    num_rows: int = 0
 
     def __init__(
         self, target: LM, weights: dict[str, Tensor], key_shape: tuple[int, int], value_shape: tuple[int, int]
@@ -91,6 +89,10 @@ class Head(ABC):
     @abstractmethod
     def logits(self, output: Tensor) -> Tensor:
         """Logits [n, V] float32 of the layer's output; -inf where the head cannot draft a token."""
+
+    def num_rows(self, depth: int) -> int:
+        """New slots that drafting so many tokens one after another takes behind the kept ones."""
+        return depth - 1
 
     def ahead(self, sequences: HeadSequences, ends: Sequence[tuple[int, int, int]]) -> Ahead:
         """All next tokens' logits from one pass, of a head that drafts so.

@@ -54,7 +54,7 @@ class _Inputs:
     """A step's inputs for M modules, all int64 and views of one vector.
 
     Args:
-        tokens: behind the new positions [B, R].
+        tokens: of the new slots [B, R]: those behind the new positions, or those at them (`Head.reads_before`).
         places: of the new slots in each module [M, B, R]; negative for none.
         last: column of the last new position of each sequence [B]; `NOTHING` where there is none.
         begin: place of the first drafted node in the first module [B]; each further module's is one less.
@@ -93,7 +93,8 @@ def _values(
     each, missing = bucket.num_tokens, bucket.num_rows - len(rows)
     tokens: list[int] = []
     for row, num in zip(rows, counts, strict=True):
-        tokens += [*row.context[len(row.context) - num :], *[0] * (each - num)]
+        end = len(row.context) - modules[0].head.reads_before
+        tokens += [*row.context[end - num : end], *[0] * (each - num)]
     values = [*tokens, *[0] * (missing * each)]
     for m, module in enumerate(modules):
         for row, num in zip(rows, counts, strict=True):
@@ -298,13 +299,16 @@ class HeadGraphs:
     def _fill(self, graph: _DraftGraph, bucket: Bucket, rows: Sequence[HeadDraftRow], counts: Sequence[int]) -> None:
         """Give a graph what differs from step to step; states that no slot reads are those of an earlier step."""
         fill(graph.inputs, _values(bucket, self._modules, rows, counts))
+        reads_before = len(self._modules) > 1 or self._modules[0].head.reads_before
         for i, (row, num) in enumerate(zip(rows, counts, strict=True)):
             if row.features is not None:
                 graph.states[i, :num].copy_(row.features)
             for m, module in enumerate(self._modules):
                 before = module.cache.of(row.handle).outputs.get(())
-                if before is not None and (len(self._modules) > 1 or not num):
+                if before is not None and (reads_before or not num):
                     graph.before[m, i].copy_(before)
+                elif reads_before:
+                    graph.before[m, i].zero_()  # at a text's beginning
 
     def _recorded(self, bucket: Bucket, shape: TreeShape, num_tokens: int, kind: ChoiceKind) -> _DraftGraph:
         inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
@@ -383,16 +387,22 @@ class HeadGraphs:
             choices.take_likeliest(logits.view(-1, each.num_ends, logits.shape[1]), each.most, each.children)
 
     def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
-        """Take new positions, module after module; the output [B, hidden] of each at its last kept slot."""
+        """Take new positions, module after module; the output [B, hidden] of each at its last kept slot.
+
+        In the place of an output, a head that reads the states before a token keeps those of the position.
+        """
         feature = self._modules[0].head.mix(states.flatten(0, 1)).view(*states.shape[:2], -1)
         column, ends = step.last.clamp(min=0)[:, None], []
         for m, module in enumerate(self._modules):
-            output = self._run(m, step.tokens, feature, step.places[m], slots[m])
-            end = output.gather(1, column[:, :, None].expand(-1, -1, output.shape[2]))[:, 0]
+            reads_before = module.head.reads_before
+            read = _shifted(before[m], feature) if reads_before else feature
+            output = self._run(m, step.tokens, read, step.places[m], slots[m])
+            kept = feature if reads_before else output
+            end = kept.gather(1, column[:, :, None].expand(-1, -1, kept.shape[2]))[:, 0]
             is_new = (step.last[:, None] >= 0) & (step.places[m].gather(1, column) >= 0)
             ends.append(torch.where(is_new, end, before[m]))
             if module is not self._modules[-1]:
-                shifted = torch.cat([before[m][:, None], output[:, :-1]], 1)
+                shifted = _shifted(before[m], output)
                 feature = module.head.recycled(shifted.flatten(0, 1)).view(shifted.shape)
         return ends
 
@@ -414,6 +424,11 @@ class HeadGraphs:
         """New slots of a module at places [B, R]; `slots` are of every place [B, T]."""
         cache = self._modules[m].cache
         return RecordedFeed.new(cache.keys, cache.values, slots, places, cache.nowhere, self._kernels, nodes)
+
+
+def _shifted(before: Tensor, each: Tensor) -> Tensor:
+    """The state before each new position [B, R, hidden]: `before` [B, hidden], then those of all but the last."""
+    return torch.cat([before[:, None], each[:, :-1]], 1)
 
 
 def nodes_of(begin: Tensor, sees: Tensor, depths: Tensor, places: Tensor, slots: Tensor) -> DraftedNodes:

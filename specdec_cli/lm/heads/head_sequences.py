@@ -134,7 +134,7 @@ class HeadSequences(DraftSequences):
 
     def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
         """Caches for so many sequences, each with room for a whole context and drafted nodes, as the target's."""
-        rows = max(num_drafted, self.modules[0].head.num_rows)
+        rows = max(num_drafted, self.modules[0].head.num_rows(num_drafted))
         sizes = num_seqs, self._max_context, target_context, rows, self.block_size
         return CacheNeed(self._name, self._block_bytes, draft_blocks_wanted(*sizes))
 
@@ -269,8 +269,7 @@ class HeadSequences(DraftSequences):
                 sequence = module.cache.of(row.handle)
                 sequence.forget_nodes()
                 module.cache.publish(sequence)
-                num_run = row.num_tokens - 1 if tree is None else len(inner_nodes(tree))
-                num_run = max(num_run, module.head.num_rows)
+                num_run = max(len(inner_nodes(tree)) if tree else 0, module.head.num_rows(row.num_tokens))
                 module.cache.reserve(sequence, len(row.context) - 1 - m + num_run)
         continuations, ends = self._graphs.guess(news, num_tokens, tree)
         for i, row in enumerate(news):

@@ -11,7 +11,7 @@ The projection is in `warp_model.bin` or among the weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,7 @@ from torch.nn import functional
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
 from specdec_cli.lm.files.reading import first_line
-from specdec_cli.lm.heads.draft_sequences import Ahead
+from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
 from specdec_cli.lm.heads.head import PublishedHead
 from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed, read_layer_config
 from specdec_cli.lm.heads.head_sequences import HeadSequences
@@ -32,6 +32,7 @@ from specdec_cli.lm.heads.published import AGAIN, NONE_ELSE, OTHER, PublishedDra
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
 _CONFIGS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}
 
@@ -156,11 +157,15 @@ class Pard2Head(PublishedHead):
     """A PARD-2 draft: a row reads a token and the target's states before it."""
 
     draft: Pard2Draft
-    reads_before = True
+    reads_before = is_one_pass = True
 
     def __init__(self, draft: Pard2Draft, target: LM) -> None:
         super().__init__(draft, target, draft.layer, "target_proj")
         self.vocab_size = int(draft.layer.vocab_size)
+
+    def num_rows(self, depth: int) -> int:
+        """The last token's row and the masks'."""
+        return depth
 
     def mix(self, features: Tensor) -> Tensor:
         """The projected states [n, hidden], scaled."""
@@ -189,6 +194,15 @@ class Pard2Head(PublishedHead):
         output = self.run(embedded, torch.cat(states), positions_of(feeds, embedded.device), feeds)
         return Ahead(list(torch.split(self.logits(output), depths)))
 
+    def recorded_ahead(
+        self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]
+    ) -> RecordedAhead:
+        """As `ahead`."""
+        rows = feed(depth)
+        tokens = torch.cat([anchors[:, None], anchors.new_full((len(anchors), depth - 1), self.draft.mask_token)], 1)
+        output = self.run(self.embed(tokens.flatten()), ends.repeat_interleave(depth, 0), rows.positions, [rows])
+        return RecordedAhead(self.logits(output).view(len(anchors), depth, -1))
+
 
 def sequences(draft: Pard2Draft, target: LM, num_tokens: int) -> HeadSequences:
     """The draft's sequences, its weights loaded.
@@ -203,4 +217,4 @@ def sequences(draft: Pard2Draft, target: LM, num_tokens: int) -> HeadSequences:
     if head.vocab_size < num_tokens:
         message = f"the draft `{draft.name}` scores {head.vocab_size} tokens, the target has {num_tokens}"
         raise UsageError(message, "choose a draft with the target's tokenizer")
-    return HeadSequences([head], target, draft.name)
+    return HeadSequences([head], target, draft.name, len(draft.places))

@@ -18,6 +18,7 @@ from tiny_engine import PROMPTS, decode, tiny_engine, tokens
 from tiny_heads import publish, random_weights
 from tiny_models import VOCAB, make_tiny
 from tiny_mtp import make_target
+from tiny_pard2 import publish_pard2
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from typed import not_none, stand_in
@@ -36,7 +37,7 @@ from specdec_cli.tree_shape import TreeShape
 
 GREEDY = SamplingParams(max_new_tokens=40)
 HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama 3"]
-ONE_PASS = ["p-eagle", "dflash", "dflash-sliding"]
+ONE_PASS = ["p-eagle", "dflash", "dflash-sliding", "pard2"]
 # Drafts whose tokens change the logits behind them: of these, chains alone are recorded.
 CHAINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dflash2": ("dflash2", {"dflash2": True}, {}),
@@ -135,6 +136,8 @@ def publish_head(folder, head: str) -> None:
     elif head.startswith("dflash"):
         keys = SLIDING if head.endswith("sliding") else {"sample_from_anchor": True}
         publish_dflash(folder, random_block_weights(seed=3), "z-lab", LAYERS, **keys)
+    elif head == "pard2":
+        publish_pard2(folder)
     elif head == "p-eagle":
         weights = random_weights(True, seed=3, layers=2, masked=True)
         publish(folder, weights, "peagle", LAYERS, mask_token_id=5)
@@ -257,8 +260,9 @@ def test_texts_with_trees_are_those_without_graphs(head: str, verify: str, both)
     assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
-def test_rows_come_and_go_with_depths_of_their_own(both, recorder) -> None:
-    rounds = Round(both())
+@pytest.mark.parametrize("head", ["official", "pard2"])
+def test_rows_come_and_go_with_depths_of_their_own(head: str, both, recorder) -> None:
+    rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:44], 2: TEXT[20:25]}
     for handles, depths in (([0, 1, 2], [4, 1, 3]), ([0], [2]), ([2, 1], [1, 5]), ([0, 2], [3, 3])):
         rows = [replace(row, k=k) for row, k in zip(rounds.rows(handles), depths, strict=True)]
@@ -269,6 +273,10 @@ def test_rows_come_and_go_with_depths_of_their_own(both, recorder) -> None:
     rounds.texts[2] += [7, 8]
     rounds.guess([replace(row, k=3) for row in rounds.rows([2, 0])])
     assert recorder.num_recorded == before, "a shape that was recorded is recorded again"
+    rounds.texts[1] += [7, 8]
+    rounds.guess(rounds.rows([1]))
+    rounds.texts[3] = TEXT[40:46]
+    rounds.guess(rounds.rows([3]))  # in the same graph, a text's beginning
 
 
 @pytest.mark.parametrize("head", ["official", "llama 1", "llama 3", *ONE_PASS])
@@ -415,6 +423,12 @@ def test_a_planted_fault_of_trees_is_caught(head: str, fault, both, monkeypatch:
     monkeypatch.setattr(head_graphs, "nodes_of", fault)
     with pytest.raises(AssertionError):
         test_trees_in_graphs_are_those_of_rounds_without(head, both)
+
+
+def test_a_planted_fault_of_states_before_is_caught(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_graphs, "_shifted", lambda before, each: each)
+    with pytest.raises(AssertionError):
+        test_rounds_in_graphs_draft_the_tokens_of_rounds_without("pard2", both)
 
 
 @pytest.mark.parametrize("fault", [stale_keys, one_place_off])
