@@ -1,30 +1,25 @@
 """A trial compilation of a grammar in a process that can be killed, before the grammar is compiled in this one.
 
 llguidance's own limits do not bound what it takes to build a lexer: 400 bytes can cost minutes and all memory, and a
-thread that compiles cannot be stopped. So a small process reads the tokenizer once and forks for every trial. The fork
-limits its own processor time and memory, compiles, and computes the first mask. Only a grammar that passed is compiled
-where the engine runs, at the same cost. A fork has a low priority; a thread beside the engine has not, since one that
-waits for a core while it holds Python's lock stops every other thread.
+thread that compiles cannot be stopped. So a process with a low priority reads the tokenizer once and tries every
+grammar, one after the other, within limits of processor time and memory. Only a grammar that passed is compiled where
+the engine runs, at the same cost. Where the process ends over a grammar, the next one gets a new process.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import weakref
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
-from threading import Lock
+from threading import Lock, Timer
+from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary, finalize
 
 from specdec_cli.errors import RunError, Unavailable, UsageError
 from specdec_cli.sampling.grammar import (
@@ -42,10 +37,7 @@ _WALL_SECONDS_PER_SECOND = 10
 _STACK_BYTES = 4 * 2**20
 _NICENESS = 10
 _OUT_OF_TIME = (signal.SIGPROF, signal.SIGXCPU)
-_START = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from specdec_cli.sampling.grammar_sandbox import serve_trials; serve_trials({descriptor})"
-)
+_START = "import sys; sys.path[:] = {path!r}; from specdec_cli.sampling.grammar_sandbox import try_all; try_all()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +55,6 @@ class GrammarLimits:
     mask_seconds: float | None = None
 
 
-class GrammarCancelledError(RunError):
-    """A trial whose requester went away."""
-
-
-class Cancellation:
-    """Ends a trial from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._socket: socket.socket | None = None
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        """End the trial that runs, and do not begin one."""
-        with self._lock:
-            self.is_cancelled = True
-            if self._socket is not None:
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-
-    def attach(self, trial: socket.socket | None) -> None:
-        """Name the trial to end.
-
-        Raises:
-            GrammarCancelledError: it was cancelled before.
-        """
-        with self._lock:
-            self._socket = trial
-        self.check()
-
-    def check(self) -> None:
-        """Raise GrammarCancelledError after `cancel`."""
-        if self.is_cancelled:
-            raise GrammarCancelledError("the grammar is no longer wanted")
-
-
 class GrammarCompiler:
     """Compiles grammars within limits; any thread may use it.
 
@@ -108,168 +64,115 @@ class GrammarCompiler:
 
     def __init__(self, limits: GrammarLimits) -> None:
         self.limits = limits
-        self._sandboxes: weakref.WeakKeyDictionary[TokenizerLike, _Sandbox] = weakref.WeakKeyDictionary()
+        self._sandboxes: WeakKeyDictionary[TokenizerLike, _Sandbox] = WeakKeyDictionary()
         self._lock = Lock()
 
-    def compile(
-        self, kind: str, source: str, tokenizer: TokenizerLike, cancellation: Cancellation | None = None
-    ) -> Grammar:
+    def compile(self, kind: str, source: str, tokenizer: TokenizerLike) -> Grammar:
         """A grammar, as `compile_grammar`.
 
         Raises:
             UsageError: as `compile_grammar`, or the grammar needs more time or memory than it may.
-            GrammarCancelledError: `cancellation` was cancelled.
-            RunError: there is no process for the trial.
+            RunError: the process of the trial ended by itself.
             Unavailable: other processes leave it no time.
         """
         check_installed()
-        cancellation = cancellation or Cancellation()
         with self._lock:
-            sandbox = self._sandboxes.setdefault(tokenizer, _Sandbox())
-        sandbox.try_out(kind, source, tokenizer, self.limits, cancellation)
-        cancellation.check()
+            sandbox = self._sandboxes.setdefault(tokenizer, _Sandbox(self.limits))
+        refusal = sandbox.refusal(kind, source, tokenizer)
+        if refusal is not None:
+            raise UsageError(*refusal)
         return compile_grammar(kind, source, tokenizer, self.limits.mask_seconds)
 
 
 class _Sandbox:
-    """The process that tries grammars for one tokenizer, started at the first trial, and the verdicts so far."""
+    """The process that tries grammars for one tokenizer, and the verdicts so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._limits = limits
         self._lock = Lock()
-        self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._process: subprocess.Popen[str] | None = None
+        self._verdicts: dict[tuple[str, str], tuple[str, str | None] | None] = {}
 
-    def try_out(
-        self, kind: str, source: str, tokenizer: TokenizerLike, limits: GrammarLimits, cancellation: Cancellation
-    ) -> None:
-        """Refuse a grammar that does not compile within the limits."""
-        key = hashlib.sha256(f"{kind}\0{source}".encode("utf-8", "surrogatepass")).digest()
+    def refusal(self, kind: str, source: str, tokenizer: TokenizerLike) -> tuple[str, str | None] | None:
+        """Message and hint of the error that a grammar is refused with; None for one that compiles in time."""
+        key = (kind, source)
         with self._lock:
-            is_known = key in self._verdicts
-            refusal = self._verdicts.get(key)
-        if not is_known:
-            refusal = self._refusal(kind, source, tokenizer, limits, cancellation)
-            with self._lock:
-                self._verdicts[key] = refusal
-                if len(self._verdicts) > _MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
-        if refusal is not None:
-            raise UsageError(*json.loads(refusal))
+            if key not in self._verdicts:
+                verdict = self._try_out(kind, source, tokenizer)
+                if len(self._verdicts) >= _MAX_VERDICTS:
+                    self._verdicts.clear()
+                self._verdicts[key] = verdict
+            return self._verdicts[key]
 
-    def _refusal(
-        self, kind: str, source: str, tokenizer: TokenizerLike, limits: GrammarLimits, cancellation: Cancellation
-    ) -> str | None:
-        """Message and hint of the error that a grammar is refused with, as JSON; None for a grammar that compiles."""
+    def _try_out(self, kind: str, source: str, tokenizer: TokenizerLike) -> tuple[str, str | None] | None:
+        limits = self._limits
         request = {"kind": kind, "source": source, "seconds": limits.compile_seconds, "bytes": limits.compile_bytes}
-        answer = self._ask(request, tokenizer, limits, cancellation)
-        if answer is None:  # the process was killed, as by the machine's own memory limit: once more in a new one
-            answer = self._ask(request, tokenizer, limits, cancellation)
-        if answer is None:
+        seconds = _WALL_SECONDS_PER_SECOND * (limits.compile_seconds + 1)
+        for _ in range(2):  # once more where the machine's own limit killed the process
+            process = self._started(tokenizer)
+            began = monotonic()
+            end = Timer(seconds, process.kill)
+            end.start()
+            answer = _asked(process, request)
+            end.cancel()
+            if answer:
+                refusal = json.loads(answer)["refusal"]
+                return None if refusal is None else (refusal[0], refusal[1])
+            number = -process.wait()
+            if number != signal.SIGKILL:
+                break
+            if monotonic() - began >= seconds:
+                message = f"the grammar was not compiled within {seconds:g} s: other processes take this machine's time"
+                raise Unavailable(message, "grammar_timeout")
+        else:
             raise RunError("the process that tries grammars ended", "the machine may be out of memory")
-        if "signal" not in answer:
-            return answer["refusal"]  # type: ignore[no-any-return]
-        number, mebibytes = answer["signal"], limits.compile_bytes // 2**20
-        hint = "simplify the grammar"
         if number in _OUT_OF_TIME:
             words = f"takes more than {limits.compile_seconds:g} s of processor time to compile"
         elif number == signal.SIGSEGV:
             words = "is nested too deep"
         else:
-            words = f"takes more than {mebibytes} MiB of memory to compile"
-        return json.dumps([f"`{kind}` does not compile: it {words}", hint])
+            words = f"takes more than {limits.compile_bytes // 2**20} MiB of memory to compile"
+        return f"`{kind}` does not compile: it {words}", "simplify the grammar"
 
-    def _ask(
-        self, request: dict[str, Any], tokenizer: TokenizerLike, limits: GrammarLimits, cancellation: Cancellation
-    ) -> dict[str, Any] | None:
-        """The outcome of a trial; None where the process is gone."""
-        mine, theirs = socket.socketpair()
-        with mine:
-            with theirs:
-                try:
-                    with self._lock:
-                        socket.send_fds(self._started(tokenizer), [b"t"], [theirs.fileno()])
-                except OSError:
-                    self._end()
-                    return None
-            cancellation.attach(mine)
-            read_tokenizer(tokenizer)  # meanwhile, and to refuse here one that cannot be read
-            mine.settimeout(_WALL_SECONDS_PER_SECOND * (limits.compile_seconds + 1))
-            try:
-                _send(mine, json.dumps(request).encode())
-                answer = _receive(mine)
-            except TimeoutError:
-                seconds = f"{mine.gettimeout():g} s"
-                message = f"the grammar was not compiled within {seconds}: other processes take this machine's time"
-                raise Unavailable(message, "grammar_timeout") from None
-            except OSError:
-                answer = None
-            finally:
-                cancellation.attach(None)
-        if answer is None:
-            self._end()
-            return None
-        return json.loads(answer)  # type: ignore[no-any-return]
-
-    def _started(self, tokenizer: TokenizerLike) -> socket.socket:
-        """The control socket of the process, which is started if it does not run; the lock is held."""
-        if self._process is not None and self._process.poll() is None and self._control is not None:
-            return self._control
+    def _started(self, tokenizer: TokenizerLike) -> subprocess.Popen[str]:
+        """The process, which is started where it does not run."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        read_tokenizer(tokenizer)  # refuses one that cannot be read
         document, end = tokenizer_document(tokenizer)
-        mine, theirs = socket.socketpair()
-        with theirs:
-            code = _START.format(path=sys.path, descriptor=theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
-            )
-        self._control = mine  # before it is used: `_end` closes it where that fails
-        weakref.finalize(self, _close, mine, self._process)
-        facts = [tokenizer.num_tokens, end, tokenizer.name, list(tokenizer.eos_token_ids)]
-        for message in (json.dumps(facts), document):
-            _send(mine, message.encode())
-        return mine
-
-    def _end(self) -> None:
-        with self._lock:
-            control, self._control = self._control, None
-            process, self._process = self._process, None
-        if control is not None and process is not None:
-            _close(control, process)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _START.format(path=sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+        )
+        finalize(self, _close, process)
+        eos_ids = list(tokenizer.eos_token_ids)
+        facts = {"num_tokens": tokenizer.num_tokens, "name": tokenizer.name, "eos_token_ids": eos_ids}
+        _asked(process, facts | {"document": document, "end": end})
+        self._process = process
+        return process
 
 
-def _close(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a process: it goes when its control socket closes."""
-    control.close()
+def _asked(process: subprocess.Popen[str], message: dict[str, Any]) -> str:
+    """The line that a process answers with; empty where it ended."""
+    assert process.stdin is not None, "it is a pipe"
+    assert process.stdout is not None, "it is a pipe"
     try:
-        process.wait(1)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        process.stdin.write(f"{json.dumps(message)}\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return process.stdout.readline()
 
 
-def serve_trials(descriptor: int) -> None:
-    """Try grammars until the control socket closes; the whole life of the process.
-
-    Args:
-        descriptor: of the control socket: first the tokenizer, then a socket for each trial.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = socket.socket(fileno=descriptor)
-    facts, document = _receive(control), _receive(control)
-    if facts is None or document is None:
-        return
-    num_tokens, end, name, eos_ids = json.loads(facts)
-    tokenizer = _TrialTokenizer(num_tokens, name, tuple(eos_ids))
-    know_tokenizer(tokenizer, document.decode(), end)
-    trials = _Trials(tokenizer, control)
-    while trials.go_on():
-        pass
+def _close(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with suppress(BrokenPipeError):
+        process.communicate()
 
 
 @dataclass(eq=False)
@@ -282,119 +185,44 @@ class _TrialTokenizer:
     hf: Any = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Trial:
-    """A fork that compiles, the pipe that its answer comes through, and the socket of its requester."""
+def try_all() -> None:
+    """Read the tokenizer from standard input, then try grammars, one a line; the whole life of the process."""
+    import resource
 
-    pid: int
-    pipe: int
-    requester: socket.socket
-
-
-class _Trials:
-    """The trials that run."""
-
-    def __init__(self, tokenizer: Any, control: socket.socket) -> None:
-        self._tokenizer = tokenizer
-        self._control = control
-        self._running: set[_Trial] = set()
-        self._selector = DefaultSelector()
-        self._selector.register(control, EVENT_READ)
-
-    def go_on(self) -> bool:
-        """Wait until something happens, and deal with it; whether there can be more."""
-        for key, _ in self._selector.select():
-            if key.fileobj is self._control:
-                _, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
-                if not descriptors:
-                    for trial in self._running:
-                        os.kill(trial.pid, signal.SIGKILL)
-                    return False
-                self._begin(socket.socket(fileno=descriptors[0]))
-            elif key.data in self._running:  # its other descriptor may have ended it
-                self._end(key.data, is_gone=key.fd != key.data.pipe)
-        return True
-
-    def _begin(self, requester: socket.socket) -> None:
-        request = _receive(requester)
-        if request is None:
-            requester.close()
+    os.nice(_NICENESS)  # the engine's own threads go first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    facts = json.loads(sys.stdin.readline())
+    tokenizer = _TrialTokenizer(facts["num_tokens"], facts["name"], tuple(facts["eos_token_ids"]))
+    know_tokenizer(tokenizer, facts["document"], facts["end"])
+    answer = "ready"
+    while True:
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line:
             return
-        trial = _Trial(*_fork(self._tokenizer, json.loads(request)), requester)
-        self._running.add(trial)
-        for place in (trial.pipe, requester):
-            self._selector.register(place, EVENT_READ, trial)
-
-    def _end(self, trial: _Trial, is_gone: bool) -> None:
-        """Answer a trial that ended, or end one whose requester is gone."""
-        for place in (trial.pipe, trial.requester):
-            self._selector.unregister(place)
-        self._running.remove(trial)
-        if is_gone:
-            os.kill(trial.pid, signal.SIGKILL)
-        with os.fdopen(trial.pipe, "rb") as reader:
-            answer = reader.read()
-        _, status = os.waitpid(trial.pid, 0)
-        if not answer:
-            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT
-            answer = json.dumps({"signal": number}).encode()
-        with suppress(OSError), trial.requester:
-            _send(trial.requester, answer)
-
-
-def _fork(tokenizer: Any, request: dict[str, Any]) -> tuple[int, int]:
-    """Begin a trial: its process, and the pipe that its answer comes through."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    try:
-        os.nice(_NICENESS)  # the engine's own threads go first
-        _limit(request["seconds"], request["bytes"])
-        refusal: str | None = None
         try:
-            compile_grammar(request["kind"], request["source"], tokenizer)
-        except (UsageError, RunError) as error:
-            refusal = json.dumps([error.message, error.hint])
-        except RecursionError:
-            refusal = json.dumps([f"`{request['kind']}` does not compile: it is nested too deep", "simplify it"])
-        with os.fdopen(writer, "wb") as answer:
-            answer.write(json.dumps({"refusal": refusal}).encode())
-    except MemoryError:
-        os.kill(os.getpid(), signal.SIGABRT)
-    finally:
-        os._exit(1)
+            answer = json.dumps({"refusal": _refusal(tokenizer, json.loads(line))})
+        except MemoryError:
+            os.abort()
 
 
-def _limit(seconds: float, num_bytes: int) -> None:
-    """Let the kernel end this process at a processor time, and refuse it memory beyond what it has now."""
+def _refusal(tokenizer: TokenizerLike, request: dict[str, Any]) -> tuple[str, str | None] | None:
+    """Message and hint of a grammar's error; beyond the limits this process ends."""
     import resource
 
     with suppress(OSError, ValueError):  # macOS has no limit of address space
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _send(place: socket.socket, data: bytes) -> None:
-    place.sendall(struct.pack("<Q", len(data)) + data)
-
-
-def _receive(place: socket.socket) -> bytes | None:
-    """A message, or None where the other side is gone."""
-    head = _exactly(place, 8)
-    return None if head is None else _exactly(place, struct.unpack("<Q", head)[0])
-
-
-def _exactly(place: socket.socket, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        data = place.recv(min(size - len(parts), 2**20))
-        if not data:
-            return None
-        parts += data
-    return bytes(parts)
+        most = pages * resource.getpagesize() + request["bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+    try:
+        compile_grammar(request["kind"], request["source"], tokenizer)
+    except (UsageError, RunError) as error:
+        return error.message, error.hint
+    except RecursionError:
+        return f"`{request['kind']}` does not compile: it is nested too deep", "simplify it"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return None

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests: on threads of their own, in a short queue, as long as the client is there."""
+"""Compiles the grammars of requests: on a thread of their own, in a short queue, as long as the client is there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from specdec_cli.serve.constraint import Constraint
     from specdec_cli.text.tokenizer import Tokenizer
 
-_NUM_THREADS = 2
 _MAX_OPEN = 64
 _MASK_SECONDS = 0.5
 
@@ -32,7 +31,7 @@ class GrammarQueue:
     def __init__(self, serve: Serve) -> None:
         from specdec_cli.sampling.grammar_sandbox import GrammarCompiler, GrammarLimits
 
-        self.pool = WatchedPool(_NUM_THREADS, "specdec-grammar")
+        self.pool = WatchedPool(1, "specdec-grammar")
         limits = GrammarLimits(serve.max_grammar_seconds, serve.max_grammar_memory_bytes, _MASK_SECONDS)
         self._compiler = GrammarCompiler(limits)
         self._timeout_seconds = serve.request_timeout_seconds
@@ -44,15 +43,11 @@ class GrammarQueue:
         Raises:
             ApiError: 400 naming the field, 429 where too many wait, 499 (for the log) where the client went away, 504.
         """
-        from specdec_cli.sampling.grammar_sandbox import Cancellation
-
         if self._num_open >= _MAX_OPEN:
             message = f"`{constraint.param}` cannot be compiled now: {_MAX_OPEN} other grammars wait for that"
             raise ApiError(429, message, param=constraint.param, code="queue_full", headers={"Retry-After": "1"})
-        cancellation = Cancellation()
-        loop = asyncio.get_running_loop()
         self._num_open += 1
-        work = loop.run_in_executor(self.pool, constraint.compile, tokenizer, self._compiler, cancellation)
+        work = asyncio.get_running_loop().run_in_executor(self.pool, constraint.compile, tokenizer, self._compiler)
         try:
             before = "its request was prepared"
             return await while_connected(work, request.receive, self._timeout_seconds, before)
@@ -60,4 +55,3 @@ class GrammarQueue:
             raise ApiError(504, "the request could not be prepared in time", code="timeout") from None
         finally:
             self._num_open -= 1
-            cancellation.cancel()
