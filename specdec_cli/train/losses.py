@@ -8,7 +8,6 @@ the negative logarithm of that rate, and a hybrid that weighs KL and TV by how m
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -60,18 +59,13 @@ def entropy_and_variation(q: Tensor, p: Tensor) -> Tensor:
     return 0.1 * cross_entropy(q, p) + 1.8 * total_variation(q, p)
 
 
-def hybrid(q: Tensor, p: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean) -> Tensor:
+def hybrid(q: Tensor, p: Tensor) -> Tensor:
     """λ KL + (1 - λ) TV with λ = exp(-3 α), α the mean acceptance, without gradient: [n].
 
     The source is arXiv 2602.23881: KL leads while little is accepted, total variation afterwards.
-
-    Args:
-        q: log-probabilities of the draft [n, V].
-        p: of the target [n, V].
-        mean: over all positions that α is taken over, of values [n].
     """
     variation = total_variation(q, p)
-    weight = torch.exp(-_HYBRID_RATE * (1 - mean(variation.detach())))
+    weight = torch.exp(-_HYBRID_RATE * (1 - variation.detach().sum() / max(len(variation), 1)))
     return weight * forward_kl(q, p) + (1 - weight) * variation
 
 
@@ -87,22 +81,17 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class MeanLoss:
-    """The mean of a loss over a batch's positions, those of the other processes' shares included.
+    """The mean of a loss over a batch's positions.
 
     Args:
         name: of the loss.
-
-    Attributes:
-        total: sums a tensor over all processes, without gradient; one process has the tensor itself.
     """
 
     def __init__(self, name: str) -> None:
-        each = LOSSES[name]
-        self._each = partial(each, mean=self._mean) if each is hybrid else each
-        self.total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self._each = LOSSES[name]
 
     def __call__(self, q: Tensor, p: Tensor, weights: Tensor | None = None) -> Tensor:
-        """This process's part of the mean, a scalar: the parts of all processes add up to it.
+        """The mean, a scalar; 0 of no positions.
 
         Args:
             q: log-probabilities of the draft [n, V].
@@ -113,11 +102,4 @@ class MeanLoss:
 
     def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         """The same of positions' losses [n]."""
-        return (losses if weights is None else weights * losses).sum() / self._num(losses)
-
-    def _mean(self, values: Tensor) -> Tensor:
-        return self.total(values.sum()) / self._num(values)
-
-    def _num(self, values: Tensor) -> Tensor:
-        """How many positions all processes have, at least 1."""
-        return self.total(values.new_tensor(float(len(values)))).clamp(min=1)
+        return (losses if weights is None else weights * losses).sum() / max(len(losses), 1)
