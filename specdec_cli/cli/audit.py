@@ -57,7 +57,8 @@ def _modes_of(verify: str) -> tuple[str, ...]:
     return _MODES[:2] if RULES[verify].samples else _MODES[:1]
 
 
-_FILES = [option for option in FILE_OPTIONS if option.path == "files.markdown"]
+_FILES = [option for option in FILE_OPTIONS if option.path in ("files.markdown", "files.junit")]
+_FILES[1] = replace(_FILES[1], help="Write all checks as JUnit XML.")
 
 
 Tools = Annotated[

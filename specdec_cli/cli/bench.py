@@ -114,7 +114,7 @@ def bench(
         # Measure the built-in pair on eight prompts.
         specdec bench --num-prompts 8
         # Fail with exit code 3 if the draft does not pay off.
-        specdec bench -r tuned.yaml --fail-if 'speedup.decode < 1.2' --markdown gates.md
+        specdec bench -r tuned.yaml --fail-if 'speedup.decode < 1.2' --junit gates.xml
         # Measure a running server.
         specdec bench --endpoint http://127.0.0.1:8000 --request-rate 2 --num-prompts 32
     """
@@ -228,6 +228,12 @@ class BenchRun(ComparedRun["Bench"]):
             roofline = figure("the roofline", lambda: measure_roofline(study, target), study.notices)
         versions = {peer.name: peer.peer.version for peer in arms.peers}
         return bench_body(study, arms.promise, self.must_agree, machine, roofline, versions, interrupted)
+
+    def csv(self, study: Bench, document: dict[str, Any]) -> str:
+        """A row per task and arm."""
+        from specdec_cli.report.result_files import bench_csv
+
+        return bench_csv(study)
 
     def draw(self, page: Console, study: Bench, document: dict[str, Any]) -> None:
         """Print the report."""

@@ -31,6 +31,7 @@ from specdec_cli.report.bench_endpoint import live_table, print_endpoint
 from specdec_cli.report.counting import CountingLine
 from specdec_cli.report.live_table import LiveTable
 from specdec_cli.report.pace import Pace
+from specdec_cli.report.result_files import server_csv
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,6 +163,10 @@ class EndpointRun(MeasuredRun["EndpointBench"]):
             body["plan"]["by"] = arms.options.by
         body["notices"] = [*arms.prompts.notices, *body["notices"]]
         return envelope(self.document_class, self.shown(arms.recipe), body)
+
+    def csv(self, study: EndpointBench, document: dict[str, Any]) -> str:
+        """A row of all requests, and one for each task."""
+        return server_csv(document)
 
     def draw(self, page: Console, study: EndpointBench, document: dict[str, Any]) -> None:
         """Print the report."""

@@ -266,6 +266,12 @@ class CompareRun(ComparedRun["DraftComparison"]):
         """The document's own keys."""
         return compare_body(study, self.arms.promise, self.must_agree, machine, interrupted)
 
+    def csv(self, study: DraftComparison, document: dict[str, Any]) -> str:
+        """A row per draft, and one for each of its tasks."""
+        from specdec_cli.report.result_files import compare_csv
+
+        return compare_csv(document)
+
     def draw(self, page: Console, study: DraftComparison, document: dict[str, Any]) -> None:
         """Print the report."""
         print_compare(page, document, self.arms.shared.details)

@@ -95,6 +95,10 @@ class MeasuredRun(ABC, Generic[Measurement]):
             interrupted: whether it was ended early.
         """
 
+    def csv(self, study: Measurement, document: dict[str, Any]) -> str:
+        """The figures as rows of a table."""
+        raise AssertionError("a command without tables takes no --csv")
+
     @abstractmethod
     def draw(self, page: Console, study: Measurement, document: dict[str, Any]) -> None:
         """Print the report."""
@@ -210,7 +214,7 @@ class MeasuredRun(ABC, Generic[Measurement]):
         """The result's files and the document, then the report, on stdout unless the document stands there."""
         shared = self.arms.shared
         self.write_files(study, document, interrupted)
-        write_results(document, shared)
+        write_results(document, shared, lambda: self.csv(study, document))
         deliver_with_report(document, shared, lambda page: self.draw(page, study, document))
 
 

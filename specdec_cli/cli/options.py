@@ -417,6 +417,8 @@ _RESULT_FILES = {
     "plot": ("FILE.png|FILE.svg", "Write a plot of the results."),
     "html": ("FILE", "Write a self-contained HTML page with tables and plots."),
     "markdown": ("FILE", "Write the tables as Markdown, for example for a CI job summary."),
+    "csv": ("FILE", "Write the figures as CSV."),
+    "junit": ("FILE", "Write gates and the lossless check as JUnit XML."),
 }
 FILE_OPTIONS: tuple[Option, ...] = tuple(
     Option(f"files.{kind}", Path, (f"--{kind}",), FILES, help=meaning, metavar=metavar)

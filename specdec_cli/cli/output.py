@@ -238,26 +238,31 @@ def deliver_with_report(document: Mapping[str, Any], shared: Shared, draw: Calla
         draw(open_page(stream, colourful(stream)))
 
 
-def write_results(document: Mapping[str, Any], shared: Shared, *, force: bool = False) -> None:
+def write_results(
+    document: Mapping[str, Any], shared: Shared, csv: Callable[[], str] = str, *, force: bool = False
+) -> None:
     """Write every further file of a result that was asked for.
 
     Args:
         document: of the measurement.
         shared: names the files by kind.
+        csv: the figures as rows of a table.
         force: replace files that are there, also without --force.
 
     Raises:
         RunError: one cannot be written.
     """
     for kind, path in shared.files.items():
-        write_file(path, _content(kind, path, document), force or shared.force)
+        write_file(path, _content(kind, path, document, csv), force or shared.force)
 
 
-def _content(kind: str, path: Path, document: Mapping[str, Any]) -> str | bytes:
+def _content(kind: str, path: Path, document: Mapping[str, Any], csv: Callable[[], str]) -> str | bytes:
     from specdec_cli.report.html import html
-    from specdec_cli.report.markdown import markdown
     from specdec_cli.report.plot import picture
+    from specdec_cli.report.result_files import junit, markdown
 
+    if kind == "csv":
+        return csv()
     if kind == "plot":
         return picture(document, path.suffix.lower())
-    return {"html": html, "markdown": markdown}[kind](document)
+    return {"html": html, "markdown": markdown, "junit": junit}[kind](document)

@@ -70,7 +70,7 @@ class Shared:
         takes_engine: whether the command can start another engine.
         engine_command: program that starts the other engine; None looks for it on PATH.
         engine_args: further arguments of the other engine.
-        files: the further files of a result by their kind: plot, html, markdown.
+        files: the further files of a result by their kind: plot, html, markdown, csv, junit.
         drawn_seed: what a negative seed becomes, the same in everything that this command line decodes.
         tells_variables: whether variables without a meaning are yet to be reported.
     """

@@ -129,6 +129,12 @@ class SweepRun(ComparedRun[Swept]):
         elif path is not None:
             write_file(path, tuned_recipe(self.given, document), self.arms.shared.force)
 
+    def csv(self, study: Swept, document: dict[str, Any]) -> str:
+        """A row per batch size and k, and one per tree."""
+        from specdec_cli.report.result_files import sweep_csv
+
+        return sweep_csv(document)
+
     def draw(self, page: Console, study: Swept, document: dict[str, Any]) -> None:
         """Print the report."""
         print_sweeps(page, document, self.arms.shared.details)

@@ -49,12 +49,10 @@ _OTHERS = {
 }
 _REMOVED = {
     "engine.compile": "it was removed in 0.3.0, because it was slower than `engine.decoder: auto`",
-    "files.csv": "`--json` and `--output` have every figure",
-    "files.junit": "exit code 3 and `--markdown` tell of failed gates",
     "engine.mmap": "loading copies a GGUF file's blocks into another layout, so the file does not stay mapped",
     "engine.mlock": "`systemd-run --user --scope -p MemorySwapMax=0 COMMAND` keeps a command in memory",
 }
-"""Keys and options of earlier versions and of llama.cpp, and why there are none."""
+"""Keys of earlier versions and of llama.cpp, and why there are none."""
 _MEANT = {other: path for path, others in _OTHERS.items() for other in others.split()}
 
 

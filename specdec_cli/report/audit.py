@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -124,6 +124,18 @@ def audit_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("compared", f"{checked['tokens']} tokens of {checked['prompts']} prompts; {checked['draws']} draws"),
         *origin(document),
     ]
+
+
+def audit_cases(document: Mapping[str, Any]) -> Iterator[tuple[str, bool | None, str]]:
+    """Every check: its name, whether it passed (None: it did not run completely), and what was found."""
+    for check in document["equality"]:
+        result = f"{check['mismatches']} of {check['tokens']} tokens begin a difference from plain decoding"
+        yield f"{check['mode']}: tokens equal plain decoding", not check["mismatches"], result
+    for check in document["distribution"]:
+        result = f"p = {check['p_value']:.3g} of {check['draws']} draws"
+        yield f"distribution: {check['configuration']}", check["p_value"] >= FALSE_ALARM, result
+    partial = is_partial(document)
+    yield "all planned runs", None if partial else True, runs_words(document)
 
 
 def audit_tables(body: Mapping[str, Any]) -> list[PageTable]:

@@ -1,7 +1,12 @@
-"""Tables of documents, each column declared once: its head, where its value stands, and how it is shown."""
+"""Tables of documents, each column declared once: its head, where its value stands, and how it is shown.
+
+Terminals, pages and Markdown show the cells; CSV files take the values as they are.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +128,32 @@ def markdown_text(value: object) -> str:
     """Text on one line that stays in its cell and is no markup."""
     safe = printable(str(value)).replace("\n", " ")
     return safe.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
+
+
+def csv_text(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A CSV file.
+
+    Args:
+        columns: heads, each with the path of its value in a row.
+        rows: parts of a document.
+    """
+    file = io.StringIO()
+    lines = ([value_at(row, path) for path in columns.values()] for row in rows)
+    csv.writer(file, lineterminator="\n").writerows([list(columns), *lines])
+    return file.getvalue()
+
+
+def interval_paths(name: str, path: str, key: str = "median", ends: str = "") -> dict[str, str]:
+    """Three columns of a CSV file: a figure, and the lower and upper end of its interval.
+
+    Args:
+        name: head of the figure.
+        path: of an object with the figure and `ci95`.
+        key: of the figure.
+        ends: what the heads of the ends begin with; the figure's head without one.
+    """
+    low = ends or name
+    return {name: f"{path}.{key}", f"{low}_low": f"{path}.ci95.0", f"{low}_high": f"{path}.ci95.1"}
 
 
 def origin(document: Mapping[str, Any], first: Sequence[str] = ("platform",)) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec_cli.measure.endpoint.endpoint_plan import pace_words
 from specdec_cli.quantities import counted
-from specdec_cli.report.columns import PageTable, TableColumn, named_rows
+from specdec_cli.report.columns import PageTable, TableColumn, interval_paths, named_rows
 from specdec_cli.report.table import NOTHING, number, percent, rank_words
 
 Document = Mapping[str, Any]
@@ -184,6 +184,20 @@ def part_tables(document: Document) -> Iterator[PageTable]:
     for title, name in (("Tasks", "task"), ("Turns", "turn")):
         if parts := document[f"by_{name}"]:
             yield PageTable.of(title, (TableColumn(name, "name"), *PART_COLUMNS), named_rows(parts))
+
+
+def endpoint_csv(document: Document) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Columns and rows: all requests together, then one row for each task and each turn; times in seconds."""
+    columns = {name: name for name in ("task", "turn", "num_prompts", "output_tokens")}
+    columns |= {name: f"throughput.{name}" for name in ("output_tokens_per_second", "requests_per_second")}
+    columns |= {f"acceptance_{name}": f"acceptance.{name}.median" for name in ("rate", "length")}
+    for figure in document["timing"]:
+        columns |= interval_paths(figure, f"timing.{figure}")
+        columns |= {f"{figure}_{name}": f"timing.{figure}.{name}" for name in ("p95", "p99")}
+    counts = {"num_prompts": document["workload"]["num_prompts"], "output_tokens": document["output"]["tokens"]}
+    rows = [{"task": "", "turn": "", **document, **counts}]
+    rows += [{"task": task, "turn": "", **part} for task, part in document["by_task"].items()]
+    return columns, rows + [{"task": "", "turn": turn, **part} for turn, part in document["by_turn"].items()]
 
 
 def acceptance_by_position(document: Document) -> list[tuple[str, Sequence[float | None]]]:

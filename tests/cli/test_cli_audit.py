@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -111,18 +112,22 @@ def test_verify_narrows_what_is_checked(models, capsys: pytest.CaptureFixture[st
 
 
 def test_a_partial_audit_says_so_in_its_verdict(models, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "audit.md"
-    assert audit(models, "--time-limit", "0", "--markdown", str(path)) == 0
+    files = {kind: tmp_path / f"audit.{kind}" for kind in ("markdown", "junit")}
+    flags = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    assert audit(models, "--time-limit", "0", *flags) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"PASS, partial: 4 of \d+ runs: no difference found", out)
     assert "run: one configuration (draft, k, batch size) over a few prompts." in out, "the tables have a legend"
-    text = path.read_text()
+    text = files["markdown"].read_text()
     assert text.startswith("## specdec audit: ")
     assert re.search(r"\*\*PASS, partial: 4 of \d+ runs", text)
     assert "| mode | prompts | runs |" in text
     assert "| greedy | 2 | 1 of " in text
     assert "p-value: probability of a chi-square" in text
-    assert audit(models, "--markdown", str(path)) == 2, "files that exist are not overwritten"
+    suite = ElementTree.parse(files["junit"]).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "0", "1")
+    assert {case.get("name") for case in suite} >= {"greedy: tokens equal plain decoding", "all planned runs"}
+    assert audit(models, *flags) == 2, "files that exist are not overwritten"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_the_verdict_says_how_much_ran(verdict: str, runs: int, words: str) -> N
     assert verdict_words(body) == words
 
 
-def test_a_difference_is_in_the_page(models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_difference_fails_its_junit_case(models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = stepper.verify
 
     def wrong(p, rows):
@@ -149,20 +154,24 @@ def test_a_difference_is_in_the_page(models, monkeypatch: pytest.MonkeyPatch, tm
         ]
 
     monkeypatch.setattr(stepper, "verify", wrong)
-    page = tmp_path / "audit.md"
-    assert audit(models, "--mode", "greedy", "--markdown", str(page), "--quiet") == 3
+    path, page = tmp_path / "audit.xml", tmp_path / "audit.md"
+    assert audit(models, "--mode", "greedy", "--junit", str(path), "--markdown", str(page), "--quiet") == 3
+    suite = ElementTree.parse(path).getroot()
+    [failed] = [case for case in suite if case.find("failure") is not None]
+    assert failed.get("name") == "greedy: tokens equal plain decoding"
     assert "**FAIL: the output is not what the target alone produces" in page.read_text()
     assert "### First difference of each output" in page.read_text()
 
 
+@pytest.mark.parametrize("flag", ["--markdown", "--junit"])
 def test_files_that_cannot_be_written_are_refused_before_loading(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    assert run(["audit", "-t", str(tmp_path), "-d", "ngram", "--markdown", str(tmp_path / "no" / "file")]) == 2
-    assert "--markdown" in capsys.readouterr().err
+    assert run(["audit", "-t", str(tmp_path), "-d", "ngram", flag, str(tmp_path / "no" / "file")]) == 2
+    assert flag in capsys.readouterr().err
     same = str(tmp_path / "same")
-    assert run(["audit", "-t", str(tmp_path), "-d", "ngram", "--markdown", same, "--output", same]) == 2
+    assert run(["audit", "-t", str(tmp_path), "-d", "ngram", flag, same, "--output", same]) == 2
     assert "two files have the same name" in capsys.readouterr().err
 
 

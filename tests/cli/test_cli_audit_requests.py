@@ -239,7 +239,7 @@ def test_our_own_server_runs_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (["--tools", "FILE", "--batch-sizes", "2"], "`--batch-sizes` has no effect with --tools"),
         (["--tools", "FILE", "--chat"], "`--chat` has no effect with --tools"),
         (["--tools", "FILE", "--num-prompts", "3"], "`--num-prompts` has no effect with `--tools`"),
-        (["--tools", "FILE", "--markdown", "x.md"], "answers of a server are audited into JSON alone"),
+        (["--tools", "FILE", "--junit", "x.xml"], "answers of a server are audited into JSON alone"),
         (["--tools", "FILE", "--temperature", "1"], "answers are compared at temperature 0"),
         (["--tools", "FILE", "-d", "none"], "there is no draft to audit"),
         (["--tools", "WARM"], "has `temperature: 0.7`"),

@@ -1,5 +1,6 @@
 """`bench` as a person meets it: the report, the document and the other files, gates and their exit code, refusals."""
 
+import csv
 import gc
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -173,13 +175,19 @@ def test_collections_leave_out_what_loading_brought(
 
 
 def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "r.md"
-    flags = ["--markdown", str(path)]
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
     assert bench(*flags, "--fail-if", "lossless.mismatches > 0", "--output", str(tmp_path / "r.json")) == 0
     checked((tmp_path / "r.json").read_text())
-    text = path.read_text()
+    text = names["markdown"].read_text()
     assert "| plain |" in text
     assert "| passed | lossless.mismatches > 0 |" in text
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [(row["task"], row["arm"]) for row in rows[:3]] == [
+        ("", "with the draft"), ("", "without a draft"), ("chat", "with the draft"),
+    ]  # fmt: skip
+    assert float(rows[0]["speedup_decode"]) > 0, "the draft's speed-up is in the draft's row"
+    assert rows[1]["speedup_decode"] == rows[1]["draft_over_arm"] == ""
     lines = {
         line.split("|")[1].strip(): line.split("|")[6:10:3]
         for line in text.splitlines()
@@ -187,6 +195,8 @@ def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: P
     }
     assert all("×" in cell for cell in lines["draft"])
     assert [cell.strip() for cell in lines["plain"]] == ["–", "–"]
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
     assert bench(*flags) == 2
     assert "already exists" in capsys.readouterr().err
     assert bench(*flags, "--force") == 0
@@ -195,10 +205,10 @@ def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_a_crossed_gate_is_exit_code_3_after_everything_was_written(
     loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = tmp_path / "r.json"
+    path, junit = tmp_path / "r.json", tmp_path / "r.xml"
     code = bench(
         "--fail-if", "speedup.decode < 1000", "--fail-if", "draft.speculative.acceptance_length < 1",
-        "--output", str(path),
+        "--output", str(path), "--junit", str(junit),
     )  # fmt: skip
     out, err = capsys.readouterr()
     assert code == 3
@@ -206,6 +216,7 @@ def test_a_crossed_gate_is_exit_code_3_after_everything_was_written(
     assert "gate FAILED" in out
     assert "gate passed" in out
     assert [gate["passed"] for gate in checked(path.read_text())["gates"]] == [False, True]
+    assert ElementTree.parse(junit).getroot().get("failures") == "1"
 
 
 def test_a_baseline(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -340,8 +351,8 @@ def test_no_arm_finds_a_prompt_in_the_cache(capsys: pytest.CaptureFixture[str], 
         (["--max-regression", "5%"], "has no effect without a baseline"),
         (["--baseline", "none.json", "--max-regression", "5"], "must be a percentage"),
         (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
-        (["--html", "/nowhere/r.html"], "the folder of `--html /nowhere/r.html` does not exist"),
-        (["--html", "r.x", "--markdown", "r.x"], "two files have the same name"),
+        (["--csv", "/nowhere/r.csv"], "the folder of `--csv /nowhere/r.csv` does not exist"),
+        (["--csv", "r.x", "--junit", "r.x"], "two files have the same name"),
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
@@ -536,7 +547,7 @@ def test_an_interrupted_run_is_resumed(
 ) -> None:
     from specdec_cli.measure.bench.passes import Track
 
-    path, journal, page = tmp_path / "r.json", tmp_path / "r.json.partial", tmp_path / "r.md"
+    path, journal, csv_path = tmp_path / "r.json", tmp_path / "r.json.partial", tmp_path / "r.csv"
     add, num = Track.add, [0]
 
     def interrupting(track, one) -> None:
@@ -546,13 +557,13 @@ def test_an_interrupted_run_is_resumed(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Track, "add", interrupting)
-    words = ["--output", str(path), "--markdown", str(page)]
+    words = ["--output", str(path), "--csv", str(csv_path)]
     assert bench(*words) == 130
     assert "interrupted: these are the results so far; --resume continues it" in capsys.readouterr().err
     assert checked(path.read_text())["plan"]["interrupted"] is True
     assert bench(*words) == 2
     path.unlink()
-    page.unlink()
+    csv_path.unlink()
     assert bench(*words) == 2
     assert "r.json.partial` holds the results of an interrupted run" in capsys.readouterr().err
     with monkeypatch.context() as elsewhere:
@@ -570,7 +581,7 @@ def test_an_interrupted_run_is_resumed(
     assert document["plan"]["interrupted"] is False
     assert document["lossless"]["checked_tokens"] == 2 * 8 * 12
     assert "6 of 32 passes are of an earlier, interrupted run" in document["notices"]
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["r.json", "r.md"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["r.csv", "r.json"]
     assert bench(*words, "--resume") == 2
     assert "already exists" in capsys.readouterr().err, "a whole document is not overwritten"
 

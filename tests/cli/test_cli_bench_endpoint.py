@@ -1,9 +1,11 @@
 """`bench --endpoint` as a person meets it: against a small server in this process."""
 
+import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from endpoint_runs import bench, counted, document, without_environment
@@ -258,19 +260,26 @@ def test_15_request_rate(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_result_files_are_those_of_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    names = {kind: tmp_path / f"r.{kind}" for kind in ("markdown", "html", "svg")}
+    names = {kind: tmp_path / f"r.{kind}" for kind in ("markdown", "csv", "junit", "html", "svg")}
     given = [f"--{'plot' if kind == 'svg' else kind}={path}" for kind, path in names.items()]
     with serving(Fake(fault=500, faulty_from=13)) as fake:
         assert bench(fake, "--fail-if", "timing.ttft_s > 50", "--request-rate", "500", *given) == 0
         asked = len(fake.requests)
         assert bench(fake, *given) == 2
         assert "exists" in capsys.readouterr().err
-        assert bench(fake, "--markdown", "a", "--html", "a") == 2
+        assert bench(fake, "--csv", "a", "--junit", "a") == 2
         assert bench(fake, "--plot", str(tmp_path / "a.gif")) == 2
         assert len(fake.requests) == asked, "nobody is asked before the files are known to be writable"
     text = names["markdown"].read_text()
     assert f"## specdec bench-endpoint: fake at {fake.url}" in text
     for words in ("arrival to whole answer", "### Tasks", "### Failed requests", "I say 500", "| passed |"):
         assert words in text
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [row["task"] for row in rows][:2] == ["", "chat"]
+    assert (rows[0]["output_tokens"], rows[1]["output_tokens_per_second"]) == (str(12 * 15), "")
+    assert float(rows[0]["latency_s_low"]) <= float(rows[0]["latency_s"]) <= float(rows[0]["latency_s_p99"])
+    suite = ElementTree.parse(names["junit"]).getroot()
+    cases = {case.get("name"): [one.tag for one in case] for case in suite}
+    assert cases == {"fail if timing.ttft_s > 50": ["system-out"], "requests answered": ["failure"]}
     assert "<svg" in names["html"].read_text()
     assert "Time to first text" in names["svg"].read_text()

@@ -1,5 +1,6 @@
 """Conversations of `bench --endpoint`: each turn's answer goes into the next turn's messages."""
 
+import csv
 import json
 import signal
 from pathlib import Path
@@ -99,9 +100,12 @@ def test_15_an_interrupted_conversation_counts_what_it_had(
 
 
 def test_15_turns_are_in_every_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "r.md"
+    names = tmp_path / "r.md", tmp_path / "r.csv"
     rows = {"turns": ["one", "two"]}, {"turns": ["three", "four"]}
     with serving(Fake(script=reply, metrics=None)) as fake:
-        assert bench(fake, *conversations(tmp_path, *rows)[:-1], "--details", "--markdown", str(path)) == 0
+        files = ("--markdown", str(names[0]), "--csv", str(names[1]))
+        assert bench(fake, *conversations(tmp_path, *rows)[:-1], "--details", *files) == 0
     assert " turn   prompts " in capsys.readouterr().out
-    assert "### Turns" in path.read_text()
+    assert "### Turns" in names[0].read_text()
+    found = list(csv.DictReader(names[1].read_text().splitlines()))
+    assert [(row["turn"], row["output_tokens"]) for row in found] == [("", "16"), ("1", "8"), ("2", "8")]

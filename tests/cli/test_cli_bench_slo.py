@@ -116,7 +116,7 @@ def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) 
             (["--slo", "ttft<1s", "--request-rate", "2"], "`--request-rate` has no effect with `--slo`"),
             (["--slo", "ttft<1s", "--repeats", "2"], "`--repeats` has no effect with `--slo`"),
             (["--slo", "ttft<1s", "--by", "category"], "`--by` has no effect with `--slo`"),
-            (["--slo", "ttft<1s", "--markdown", "x.md"], "`--slo` writes JSON alone"),
+            (["--slo", "ttft<1s", "--csv", "x.csv"], "`--slo` writes JSON alone"),
             (["--plain-endpoint", "http://x"], "`--plain-endpoint` has no effect without `--slo`"),
         ):
             assert bench(fake, *words) == 2

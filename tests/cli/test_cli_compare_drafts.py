@@ -1,10 +1,12 @@
 """`compare-drafts` as a person meets it: ranks by true costs, the document, lists of drafts, gates, refusals."""
 
+import csv
 import json
 import signal
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -190,13 +192,18 @@ def test_a_draft_that_is_best_at_the_largest_k_is_considered_further(
 
 
 def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "r.md"
-    flags = ["--markdown", str(path)]
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
     assert compared(*given("good", "none"), *flags, "--fail-if", "recommended < 1", "--json", "--quiet") == 2
     assert compared(*given("good", "none"), *flags, "--fail-if", "rows.0.best_k < 9", "--json", "--quiet") == 3
-    document, text = checked(capsys.readouterr().out), path.read_text()
+    document, text = checked(capsys.readouterr().out), names["markdown"].read_text()
     said = ("## specdec compare-drafts: builtin:target with good, no draft", f"**{document['recommendation']}**")
     assert all(one in text for one in (*said, "| **failed** | rows.0.best_k &lt; 9 |"))
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [(row["task"], row["draft"]) for row in rows[:2]] == [("", "good"), ("chat", "good")]
+    assert float(rows[0]["speedup_decode"]) == document["rows"][0]["speedup"]["median"]
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec compare-drafts", "3", "1")
 
 
 def test_do_not_speculate(loaded, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,7 +221,7 @@ def test_n_max_and_p_min_are_swept_together(
     rows = [f"{word} b c d e f" for word in ("one", "two", "three", "four", "five", "six")]
     Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
     line = ["sweep-k", *ON_STAND_IN, "-d", "d.gguf", "--dataset", "prompts.jsonl", "--k-max", "3"]
-    line += ["--set", "speculation.depth_policy=confidence", "--set", "speculation.p_min=0.7"]
+    line += ["--set", "speculation.depth_policy=confidence", "--set", "speculation.p_min=0.7", "--csv", "sweep.csv"]
     assert run([*line, "--dry-run"]) == 0
     assert "each also with p-min 0.2, 0.4, 0.6, 0.7, 0.75, 0.9, over 6 prompts" in capsys.readouterr().out
     assert run([*line, "--json", "--write-recipe", "tuned.yaml"]) == 0
@@ -239,6 +239,7 @@ def test_n_max_and_p_min_are_swept_together(
     assert len(by_pair) == 3 * 6
     assert by_pair[3, 0.7]["median"] > 2 > 1.9 > found["rows"][0]["acceptance_length"], "it drafts what is accepted"
     assert by_pair[3, 0.4] == found["rows"][2]["predicted"]["acceptance_length"]
+    assert sum(bool(line.rpartition(",")[2]) for line in Path("sweep.csv").read_text().splitlines()) == 1 + 18
     page = Console(file=StringIO(), width=160)
     print_sweeps(page, found, details=True)
     shown = page.file.getvalue()  # type: ignore[attr-defined]

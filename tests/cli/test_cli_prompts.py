@@ -159,9 +159,11 @@ def test_a_tilde_in_every_path(capsys: pytest.CaptureFixture[str], place) -> Non
     assert run(["generate", "-r", "~/r.yaml", "--output=~/o.json", "--quiet", "Once"]) == 0
     assert len(json.loads((place / "o.json").read_text())["outputs"][0]["token_ids"]) == 2
     words = ["bench", "--num-prompts", "2", "-n", "2", "--repeats", "1", "--quiet"]
-    files = [f"--{kind}=~/b.{kind}" for kind in ("html", "markdown")]
+    files = [f"--{kind}=~/b.{kind}" for kind in ("html", "markdown", "csv", "junit")]
     assert run([*words, *files, "--plot=~/b.svg", "--output=~/b.json"]) == 0
-    assert {path.name for path in place.glob("b.*")} == {f"b.{end}" for end in ("html", "markdown", "svg", "json")}
+    assert {path.name for path in place.glob("b.*")} == {
+        f"b.{end}" for end in ("html", "markdown", "csv", "junit", "svg", "json")
+    }
     assert run(["recipe", "copy", "builtin", "~/copied.yaml"]) == 0
     assert run(["recipe", "list", "--output=~/list.json"]) == 0
     assert run(["recipe", "validate", "~/copied.yaml", "--output=~/v.json"]) == 0

@@ -56,8 +56,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     prompts, result, written = (folder / name for name in ("prompts.jsonl", "sweep.json", "tuned.yaml"))
     prompts.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in PROMPTS))
     words = ["--dataset", str(prompts), "--batch-sizes", "1,2", "--output", str(result)]
-    words += ["--fail-if", "recommended.k > 4"]
+    words += ["--csv", str(folder / "sweep.csv"), "--fail-if", "recommended.k > 4"]
     assert run(line(*words, "--write-recipe", str(written))) == 0
+    assert "measured_speedup" in (folder / "sweep.csv").read_text()
     return json.loads(result.read_text()), written.read_text()
 
 

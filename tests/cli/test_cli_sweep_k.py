@@ -1,7 +1,9 @@
 """`sweep-k` as a person meets it: the report, the document, its files, gates, refusals."""
 
+import csv
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from toy_engine import LETTERS, LetterTokenizer, TableLM
@@ -145,14 +147,26 @@ def test_k_ends_where_the_synthetic_rates_do(
 
 
 def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "r.md"
-    flags = ["--markdown", str(path)]
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
     words = ["--batch-sizes", "1,2", *flags, "--fail-if", "lossless.mismatches > 0", "--json", "--quiet"]
     assert sweep_k(*words) == 0
-    document, text = checked(capsys.readouterr().out), path.read_text()
+    document, text = checked(capsys.readouterr().out), names["markdown"].read_text()
     for said in ("## specdec sweep-k: builtin:target with ngram", "### Every k, batch size 2", "| passed | lossless."):
         assert said in text
     assert all(f"Note: {notice}" in text for notice in document["notices"])
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [(row["batch_size"], row["k"]) for row in rows] == [(size, k) for size in "12" for k in "1234"]
+    found = document["by_batch_size"][1]["rows"][0]["predicted"]["speedup"]
+    assert float(rows[4]["predicted_speedup"]) == found
+    assert sum(int(row["recommended"]) for row in rows) == sum(
+        one["recommended"]["verdict"] == "speculate" for one in document["by_batch_size"]
+    )
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec sweep-k", "4", "0")
+    verdicts = [one["recommended"]["verdict"] for one in document["by_batch_size"]]
+    assert suite.get("skipped") == str(verdicts.count("inconclusive"))
+    assert [row["verdict"] for row in rows] == [verdict for verdict in verdicts for _ in range(4)]
     assert sweep_k(*words) == 2
     assert "already exists" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -145,7 +146,7 @@ def test_the_report_and_the_files_show_trees(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "html", "output")}
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "html", "output")}
     files = [f"--{name}={path}" for name, path in names.items()]
     assert run([*WORDS, "--tree", "auto", "--details", *files]) == 0
     out = capsys.readouterr().out
@@ -156,6 +157,10 @@ def test_the_report_and_the_files_show_trees(
     assert "here: the tree " in out
     for text in (out, names["markdown"].read_text(), names["html"].read_text()):
         assert all(tree in text for tree in trees)
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [row["nodes"] for row in rows[:3]] == ["1", "2", "3"]
+    assert {row["tree"]: row["nodes"] for row in rows[3:]} == {t: str(row["nodes"]) for t, row in trees.items()}
+    assert [row["tree"] for row in rows if row["recommended"] == "1"] == [document["recommended"]["tree"]]
 
 
 def test_the_tuned_recipe_drafts_the_tree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

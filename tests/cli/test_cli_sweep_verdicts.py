@@ -1,14 +1,16 @@
 """Verdicts of `sweep-k`: evidence that decides nothing, gates on it, and which k are measured at all."""
 
+import csv
 import re
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from toy_clock import toy_clock
 from toy_sweeps import by_batch, checked, sweep_k, toy_engines
-from typed import stand_in
+from typed import not_none, stand_in
 
 from specdec_cli.document import Interval
 from specdec_cli.draft_shape import DraftShape
@@ -62,7 +64,7 @@ def test_contradictory_evidence_is_inconclusive_everywhere(
     pytest.importorskip("matplotlib")
     toy_clock(monkeypatch)  # which k are measured depends on costs, and the command runs twice
     contradicted(monkeypatch)
-    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "html")}
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit", "html")}
     flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
     assert sweep_k(*INCONCLUSIVE, "--json", *flags) == 0, "exit code 0, as for the other verdicts"
     document = checked(capsys.readouterr().out)
@@ -75,6 +77,10 @@ def test_contradictory_evidence_is_inconclusive_everywhere(
     assert f"**{said}" in names["markdown"].read_text()
     assert "| in use |" in names["markdown"].read_text()
     assert said.replace("'", "&#39;") in names["html"].read_text()
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert {(row["recommended"], row["verdict"]) for row in rows} == {("0", "inconclusive")}
+    [verdict] = ElementTree.parse(names["junit"]).getroot().iterfind("testcase[@name='verdict']")
+    assert not_none(not_none(verdict.find("skipped")).get("message")).startswith(said)
     assert sweep_k(*INCONCLUSIVE, "--details") == 0
     out = capsys.readouterr().out
     assert "Published guidance: 2 to 6 tokens; here: inconclusive." in out

@@ -42,10 +42,11 @@ def test_bench_measures_a_pair_without_weights_at_a_given_acceptance(pair, capsy
 
 def test_the_report_and_its_files_say_synthetic(pair, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["--num-prompts", "2", "-n", "8", "--repeats", "1", "--markdown", str(tmp_path / "m.md"), *SYNTHETIC]
-    assert run(["bench", *pair, *arguments]) == 0
+    assert run(["bench", *pair, *arguments, "--csv", str(tmp_path / "c.csv")]) == 0
     out = capsys.readouterr().out
     assert "(synthetic)" in out  # a cell wraps between words
-    assert "draft (synthetic)" in (tmp_path / "m.md").read_text()
+    for name in ("m.md", "c.csv"):
+        assert "draft (synthetic)" in (tmp_path / name).read_text()
     assert "--verify synthetic does not follow the target's distribution" in out
 
 

@@ -17,7 +17,7 @@ from specdec_cli.measure.baseline import (
 )
 from specdec_cli.recipe.schema import Gates, Recipe
 from specdec_cli.report.html import html
-from specdec_cli.report.markdown import markdown
+from specdec_cli.report.result_files import junit, markdown
 
 
 def document(median=1.3, ci95=(1.1, 1.5)):
@@ -80,6 +80,7 @@ def test_a_result_of_0_2_0_serves_as_a_baseline_and_as_a_page(command: str) -> N
     assert other_recipe(new, old) == "the baseline is of another target: the two are not comparable"
     assert "builtin:target" in html(old)
     assert "builtin:target" in markdown(old)
+    assert f"specdec {command}" in junit(old)
 
 
 def test_a_baseline_of_another_machine_or_another_way_is_said() -> None:
