@@ -31,6 +31,7 @@ from specdec_cli.train.acceptance import measure_acceptance
 from specdec_cli.train.events import Evaluated, Trained
 from specdec_cli.train.features import CachedFeatures
 from specdec_cli.train.folder import TrainingFolder
+from specdec_cli.train.processes import Processes
 from specdec_cli.train.session import TrainingData, TrainingSession
 
 ARMS = [("kl", "decay"), ("tv", "decay"), ("nla", "decay"), ("hybrid", "decay"), ("ce-tv", "decay")]
@@ -56,7 +57,7 @@ def session(engine: Engine, folder: Path, settings: Train) -> TrainingSession:
     begun = TrainingFolder(folder)
     begun.begin({"data": data.identity}, "", False, force=True)
     params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=1.0)
-    return TrainingSession(engine, recipe, data, params, begun)
+    return TrainingSession(engine, recipe, data, params, begun, Processes("cpu"))
 
 
 def runs(folder: Path, steps: int, num_seeds: int) -> Iterator[dict[str, Any]]:

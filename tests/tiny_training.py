@@ -12,6 +12,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.recipe.schema import Recipe, Target, Train
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.train.folder import TrainingFolder
+from specdec_cli.train.processes import Processes
 from specdec_cli.train.session import TrainingData, TrainingSession
 
 PROMPTS = [[5 + i, 17, 30 + 2 * i, 44, 9 + i][: 3 + i % 3] for i in range(12)]
@@ -32,7 +33,7 @@ def session(target: str, folder: Path, is_resumed: bool = False, **settings: Any
     data = TrainingData.of(PROMPTS, engine.target.max_context, recipe.train.num_held_out, 1)
     begun = TrainingFolder(folder)
     begun.begin({"data": data.identity}, "", is_resumed, force=False)
-    return TrainingSession(engine, recipe, data, SamplingParams(max_new_tokens=21), begun)
+    return TrainingSession(engine, recipe, data, SamplingParams(max_new_tokens=21), begun, Processes())
 
 
 def never() -> bool:

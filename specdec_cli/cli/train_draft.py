@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -31,11 +30,12 @@ from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.shared import Shared, check_template, with_shared_options
 from specdec_cli.cli.train_plan import check_pictures, checked_data, is_in, show_training_plan
 from specdec_cli.cli.training_data import PromptReader, training_data
-from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.quantities import counted, sized
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.train.folder import TrainingFolder
+from specdec_cli.train.launcher import check_launcher, hush_torch, launched_index
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from specdec_cli.train.events import TrainingEvent
     from specdec_cli.train.features import CachedFeatures, TargetFeatures
     from specdec_cli.train.loop import TrainingRun
+    from specdec_cli.train.processes import Processes
     from specdec_cli.train.samples import Sample
     from specdec_cli.train.session import TrainingData, TrainingSession
     from specdec_cli.train.target import TrainingTarget
@@ -119,36 +120,59 @@ def train_draft(
         # Write a head as vLLM's speculators library has it.
         specdec train-draft --export speculators head -t MODEL --output speculator
     """
-    check_template(shared, chat or export is not None)
-    if resume and output is not None and export is None:
-        folder = TrainingFolder(output)
-        shared.drawn_seed = folder.seed or shared.drawn_seed
-        if shared.recipe is None and folder.recipe.is_file():
-            shared.recipe = str(folder.recipe)
-    resolved = shared.resolve()
-    if export is not None:
-        beside = {"--resume": resume, "--chat": chat, **{f"--{kind}": path for kind, path in shared.files.items()}}
-        beside["--trust-remote-code"] = shared.trust_remote_code
-        without = tuple(name for name, value in beside.items() if value)
-        convert(ConversionRequest(draft, export, output, dry_run, without), resolved, shared)
-        return None
-    if draft is not None:
-        raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
-    data = checked_data(resolved.recipe)
-    check_pictures(shared.files, output, shared.force or resume)
-    if dry_run:
-        show_training_plan(resolved, chat, shared)
-        return None
-    if output is None:
-        raise UsageError("there is no folder to write the draft into", "add --output DIR")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        message = "train-draft is one process, and the variable `WORLD_SIZE` says that a launcher has started several"
-        raise UsageError(message, "start it without `accelerate launch` or torchrun")
-    prompts = read_rows(data, None, resolved.recipe.train.num_prompts or _ALL, chat or None)
-    screen = open_screen(shared.quiet, streams_text=False)
-    for notice in prompts.notices:
-        screen.say(f"note: {notice}", "yellow")
-    return _TrainCommand(resolved, prompts.rows, chat, output, resume, shared, screen).go()
+    with _said_once(shared):
+        check_template(shared, chat or export is not None)
+        if resume and output is not None and export is None:
+            folder = TrainingFolder(output)
+            shared.drawn_seed = folder.seed or shared.drawn_seed
+            if shared.recipe is None and folder.recipe.is_file():
+                shared.recipe = str(folder.recipe)
+        resolved = shared.resolve()
+        if export is not None:
+            beside = {"--resume": resume, "--chat": chat, **{f"--{kind}": path for kind, path in shared.files.items()}}
+            beside["--trust-remote-code"] = shared.trust_remote_code
+            without = tuple(name for name, value in beside.items() if value)
+            convert(ConversionRequest(draft, export, output, dry_run, without), resolved, shared)
+            return None
+        if draft is not None:
+            raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
+        data = checked_data(resolved.recipe)
+        check_pictures(shared.files, output, shared.force or resume)
+        if dry_run:
+            show_training_plan(resolved, chat, shared)
+            return None
+        if output is None:
+            raise UsageError("there is no folder to write the draft into", "add --output DIR")
+        processes = _processes(resolved)
+    with processes.guarded():
+        resolved = processes.from_main(lambda: resolved)  # with the same seed where one was drawn
+        num_prompts = resolved.recipe.train.num_prompts or _ALL
+        prompts = processes.each(lambda: read_rows(data, None, num_prompts, chat or None))
+        screen = open_screen(shared.quiet, streams_text=False)
+        for notice in prompts.notices:
+            screen.say(f"note: {notice}", "yellow")
+        return _TrainCommand(resolved, prompts.rows, chat, output, resume, shared, screen, processes).go()
+
+
+@contextmanager
+def _said_once(shared: Shared) -> Iterator[None]:
+    """Let the first of several processes alone say what each of them finds before they are connected."""
+    if launched_index() > 0:
+        shared.quiet, shared.tells_variables = True, False
+    try:
+        yield
+    except SpecdecError as error:
+        if launched_index() == 0:
+            raise
+        raise typer.Exit(error.exit_code) from error
+
+
+def _processes(resolved: Resolved) -> Processes:
+    check_launcher()
+    hush_torch()
+    from specdec_cli.train.processes import Processes
+
+    return Processes(resolved.recipe.target.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +187,7 @@ class _TrainCommand:
         resume: go on with the run that is there.
         shared: the command's shared options.
         screen: shows the progress.
+        processes: that share the run; the main one reports.
     """
 
     resolved: Resolved
@@ -172,23 +197,27 @@ class _TrainCommand:
     resume: bool
     shared: Shared
     screen: Screen
+    processes: Processes
 
     def go(self) -> ExitCode | None:
         """Load, answer, train, report."""
         from specdec_cli.train.session import TrainingSession
 
-        folder = TrainingFolder(self.output)
-        folder.check(self.resume, self.shared.force)
+        folder, its = TrainingFolder(self.output), self.processes
+        its.from_main(lambda: folder.check(self.resume, self.shared.force))
         with progress(self.screen) as say:
-            engine = self._load(say)
-            data = training_data(PromptReader.of(engine), self.rows, self.chat, self._recipe.train)
+            engine = its.each(lambda: self._load(say))
+            data = its.each(lambda: training_data(PromptReader.of(engine), self.rows, self.chat, self._recipe.train))
             trusts = self.shared.trust_remote_code
-            session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
-        with folder.locked():
-            folder.begin(self._plan(session.target, data), to_yaml(self.resolved), self.resume, self.shared.force)
+            session = its.each(lambda: TrainingSession(engine, self._recipe, data, self._params, folder, its, trusts))
+        with ExitStack() as stack:
+            its.from_main(lambda: stack.enter_context(folder.locked()))
+            plan, recipe = self._plan(session.target, data), to_yaml(self.resolved)
+            its.from_main(lambda: folder.begin(plan, recipe, self.resume, self.shared.force))
             for notice in data.notices:
                 self.screen.say(f"note: {notice}", "yellow")
-            with interruptible() as stopped, suppress(KeyboardInterrupt):
+            # A launcher hands Ctrl-C, which all its processes see by themselves, on to each of them again.
+            with interruptible(repeatedly=its.num > 1) as stopped, suppress(KeyboardInterrupt):
                 return self._run(session, folder, stopped)
         return self._interrupted()
 
@@ -207,11 +236,12 @@ class _TrainCommand:
         from specdec_cli.engine.engine import Engine
         from specdec_cli.recipe.schema import Draft
 
-        settings = self._recipe.engine
+        settings, target = self._recipe.engine, self._recipe.target
         size = max(settings.max_num_seqs, self._recipe.train.batch_size)
         changes = {
             "draft": Draft(method="none"),
             "engine": settings.model_copy(update={"max_num_seqs": size}),
+            "target": target.model_copy(update={"device": self.processes.own_device(target.device)}),
         }
         recipe = self._recipe.model_copy(update=changes)
         return Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
@@ -229,27 +259,31 @@ class _TrainCommand:
         return {**train, "target": recipe["target"], "sampling": recipe["sampling"], **contents}
 
     def _run(self, session: TrainingSession, folder: TrainingFolder, stopped: Callable[[], bool]) -> ExitCode | None:
+        its = self.processes
         with progress(self.screen) as say:
             samples = session.answer(lambda done, total: say("answers", done, total), stopped)
-            features = None if stopped() else self._features(session, samples, say, stopped)
-            if stopped():
+            features = None if its.any(stopped()) else self._features(session, samples, say, stopped)
+            if its.any(stopped()):
                 return self._interrupted()
             say("building the draft")
             run = session.start(samples, self.resume, features)
         events = self._watched(run, samples, folder, stopped)
-        is_interrupted = stopped()
-        document = self._document(session, events, is_interrupted)
-        self._describe(session, samples, run.num_parameters, document)
-        self._report(session, document)
+        is_interrupted = its.any(stopped())
+        if its.is_main:
+            document = self._document(session, events, is_interrupted)
+            self._describe(session, samples, run.num_parameters, document)
+            self._report(session, document)
         return self._interrupted() if is_interrupted else None
 
     def _watched(
         self, run: TrainingRun, samples: Sequence[Sample], folder: TrainingFolder, stopped: Callable[[], bool]
     ) -> Sequence[TrainingEvent]:
-        """Take, log and show the steps that are left; returns the log's events."""
+        """Take the steps that are left; the main process logs and shows them, and returns its log's events."""
         from specdec_cli.report.train import TrainView
         from specdec_cli.train.log import TrainingLog
 
+        if not self.processes.is_main:
+            return list(run.run(stopped))
         log = TrainingLog(folder.log, run.progress.step)
         num_tokens = sum(sample.num_counted for sample in samples)
         words = f"{counted(len(samples), 'sample')} of {num_tokens} tokens, {run.num_parameters} parameters"
@@ -272,10 +306,15 @@ class _TrainCommand:
         """The target's hidden states, written to disk first where the settings say so."""
         from specdec_cli.train.features import CachedFeatures
 
-        features = session.features(samples)
+        its = self.processes
+        features = its.each(lambda: session.features(samples))
         if isinstance(features, CachedFeatures):
             self.screen.say(f"the target's hidden states take {sized(features.num_bytes)} in {self.output}")
-            features.prepare(lambda done, total: say("hidden states of samples", done, total), stopped)
+            its.together(
+                lambda: features.prepare(
+                    lambda done, total: say("hidden states of samples", done, total), stopped, its.index, its.num
+                )
+            )
         return features
 
     def _interrupted(self) -> ExitCode:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from specdec_cli.train.samples import Sample
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.outputs import Generated
+    from specdec_cli.train.processes import Processes
 
 _TOGETHER = 64  # prompts that a process hands to its engine at once: what an interruption loses at most
 
@@ -98,6 +100,7 @@ class Answers:
         path: of the file; its first line says what the answers belong to.
         prompts: in order.
         params: how answers are sampled; each prompt's index keys its noise.
+        processes: that share the prompts; the main one keeps the file.
         origin: whose answers they are; see `answers_origin`.
         earlier: answers of another run by their prompt's key, which are used again.
 
@@ -111,14 +114,15 @@ class Answers:
         path: Path,
         prompts: Sequence[TrainingPrompt],
         params: SamplingParams,
+        processes: Processes,
         origin: str,
         earlier: Mapping[str, Sequence[list[int]]] | None = None,
     ) -> None:
-        self._path, self._prompts, self._params = path, prompts, params
+        self._path, self._prompts, self._params, self._processes = path, prompts, params, processes
         self._identity, self._origin = fingerprint(prompts, params), origin
         self._keys = [prompt_key(prompt.tokens) for prompt in prompts]
         self._known = self._matched(earlier or {})
-        self._found = self._read()
+        self._found = processes.from_main(self._read)
 
     @property
     def num_done(self) -> int:
@@ -126,30 +130,32 @@ class Answers:
         return len(self._found)
 
     def generate(self, engine: Engine, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> None:
-        """Answer what has no answer yet.
+        """Answer what has no answer yet, each process its share of the next prompts.
 
         Args:
-            engine: idle; decodes without a draft.
+            engine: idle, this process's; decodes without a draft.
             progress: told how many prompts are answered, and of how many.
             stopped: asked after every step; the answers of earlier batches are kept.
 
         Raises:
             RunError: the file cannot be written.
         """
-        if not self._path.exists():
-            self._append([{"format": "specdec.answers/1", "fingerprint": self._identity, "origin": self._origin}])
+        processes = self._processes
+        processes.from_main(self._begin)
         progress(self.num_done, len(self._prompts))
-        while self.num_done < len(self._prompts) and not stopped():
-            batch = self._prompts[self.num_done : self.num_done + _TOGETHER]
-            answers = self._answered(engine, batch, progress, stopped)
-            if answers is None:
+        while self.num_done < len(self._prompts) and not processes.any(stopped()):
+            batch = self._prompts[self.num_done : self.num_done + _TOGETHER * processes.num]
+            own = processes.share(batch)
+            answered = processes.together(partial(self._answered, engine, own, progress, stopped))
+            if processes.any(answered is None):
                 return
+            answers = processes.joined(answered or [])
             keys = self._keys[self.num_done :]
             rows = [
                 {"index": prompt.index, "prompt": key, "answer": answer}
                 for prompt, key, answer in zip(batch, keys, answers, strict=False)
             ]
-            self._append(rows)
+            processes.from_main(partial(self._append, rows))
             self._found += answers
             progress(self.num_done, len(self._prompts))
 
@@ -166,7 +172,7 @@ class Answers:
             if stopped():
                 raise _StoppedError
             finished = now.num_finished + len(prompts) - len(new)
-            progress(self.num_done + finished, len(self._prompts))
+            progress(self.num_done + finished * self._processes.num, len(self._prompts))
 
         new = [prompt for prompt in prompts if prompt.index not in self._known]
         params = [replace(self._params, index=prompt.index) for prompt in new]
@@ -188,6 +194,11 @@ class Answers:
         """The usable samples of what is answered."""
         pairs = zip(self._prompts, self._found, strict=False)
         return usable((Sample([*prompt.tokens, *answer], len(prompt.tokens)) for prompt, answer in pairs), max_context)
+
+    def _begin(self) -> None:
+        """Write the first line, if there is none yet."""
+        if not self._path.exists():
+            self._append([{"format": "specdec.answers/1", "fingerprint": self._identity, "origin": self._origin}])
 
     def _append(self, rows: Sequence[dict[str, Any]]) -> None:
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:

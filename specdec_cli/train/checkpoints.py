@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from specdec_cli.train.folder import TrainingFolder
+    from specdec_cli.train.processes import Processes
 
 
 class Checkpoints:
@@ -33,16 +34,16 @@ class Checkpoints:
         """Folder of the last one."""
         return self._now
 
-    def save(self, accelerator: Accelerator) -> None:
+    def save(self, processes: Processes) -> None:
         """Write the state of everything that accelerate has prepared; an error leaves the last checkpoint as it was.
 
         Raises:
             RunError: the disk is full, or the folder cannot be written.
         """
         with writing(self._folder), deleted_on_error(self._new), _hushed():
-            shutil.rmtree(self._new, ignore_errors=True)
-            accelerator.save_state(str(self._new))
-            self._take_over()
+            processes.from_main(lambda: shutil.rmtree(self._new, ignore_errors=True))
+            processes.each(lambda: processes.accelerator.save_state(str(self._new)))
+            processes.from_main(self._take_over)
 
     def _take_over(self) -> None:
         """Let the new checkpoint take the last one's place."""

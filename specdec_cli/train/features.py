@@ -112,12 +112,16 @@ class CachedFeatures:
             hint = "leave --cache-features out, use fewer prompts, or name an --output on another disk"
             raise RunError(f"{message} {sized(free)} left", hint)
 
-    def prepare(self, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> None:
-        """Write the shards that are missing.
+    def prepare(
+        self, progress: Callable[[int, int], None], stopped: Callable[[], bool], index: int = 0, num: int = 1
+    ) -> None:
+        """Write the shards that are missing, or this process's share of them.
 
         Args:
             progress: told how many samples are done, and of how many.
             stopped: asked between shards.
+            index: of this process, from 0.
+            num: processes that share the shards.
 
         Raises:
             RunError: the disk is full, or the folder cannot be written.
@@ -125,7 +129,7 @@ class CachedFeatures:
         with writing(self._folder):
             self._folder.mkdir(exist_ok=True)
         progress(0, len(self._samples))
-        for begin in range(0, len(self._samples), _SHARD):
+        for begin in range(index * _SHARD, len(self._samples), num * _SHARD):
             if stopped():
                 return
             if begin not in self._written:

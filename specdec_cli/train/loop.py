@@ -1,7 +1,8 @@
 """The training loop: steps, evaluations by the real engine, and checkpoints, as events.
 
-accelerate saves; what a step does depends on nothing but its number, so that a run that goes on from a checkpoint takes
-the same steps as one that was never stopped.
+accelerate moves, wraps and saves; what a step does depends on nothing but its number, so that a run that goes on from a
+checkpoint takes the same steps as one that was never stopped. Several processes share the samples of each step, and
+take the step that one process takes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.events import Evaluated, HeldOutAcceptance, Saved, Trained, TrainingEvent
@@ -26,6 +26,7 @@ from specdec_cli.train.samples import Sample, TrainingBatch
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Train
+    from specdec_cli.train.processes import Processes
 
 _NUM_EVALUATIONS = 10
 
@@ -71,6 +72,7 @@ class TrainingRun:
         evaluate: the acceptance of the draft in a folder.
         folder: of the draft.
         checkpoints: of the run.
+        processes: that share it.
 
     Attributes:
         progress: how far it is.
@@ -84,20 +86,21 @@ class TrainingRun:
     evaluate: Callable[[Path], HeldOutAcceptance]
     folder: TrainingFolder
     checkpoints: Checkpoints
+    processes: Processes
     progress: TrainingProgress = field(init=False, default_factory=TrainingProgress)
-    _accelerator: Accelerator = field(init=False)
+    _wrapped: Any = field(init=False)
     _optimizer: Any = field(init=False)
     _is_bfloat16: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_bfloat16 = product_precision(self.settings.precision, self.method.target.device) == "bfloat16"
-        torch.manual_seed(self.settings.seed)
+        self.module.loss.total = self.processes.total
+        torch.manual_seed(self.settings.seed + self.processes.index)  # dropout differs between processes
         optimizer = torch.optim.AdamW(
             self.module.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=self.settings.weight_decay, fused=True
         )
-        self._accelerator = Accelerator(cpu=self.method.target.device.type == "cpu")
-        _, self._optimizer = self._accelerator.prepare(self.module, optimizer, device_placement=[False, False])
-        self._accelerator.register_for_checkpointing(self.progress)
+        self._wrapped, self._optimizer = self.processes.prepare(self.module, optimizer)
+        self.processes.accelerator.register_for_checkpointing(self.progress)
 
     @property
     def order(self) -> SampleOrder:
@@ -118,7 +121,7 @@ class TrainingRun:
 
     def resume(self) -> bool:
         """Go on from the last checkpoint; whether there is one."""
-        return self.checkpoints.load(self._accelerator)
+        return self.checkpoints.load(self.processes.accelerator)
 
     def run(self, stopped: Callable[[], bool]) -> Iterator[TrainingEvent]:
         """Take the steps that are left; evaluate and save on the way, and save when stopped.
@@ -130,7 +133,7 @@ class TrainingRun:
         evaluate_every = self.settings.evaluate_every or max(1, math.ceil(num_steps / _NUM_EVALUATIONS))
         save_every = self.settings.save_every or evaluate_every
         saved_at = self.progress.step
-        while self.progress.step < num_steps and not stopped() and not self._is_exhausted:
+        while self.progress.step < num_steps and not self.processes.any(stopped()) and not self._is_exhausted:
             yield self._step(order.samples_of(self.progress.step), num_steps)
             step, is_last = self.progress.step, self.progress.step == num_steps
             if step % evaluate_every == 0 or is_last:
@@ -151,34 +154,42 @@ class TrainingRun:
         rate = learning_rate(self.progress.step, num_steps, self.method.learning_rate, self.settings.warmup_ratio)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        batch = self._batch(places)
+        accelerator, batch = self.processes.accelerator, self._own_batch(places)
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._is_bfloat16):
-            result: BatchLoss = self.module(batch)
-        torch.autograd.backward(result.value)
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.max_grad_norm)
+            result: BatchLoss = self._wrapped(batch)
+        accelerator.backward(result.value * self.processes.num)  # the wrapper takes the mean over processes
+        accelerator.clip_grad_norm_(self._wrapped.parameters(), self.settings.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.progress.step += 1
         seconds = perf_counter() - begin
         self.progress.seconds += seconds
+        total = self.processes.total
+        num_matches, num_counted = total((result.matches * result.num_counted).round()), total(result.num_counted)
         return Trained(
             step=self.progress.step,
-            loss=result.value.item(),
-            matches_by_depth=result.matches.tolist(),
+            loss=float(total(result.value)),
+            matches_by_depth=(num_matches / num_counted.clamp(min=1)).tolist(),
             learning_rate=rate,
-            num_tokens=int(batch.is_counted.sum()),
+            num_tokens=int(total(batch.is_counted.sum())),
             seconds=seconds,
         )
 
-    def _batch(self, places: Sequence[int]) -> TrainingBatch:
-        """A step's samples. What is drawn at random in one depends on the seed, the step and the sample alone."""
+    def _own_batch(self, places: Sequence[int]) -> TrainingBatch:
+        """This process's samples of a step; if there are fewer samples than processes, perhaps one that counts nothing.
+
+        What is drawn at random in a sample depends on the seed, the step and the sample alone.
+        """
+        own = self.processes.share(places)
+        batch = self.batch_of([self.samples[place] for place in own or places[:1]])
+        if not own:
+            batch = replace(batch, is_counted=torch.zeros_like(batch.is_counted))
         step = self.settings.seed * 1_000_003 + self.progress.step
-        batch = self.batch_of([self.samples[place] for place in places])
-        return replace(batch, seeds=[(step * 1_000_003 + place) % 2**63 for place in places])
+        return replace(batch, seeds=[(step * 1_000_003 + place) % 2**63 for place in own or places[:1]])
 
     def _evaluate(self) -> Evaluated:
         begin, progress = perf_counter(), self.progress
-        acceptance = self._measured()
+        acceptance = self.processes.from_main(self._measured)
         length = acceptance.acceptance_length
         is_best = length > progress.best_length
         if is_best:
@@ -198,7 +209,7 @@ class TrainingRun:
         return acceptance
 
     def _save(self) -> Saved:
-        self.checkpoints.save(self._accelerator)
+        self.checkpoints.save(self.processes)
         return Saved(step=self.progress.step)
 
 

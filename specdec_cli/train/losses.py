@@ -8,6 +8,7 @@ the negative logarithm of that rate, and a hybrid that weighs KL and TV by how m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,13 +60,18 @@ def entropy_and_variation(q: Tensor, p: Tensor) -> Tensor:
     return 0.1 * cross_entropy(q, p) + 1.8 * total_variation(q, p)
 
 
-def hybrid(q: Tensor, p: Tensor) -> Tensor:
+def hybrid(q: Tensor, p: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean) -> Tensor:
     """λ KL + (1 - λ) TV with λ = exp(-3 α), α the mean acceptance, without gradient: [n].
 
     The source is arXiv 2602.23881: KL leads while little is accepted, total variation afterwards.
+
+    Args:
+        q: log-probabilities of the draft [n, V].
+        p: of the target [n, V].
+        mean: over all positions that α is taken over, of values [n].
     """
     variation = total_variation(q, p)
-    weight = torch.exp(-_HYBRID_RATE * (1 - variation.detach().sum() / max(len(variation), 1)))
+    weight = torch.exp(-_HYBRID_RATE * (1 - mean(variation.detach())))
     return weight * forward_kl(q, p) + (1 - weight) * variation
 
 
@@ -81,17 +87,22 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class MeanLoss:
-    """The mean of a loss over a batch's positions.
+    """The mean of a loss over a batch's positions, those of the other processes' shares included.
 
     Args:
         name: of the loss.
+
+    Attributes:
+        total: sums a tensor over all processes, without gradient; one process has the tensor itself.
     """
 
     def __init__(self, name: str) -> None:
-        self._each = LOSSES[name]
+        each = LOSSES[name]
+        self._each = partial(each, mean=self._mean) if each is hybrid else each
+        self.total: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def __call__(self, q: Tensor, p: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The mean, a scalar; 0 of no positions.
+        """This process's part of the mean, a scalar: the parts of all processes add up to it.
 
         Args:
             q: log-probabilities of the draft [n, V].
@@ -102,4 +113,11 @@ class MeanLoss:
 
     def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         """The same of positions' losses [n]."""
-        return (losses if weights is None else weights * losses).sum() / max(len(losses), 1)
+        return (losses if weights is None else weights * losses).sum() / self._num(losses)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return self.total(values.sum()) / self._num(values)
+
+    def _num(self, values: Tensor) -> Tensor:
+        """How many positions all processes have, at least 1."""
+        return self.total(values.new_tensor(float(len(values)))).clamp(min=1)

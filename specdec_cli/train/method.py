@@ -28,7 +28,7 @@ class BatchLoss:
     """The loss of a batch.
 
     Args:
-        value: a scalar, which is minimized.
+        value: a scalar, which is minimized; several processes have a part each, and minimize their sum.
         matches: [depths] float32 without gradient: at each depth, the share of counted positions at which the draft's
             most likely token is the target's, the tokens before it being the text's.
         num_counted: [depths] float32, the positions that each share was taken over.
@@ -40,13 +40,13 @@ class BatchLoss:
 
 
 class DraftModule(nn.Module, ABC):
-    """A network that is trained: `forward` gives a batch's loss.
+    """A network that is trained: `forward` gives a batch's loss, so that it runs inside accelerate's wrapper.
 
     Args:
         loss: its name.
 
     Attributes:
-        loss: of positions.
+        loss: of positions; its denominators count those of all processes.
     """
 
     def __init__(self, loss: str) -> None:
@@ -185,7 +185,7 @@ class TrainingMethod(ABC):
         """Write the draft in its published format: configuration, safetensors, tokenizer files where it needs them.
 
         Args:
-            module: as `build` made it.
+            module: as `build` made it, without accelerate's wrapper.
             folder: exists.
         """
 

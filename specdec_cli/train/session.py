@@ -25,6 +25,7 @@ from specdec_cli.train.log import last_saved
 from specdec_cli.train.loop import TrainingRun
 from specdec_cli.train.method import TrainingMethod
 from specdec_cli.train.methods import training_method
+from specdec_cli.train.processes import Processes
 from specdec_cli.train.samples import Sample
 from specdec_cli.train.target import OutputLayer, TrainingTarget
 
@@ -118,6 +119,7 @@ class TrainingSession:
         data: the prompts.
         params: how answers are sampled.
         folder: for the draft and the run's files; begun before the first answer.
+        processes: that share the run; this is one of them.
         trust_remote_code: run Python code that comes with the target.
 
     Attributes:
@@ -134,6 +136,7 @@ class TrainingSession:
     data: TrainingData
     params: SamplingParams
     folder: TrainingFolder
+    processes: Processes
     trust_remote_code: bool = False
     target: TrainingTarget = field(init=False)
     method: TrainingMethod = field(init=False)
@@ -160,7 +163,7 @@ class TrainingSession:
             return kept
         origin, source = answers_origin(self.target.weights_identity, self.params), self.recipe.train.answers_from
         earlier = None if source is None else earlier_answers(TrainingFolder(Path(source)).answers, origin)
-        answers = Answers(self.folder.answers, self.data.train, self.params, origin, earlier)
+        answers = Answers(self.folder.answers, self.data.train, self.params, self.processes, origin, earlier)
         answers.generate(self.engine, progress, stopped)
         samples = answers.samples(self.engine.target.max_context)
         return samples if answers.num_done < len(self.data.train) else _not_empty(samples)
@@ -205,9 +208,10 @@ class TrainingSession:
             evaluate=self.acceptance,
             folder=self.folder,
             checkpoints=Checkpoints(self.folder.work),
+            processes=self.processes,
         )
         if is_resumed:
-            self._resume(run)
+            self.processes.together(lambda: self._resume(run))
         return run
 
     def _resume(self, run: TrainingRun) -> None:

@@ -250,12 +250,3 @@ def test_49_a_lone_message_of_the_assistant_is_no_answer() -> None:
     lone = [{"from": "gpt", "value": "hello"}]
     with pytest.raises(UsageError, match="row 1 has no answer to keep"):
         given_chat(PromptRow(0, "", values={"conversations": lone}))
-
-
-def test_one_of_several_processes_is_refused(
-    target: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert train(target, prompts, tmp_path / "head") == 2
-    assert "train-draft is one process, and the variable `WORLD_SIZE`" in capsys.readouterr().err
-    assert not (tmp_path / "head").exists()

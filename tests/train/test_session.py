@@ -18,6 +18,7 @@ from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.documents import TrainDocument
 from specdec_cli.train.events import Saved, Trained
 from specdec_cli.train.log import TrainingLog, last_saved
+from specdec_cli.train.processes import Processes
 from specdec_cli.train.session import TrainingData
 
 
@@ -59,7 +60,7 @@ def test_answers_of_other_prompts_are_refused(tmp_path: Path) -> None:
     prompts = [TrainingPrompt(one, index) for index, one in enumerate(PROMPTS)]
     path.write_text(json.dumps({"format": "specdec.answers/1", "fingerprint": "of other prompts"}) + "\n")
     with pytest.raises(UsageError, match="belong to other prompts or sampling options"):
-        Answers(path, prompts, SamplingParams(), "")
+        Answers(path, prompts, SamplingParams(), Processes(), "")
 
 
 def test_a_half_written_answer_is_asked_for_again(target: str, tmp_path: Path) -> None:
@@ -130,16 +131,16 @@ def test_a_damaged_answer_is_named_and_the_others_are_kept(number: int, line: st
     rows += [{"index": index, "answer": [7, 8, index]} for index in range(5)]
     lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
-    assert Answers(path, prompts, SamplingParams(), "").num_done == 5
+    assert Answers(path, prompts, SamplingParams(), Processes(), "").num_done == 5
     path.write_text("\n".join([*lines[: number - 1], line, *lines[number:]]) + "\n")
     before = path.read_bytes()
     with pytest.raises(RunError, match=rf"line {number} of `.*answers\.jsonl` is damaged") as error:
-        Answers(path, prompts, SamplingParams(), "")
+        Answers(path, prompts, SamplingParams(), Processes(), "")
     assert error.value.hint is not None
     assert hint in error.value.hint
     assert path.read_bytes() == before
     path.write_text("\n".join(lines[: number - 1]) + "\n" * (number > 1))
-    assert Answers(path, prompts, SamplingParams(), "").num_done == max(number - 2, 0)
+    assert Answers(path, prompts, SamplingParams(), Processes(), "").num_done == max(number - 2, 0)
 
 
 def test_more_answers_than_prompts_are_refused(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_more_answers_than_prompts_are_refused(tmp_path: Path) -> None:
     rows = [{"fingerprint": fingerprint(prompts, SamplingParams())}, *[{"index": 0, "answer": [7]}] * 2]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(RunError, match="line 3 of"):
-        Answers(path, prompts, SamplingParams(), "")
+        Answers(path, prompts, SamplingParams(), Processes(), "")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

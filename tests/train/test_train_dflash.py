@@ -150,15 +150,3 @@ def test_sizes_follow_the_target(lm) -> None:
 def test_a_block_of_one_row_is_refused(lm) -> None:
     with pytest.raises(UsageError, match="a DFlash block of one row"):
         method_of(lm, "dflash", depth=1, sample_from_anchor=True)
-
-
-def test_a_sample_s_draws_depend_on_its_seed_alone(lm) -> None:
-    method = method_of(lm, "dflash", depth=3, num_anchors=4)
-    samples = samples_of(((9, 23), (4, 15), (2, 31)))
-    method.prepare(samples)
-    module: Any = method.build()
-    whole = replace(batch_of(lm, method, samples), seeds=[11, 12, 13])
-    alone = replace(batch_of(lm, method, samples[2:]), seeds=[13])
-    anchors, is_real = module.anchors(whole)
-    assert anchors[2][is_real[2]].tolist() == module.anchors(alone)[0][0].tolist()
-    assert anchors[2].tolist() != module.anchors(replace(alone, seeds=[99]))[0][0].tolist()
