@@ -129,6 +129,7 @@ NAMES = {
     "bitsandbytes int8": "bitsandbytes INT8",
     "fp8 without a form": "FP8 that `config.json` does not mention",
     "int8 without a form": "INT8 that `config.json` does not mention",
+    "torchao int4 in bytes": "torchao int4, a byte each",
     "torchao int4 in tiles": "torchao int4, a GPU's tiles",
 }
 """Names of forms where those of the result are short."""

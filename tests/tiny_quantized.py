@@ -229,6 +229,47 @@ def _mxfp8_bytes(name: str, weight: Tensor) -> Written:
     return {key.replace("weight_scale_inv", "weight_scale"): value for key, value in written.items()}
 
 
+def _torchao(name: str, weight: Tensor, kind: str, size: int = 0) -> Written:
+    """torchao's tensors as transformers flattens them; `make_quantized` writes their description."""
+    columns = size or weight.shape[1]
+    groups = weight.view(len(weight), -1, columns)
+    largest = {"Int8Tensor": 127, "IntxUnpackedToInt8Tensor": 7, "Float8Tensor": 448, "Int4Tensor": 7}[kind]
+    least = groups.amin(2) if kind == "Int4Tensor" else torch.zeros(groups.shape[:2])
+    scale = (groups.amax(2) - least) / 15 if kind == "Int4Tensor" else groups.abs().amax(2) / largest
+    zeros = least + 8 * scale if kind == "Int4Tensor" else torch.zeros_like(scale)
+    whole = (groups - zeros[..., None]) / scale[..., None]
+    whole = whole.to(_FP8).float() if kind == "Float8Tensor" else whole.round().clamp(-8 if size else -127, largest)
+    parts = {"qdata": whole.flatten(1), "scale": scale, "zero_point": zeros}
+    reference = (whole * scale[..., None] + zeros[..., None]).flatten(1)
+    if kind == "Int4Tensor":
+        bits = parts["qdata"].to(torch.int32) & 15
+        parts |= {"qdata": (bits[:, 0::2] | bits[:, 1::2] << 4).to(torch.uint8).view(torch.int8)}
+        parts |= {"scale": scale.t(), "zero_point": zeros.t()}
+    elif kind == "Float8Tensor":
+        del parts["zero_point"]
+        parts["qdata"] = parts["qdata"].to(_FP8)
+    else:
+        parts |= {key: parts[key].to(torch.int8) for key in ("qdata", "zero_point")}
+    return {f"{name}._weight_{key}": value for key, value in parts.items()} | {f"{name}.reference": reference}
+
+
+def _torchao_config(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": settings}}}
+
+
+def _described(form: str, written: Written) -> dict[str, str]:
+    """The metadata of a file with torchao's tensors."""
+    write = FORMS[form][0]
+    kind, size = write.keywords.values() if isinstance(write, partial) else ("", 0)
+    found = {key: '{"_type": "Tensor"}' for key in written if "_weight_" not in key}
+    for key in written:
+        if key.endswith("._weight_qdata"):
+            block = [1, size or written[key].shape[1]]
+            said = {"_type": kind, "_data": {"block_size": block}}
+            found[key.replace("._weight_qdata", ".weight")] = json.dumps(said)
+    return found
+
+
 def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
@@ -300,9 +341,19 @@ FORMS: dict[str, tuple[Callable[[str, Tensor], Written], dict[str, Any] | None]]
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]},
     ),
     "fp8 modelopt": (_modelopt_fp8, {"quant_algo": "FP8", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]}),
+    "torchao int8": (partial(_torchao, kind="Int8Tensor", size=0), _torchao_config("Int8WeightOnlyConfig")),
+    "torchao int4 in bytes": (
+        partial(_torchao, kind="IntxUnpackedToInt8Tensor", size=32),
+        _torchao_config("IntxWeightOnlyConfig"),
+    ),
+    "torchao int4": (
+        partial(_torchao, kind="Int4Tensor", size=32),
+        _torchao_config("Int4WeightOnlyConfig", int4_packing_format={"_type": "Int4PackingFormat", "_data": "PLAIN"}),
+    ),
+    "torchao fp8": (partial(_torchao, kind="Float8Tensor", size=0), _torchao_config("Float8WeightOnlyConfig")),
     "torchao int4 in tiles": (
         _plain,
-        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}}},
+        _torchao_config("Int4WeightOnlyConfig", int4_packing_format={"_data": "TILE_PACKED_TO_4D"}),
     ),
     "modelopt awq": (_plain, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
 }
@@ -311,7 +362,8 @@ COMPRESSED = ("w8a8", "fp8 dynamic", "fp8 dynamic, one scale a batch", "w4a16")
 UNDONE = (
     "awq", "gptq", "gptq, 8 bits, second version", "gptq in order", "mlx", "bitnet", "bitsandbytes nf4",
     "bitsandbytes nf4, sizes as they are", "bitsandbytes int8", *COMPRESSED, "nvfp4 compressed", "mxfp4 compressed",
-    "mxfp8 compressed", "nvfp4 modelopt", "fp8 modelopt",
+    "mxfp8 compressed", "nvfp4 modelopt", "fp8 modelopt", "torchao int8", "torchao int4 in bytes", "torchao int4",
+    "torchao fp8",
 )  # fmt: skip
 """Forms that this package undoes itself."""
 
@@ -331,8 +383,8 @@ def make_quantized(form: str, folder: Path, family: str = "llama", **sizes: Any)
         written |= write(name.removesuffix(".weight"), tensor) if is_layer else {name: tensor.bfloat16()}
     for key in [key for key in written if key.endswith(".reference")]:
         right[key.replace(".reference", ".weight")] = written.pop(key)
-    weights = {key: value.contiguous() for key, value in written.items()}
-    save_file(weights, quantized / "model.safetensors", metadata={"format": "pt"})
+    metadata = {"format": "pt"} | (_described(form, written) if form.startswith("torchao") else {})
+    save_file({key: value.contiguous() for key, value in written.items()}, quantized / "model.safetensors", metadata)
     if right:
         reference = shutil.copytree(plain, folder / "reference")
         names = [key for key in load_file(plain / "model.safetensors") if not key.endswith("_proj.weight")]

@@ -151,7 +151,7 @@ def quantized(folder: Path, form: str) -> tuple[Path, Path]:
 
 
 FORMS = {"gguf": gguf, "adapter": adapter, "pickled": pickled}
-FORMS |= {form: partial(quantized, form=form) for form in ("gptq", "nvfp4 modelopt", "w8a8")}
+FORMS |= {form: partial(quantized, form=form) for form in ("gptq", "nvfp4 modelopt", "torchao int8", "w8a8")}
 
 
 @pytest.mark.parametrize("form", FORMS)

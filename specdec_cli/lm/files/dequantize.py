@@ -20,8 +20,10 @@ from torch import Tensor
 from specdec_cli.errors import RunError
 from specdec_cli.lm.files import layouts
 from specdec_cli.lm.files.layouts import Integers, Parts
+from specdec_cli.lm.files.torchao_tensors import ACTIVATIONS, described, is_known_torchao, undo_torchao
 
 _HINT = "copy or download the model again"
+_HINT_FORM = "choose an unquantized checkpoint, or one in another form"
 _PART = re.compile(r"(?P<layer>.+?)\.(?P<part>weight\.[^.]+|weight\.quant_state\.[^.]+|[^.]+)")
 _ACTIVATIONS = {"input_scale", "input_zero_point", "output_scale", "output_zero_point", "input_global_scale"}
 _ACTIVATIONS |= {"k_scale", "v_scale", "q_scale", "weight_format"}
@@ -94,6 +96,8 @@ def plain_weights(
         try:
             made = layout.undo(parts, settings, said.get(layer))
             weight = made.plain() if isinstance(made, Integers) else made
+        except NotImplementedError as error:
+            raise RunError(f"`{name}` stores `{layer}.weight` as {error}, which is not read", _HINT_FORM) from error
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunError(f"the parts of `{layer}.weight` of `{name}` do not fit each other", _HINT) from error
         weights[f"{layer}.weight"] = weight.to(dtype)
@@ -153,8 +157,8 @@ def stored_integers(
             return {}, {}
         try:
             made = layout.undo(parts, settings, said.get(layer))
-        except (RuntimeError, IndexError, ValueError):
-            return {}, {}  # dequantizing names what does not fit
+        except (NotImplementedError, RuntimeError, IndexError, ValueError):
+            return {}, {}  # dequantizing names what does not fit, or is not read
         if not isinstance(made, Integers) or not made.fits:
             return {}, {}
         used = {*layout.needs, *layout.may, *_ACTIVATIONS}
@@ -165,7 +169,8 @@ def stored_integers(
 
 def is_known(settings: Mapping[str, Any]) -> bool:
     """Whether this module knows the form of a `quantization_config`; `obstacle` tells of the variant."""
-    return settings.get("quant_method") in _LAYOUTS
+    method = settings.get("quant_method")
+    return is_known_torchao(settings) if method == "torchao" else method in _LAYOUTS
 
 
 def obstacle(settings: Mapping[str, Any]) -> str | None:
@@ -188,10 +193,14 @@ def obstacle(settings: Mapping[str, Any]) -> str | None:
 
 
 def descriptions(files: list[Path]) -> dict[str, Any]:
-    """Shapes and block sizes of single layers, which files keep in small tensors, by the layer's name."""
+    """Shapes and block sizes of single layers, by the layer's name.
+
+    safetensors files keep them in small tensors, torchao's in their metadata.
+    """
     by_layer: dict[str, Any] = {}
     for path in (path for path in files if path.suffix == ".safetensors"):
         with safe_open(path, framework="np") as file:
+            by_layer |= dict(described(file.metadata() or {}))
             for key in file.keys():  # noqa: SIM118 (no mapping)
                 layer, _, part = key.partition(".weight.")
                 if key.endswith(".weight_shape"):
@@ -262,6 +271,7 @@ _LAYOUTS: Mapping[str, tuple[StoredWeight, ...]] = {
         StoredWeight(("weight_scale_2", "weight", "weight_scale"), (), layouts.modelopt_fp4),
         StoredWeight(("weight", "weight_scale"), (), layouts.modelopt_fp8),
     ),
+    "torchao": (StoredWeight(("_weight_qdata", "_weight_scale"), ("_weight_zero_point", *ACTIVATIONS), undo_torchao),),
     "compressed-tensors": (
         StoredWeight(("weight_packed", "weight_scale"), (*_PACKED, "weight_global_scale"), layouts.compressed, _ACROSS),
         StoredWeight(("weight", "weight_scale"), ("weight_zero_point",), layouts.compressed_whole, _ACROSS),

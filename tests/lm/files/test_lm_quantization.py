@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from refused import refusals
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from tiny_quantized import DEQUANTIZED, FORMS, UNDONE, make_mxfp4, make_quantized
@@ -47,8 +48,14 @@ def reference(folder, dtype, *, is_cast: bool = False):
     return model(torch.tensor([TOKENS])).logits[0].float()
 
 
+def metadata(folder):
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return dict(file.metadata())
+
+
 def rewrite(folder, weights) -> None:
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    """Other tensors under the metadata of the file."""
+    save_file(weights, folder / "model.safetensors", metadata=metadata(folder))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,6 +133,8 @@ PARTS = {
     "nvfp4 compressed": "weight_scale",
     "nvfp4 modelopt": "weight_scale",
     "mxfp4 compressed": "weight_scale",
+    "torchao int4": "_weight_scale",
+    "torchao int4 in bytes": "_weight_scale",
     "fp8 modelopt": "weight",
 }
 
@@ -146,17 +155,17 @@ def test_39_parts_that_do_not_fit_are_refused(tmp_path: Path, form: str) -> None
         assert f"the parts of `{name}.weight`" in said.message
 
 
-@pytest.mark.parametrize("form", [form for form in UNDONE if "modelopt" in form])
+@pytest.mark.parametrize("form", [form for form in UNDONE if "modelopt" in form or "torchao" in form])
 def test_39_a_shard_is_read_as_a_whole_file(tmp_path: Path, form: str) -> None:
-    """Parts of a layer lie in two files."""
+    """Parts of a layer lie in two files, and each file describes its own."""
     folder = make_quantized(form, tmp_path)
     right = score(load_lm(str(folder), dtype="float32"))
-    weights = load_file(folder / "model.safetensors")
+    weights, described = load_file(folder / "model.safetensors"), metadata(folder)
     keys = sorted(weights)
     index = {key: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, key in enumerate(keys)}
     for file in {*index.values()}:
         its = {key: weights[key] for key in keys if index[key] == file}
-        save_file(its, folder / file, metadata={"format": "pt"})
+        save_file(its, folder / file, metadata=described if file.startswith("model-00001") else {"format": "pt"})
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     assert torch.equal(score(load_lm(str(folder), dtype="float32")), right)
@@ -175,6 +184,30 @@ def test_39_modelopt_may_describe_its_weights_in_a_file_of_their_own(tmp_path: P
     (folder / "hf_quant_config.json").write_text("{")
     for refused in refusals(folder):
         assert "hf_quant_config.json` cannot be read" in refused.message
+
+
+def test_39_torchao_scales_inputs_before_some_layers(tmp_path: Path) -> None:
+    folder = make_quantized("torchao int8", tmp_path)
+    weights, by = load_file(folder / "model.safetensors"), torch.rand(64) + 0.5
+    rewrite(folder, weights | {"model.layers.1.mlp.up_proj._weight_act_pre_scale": by})
+    path = tmp_path / "reference" / "model.safetensors"
+    right = load_file(path)
+    right["model.layers.1.mlp.up_proj.weight"] *= by
+    save_file(right, path, metadata={"format": "pt"})
+    assert relative_error(score(load_lm(str(folder), dtype="float32")), reference(path.parent, "float32")) < 1e-5
+
+
+@pytest.mark.parametrize("change", ["no description", "another class", "no blocks", "no object"])
+def test_39_torchao_tensors_without_their_description_are_refused(tmp_path: Path, change: str) -> None:
+    folder = make_quantized("torchao int8", tmp_path)
+    described = metadata(folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    others = {"another class": {"_type": "MXTensor"}, "no blocks": {"_type": "Int8Tensor", "_data": {}}, "no object": 3}
+    described[name] = json.dumps(others.get(change))
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata=described)
+    for said in refusals(folder):
+        assert f"`{name}`" in said.message
+        assert change != "another class" or "stores `" in said.message
 
 
 def test_39_a_mixture_has_experts_in_four_bits(tmp_path: Path) -> None:
