@@ -397,7 +397,13 @@ class Train(Section):
     draft_vocab_size: int | None = Field(None, ge=2, le=2**31 - 1)
     """Most frequent tokens that the draft can draft. null: 32000, or all of up to 16384; distill: all."""
     intermediate_size: int | None = Field(None, ge=1, le=2**20)
-    """Width of the draft's feed-forward layers (eagle3, block drafts). null takes the target's."""
+    """Width of the draft's feed-forward layers. null takes the target's."""
+    hidden_size: int | None = Field(None, ge=1, le=2**20)
+    """Channels of the target's hidden states to keep (distill). null keeps all."""
+    num_attention_heads: int | None = Field(None, ge=1, le=2**16)
+    """Attention heads of the target to keep in each layer (distill). null keeps all."""
+    num_key_value_heads: int | None = Field(None, ge=1, le=2**16)
+    """Key/value heads to keep (distill). null keeps the target's ratio of them to attention heads."""
     num_layers: int | None = Field(None, ge=1, le=1024)
     """Decoder layers of the draft (block drafts, distill). null takes a quarter of the target's, for blocks 1 to 5."""
     num_anchors: int = Field(512, ge=1, le=2**20)

@@ -61,6 +61,7 @@ class DraftModule(nn.Module, ABC):
 OWN_SETTINGS = frozenset(
     {
         *("depth_decay", "layers", "num_layers", "draft_vocab_size", "intermediate_size", "num_anchors"),
+        *("hidden_size", "num_attention_heads", "num_key_value_heads"),
         *("sample_from_anchor", "mask_token", "position_weights", "start_from"),
     }
 )

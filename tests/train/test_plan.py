@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dspark": {},
     "pard": {},
     "medusa": {"depth": 3},
-    "distill": {"num_layers": 2},
+    "distill": {"num_layers": 2, "intermediate_size": 20},
 }
 
 

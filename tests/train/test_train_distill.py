@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ def test_loss_and_gradients_are_those_of_the_formulas(lm: TransformersLM, loss: 
 
 
 def test_a_pruned_target_has_its_layers(lm: TransformersLM, tmp_path: Path) -> None:
-    method = method_of(lm, "distill", num_layers=3)
+    method = method_of(lm, "distill", num_layers=3, intermediate_size=20)
     method.prepare(samples_of())
     module = method.build()
     assert isinstance(module, DistillModule)
@@ -70,18 +69,30 @@ def test_a_pruned_target_has_its_layers(lm: TransformersLM, tmp_path: Path) -> N
     whole = AutoModelForCausalLM.from_pretrained(method.target.folder).model.layers
     for layer, place in zip(module.model.model.layers, (0, 2, 5), strict=True):
         torch.testing.assert_close(layer.self_attn.q_proj.weight, whole[place].self_attn.q_proj.weight)
+        assert layer.mlp.down_proj.weight.shape == (32, 20)
     method.save(module, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokens = torch.tensor([[5, 9, 60, 33]])
     torch.testing.assert_close(again(tokens).logits, module.model(tokens).logits)
     assert again.config.num_hidden_layers == 3
+    assert again.config.intermediate_size == 20
 
 
 def test_sizes_beyond_the_targets_are_refused(lm: TransformersLM) -> None:
     with pytest.raises(UsageError, match="`num_layers` is `7`, and the target has 6 layers"):
         method_of(lm, "distill", num_layers=7)
+    with pytest.raises(UsageError, match="`intermediate_size` is `64`, and the target's is `48`"):
+        method_of(lm, "distill", intermediate_size=64)
     with pytest.raises(UsageError, match="`--draft-vocab-size 9999` is more than the target's"):
         method_of(lm, "distill", draft_vocab_size=9999)
+    with pytest.raises(UsageError, match="`hidden_size` is `64`, and the target's is `32`"):
+        method_of(lm, "distill", hidden_size=64)
+    with pytest.raises(UsageError, match="`num_attention_heads` is `3`, and 2 of the target share a key/value head"):
+        method_of(lm, "distill", num_attention_heads=3)
+    with pytest.raises(UsageError, match="`4` attention heads cannot share `1` key/value heads"):
+        method_of(lm, "distill", num_attention_heads=4, num_key_value_heads=1)
+    with pytest.raises(UsageError, match="`llama` model cannot have `30` channels and `4` heads"):
+        method_of(lm, "distill", hidden_size=30)
 
 
 def test_sizes_for_another_model_than_the_target_are_refused(lm: TransformersLM) -> None:
@@ -89,29 +100,13 @@ def test_sizes_for_another_model_than_the_target_are_refused(lm: TransformersLM)
         method_of(lm, "distill", start_from=lm.name, num_layers=2)
 
 
-def other_lm(family: str, folder: Path, **shape: Any) -> TransformersLM:
-    make_tiny(family, folder, 1, **shape)
+def test_a_target_that_cannot_be_narrowed_is_refused_at_once(tmp_path: Path) -> None:
+    folder = make_tiny("starcoder2", tmp_path, 1)
     letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
-
-
-def test_layers_keep_what_the_configuration_says_of_each(tmp_path: Path) -> None:
-    lm = other_lm("smollm3", tmp_path / "target")  # every second of its four layers turns nothing
-    method = method_of(lm, "distill", num_layers=3)
-    module = method.build()
-    assert isinstance(module, DistillModule)
-    method.save(module, tmp_path / "draft")
-    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
-    whole = AutoModelForCausalLM.from_pretrained(lm.name, dtype=torch.float32)
-    assert draft.config.no_rope_layers == [whole.config.no_rope_layers[i] for i in (0, 2, 3)]
-    text = torch.tensor([[5, 9, 60, 33, 17, 17, 80]])
-    torch.testing.assert_close(draft(text).logits, module.model(text).logits)
-
-
-def test_layers_that_no_configuration_describes_are_refused(tmp_path: Path) -> None:
-    lm = other_lm("qwen3_moe", tmp_path, num_hidden_layers=3, mlp_only_layers=[1])
-    with pytest.raises(UsageError, match=r"of a `qwen3_moe` model cannot say that it has layers \[0, 2\] alone"):
-        method_of(lm, "distill", num_layers=2)
+    lm = load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
+    with pytest.raises(UsageError, match="feed-forward layers of a `starcoder2` model cannot be made narrower"):
+        method_of(lm, "distill", intermediate_size=16)
+    assert method_of(lm, "distill", num_layers=1).build()
 
 
 def test_a_draft_that_knows_its_text_by_heart_is_accepted_whole(lm: TransformersLM, tmp_path: Path) -> None:
@@ -163,10 +158,11 @@ def test_a_reduced_vocabulary_is_for_drafts_of_its_target_alone(lm: Transformers
 def test_a_gguf_target_is_pruned_as_its_checkpoint_is(tmp_path: Path) -> None:
     write_gguf(make_tiny("qwen2", tmp_path / "hf", 1, **SIZES), tmp_path / "model.gguf", "Q4_K_M")
     gguf = load_lm(str(tmp_path / "model.gguf"), block_size=4, max_num_seqs=4, check=False)
-    method = method_of(gguf, "distill", num_layers=1, draft_vocab_size=50)
+    method = method_of(gguf, "distill", num_layers=1, intermediate_size=128, draft_vocab_size=50)
     method.prepare(samples_of())
     module = method.build()
     assert isinstance(module, DistillModule)
+    assert module.model.model.layers[0].mlp.down_proj.weight.shape == (256, 128)
     first = int(not_none(method.drafted)[0])
     row = module.model.get_input_embeddings().weight[0].detach()
     torch.testing.assert_close(row, gguf.embed([first])[0].float(), rtol=0.01, atol=0.01)  # which is rounded

@@ -1,8 +1,8 @@
 """Distillation of a small language model on the target's text: the loss is its divergence from the target.
 
-The model begins as a smaller model with the target's tokenizer, or as the target itself with fewer layers. Forward KL
-on the target's own text is the loss of sequence-level distillation (DistillSpec, Zhou et al. 2024, arXiv 2310.08461);
-total variation is one minus the acceptance rate.
+The model begins as a smaller model with the target's tokenizer, or as the target itself with fewer and narrower layers
+(see `train.pruning`). Forward KL on the target's own text is the loss of sequence-level distillation (DistillSpec, Zhou
+et al. 2024, arXiv 2310.08461); total variation is one minus the acceptance rate.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from specdec_cli.lm.files.names import DRAFT_TOKENS
 from specdec_cli.lm.reduced_lm import places_of
 from specdec_cli.train.language_model import load_start, write_language_model
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
-from specdec_cli.train.pruning import check_layers, keep_layers, keep_tokens
+from specdec_cli.train.pruning import check_pruning, importance_of, keep_layers, keep_tokens, narrowed
 from specdec_cli.train.vocabulary import most_frequent
+from specdec_cli.train.widths import WIDTHS, Widths
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Train
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_DEPTH = 4
 _PRUNED_SHARE = 4  # of the target's layers one in four stays
+_MOST_TEXTS = 128  # that tell which parts of the target are important
 
 
 class DistillTraining(TrainingMethod):
@@ -42,21 +44,22 @@ class DistillTraining(TrainingMethod):
         start: the model that it begins with: another one, or the target.
 
     Raises:
-        UsageError: settings of other methods, more layers than the target's, a target that cannot be pruned, a number
-            of layers for another model than the target, or one with another tokenizer.
+        UsageError: settings of other methods, sizes beyond the target's, a target that cannot be pruned, sizes for
+            another model than the target, or one with another tokenizer.
         RunError: it does not load.
     """
 
     name: ClassVar[str] = "distill"
     drafts_with: ClassVar[str | None] = None
-    own_settings: ClassVar[frozenset[str]] = frozenset({"start_from", "num_layers", "draft_vocab_size"})
+    own_settings: ClassVar[frozenset[str]] = frozenset({"start_from", "num_layers", "draft_vocab_size", *WIDTHS})
     starts_trained: ClassVar[bool] = True
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         super().__init__(settings, target)
         self.start = load_start(settings.start_from or target.lm.name, target, self.name)
+        self._texts: Sequence[Sample] = ()
         self._drafted: Tensor | None = None
-        self._check_layers()
+        self._widths = self._checked_widths()
 
     @property
     def depth(self) -> int:
@@ -73,7 +76,9 @@ class DistillTraining(TrainingMethod):
         return [round(i * (whole - 1) / max(1, num - 1)) for i in range(num)]
 
     def prepare(self, samples: Sequence[Sample]) -> None:
-        """Count the samples' tokens, if the draft keeps the most frequent ones alone."""
+        """Take some samples, spread over all, to find the target's most important parts."""
+        num = min(len(samples), _MOST_TEXTS)
+        self._texts = [samples[i * len(samples) // num] for i in range(num)]
         size = self.settings.draft_vocab_size
         if size is not None and size < self.start.vocab_size:
             self._drafted = most_frequent(samples, self.start.vocab_size, size)
@@ -84,11 +89,14 @@ class DistillTraining(TrainingMethod):
         return self._drafted
 
     def build(self) -> DistillModule:
-        """The other model as it is, or the target without the layers that are pruned."""
+        """The other model as it is, or the target without the layers and the parts of layers that are pruned."""
         torch.manual_seed(self.settings.seed)
         model = self.start.model().to(self.target.device)
         if self.settings.start_from is None:
+            importance = importance_of(model, self._texts) if self._widths else None
             keep_layers(model, self.layers)
+            if self._widths and importance:
+                model = narrowed(model, self._widths, importance.of_layers(self.layers))
         if self._drafted is not None:
             keep_tokens(model, self._drafted)
         return DistillModule(model, self.loss, self._drafted, self.start.vocab_size)
@@ -104,16 +112,21 @@ class DistillTraining(TrainingMethod):
         pruned = {} if self.settings.start_from else {"layers": list(self.layers)}
         return {"start_from": self.start.name, "depth": self.depth, **pruned}
 
-    def _check_layers(self) -> None:
-        num, whole = self.settings.num_layers, self.target.num_layers
-        if self.settings.start_from is not None:
-            if num is not None:
-                message = f"`train.num_layers` prunes the target, and the draft begins as `{self.start.name}`"
-                raise UsageError(message, "leave --start-from or --num-layers out")
-            return
-        if num is not None and num > whole:
-            raise UsageError(f"`num_layers` is `{num}`, and the target has {whole} layers", "lower --num-layers")
-        check_layers(self.start.skeleton(), self.layers)
+    def _checked_widths(self) -> Widths | None:
+        """The draft's widths, None for those it begins with, once all sizes are found to fit the target."""
+        settings, whole = self.settings, self.target.num_layers
+        named = [name for name in ("num_layers", *WIDTHS) if getattr(settings, name) is not None]
+        if settings.start_from is not None:
+            if named:
+                message = f"`train.{named[0]}` prunes the target, and the draft begins as `{self.start.name}`"
+                raise UsageError(message, f"leave --start-from or --{named[0].replace('_', '-')} out")
+            return None
+        if settings.num_layers is not None and settings.num_layers > whole:
+            message = f"`num_layers` is `{settings.num_layers}`, and the target has {whole} layers"
+            raise UsageError(message, "lower --num-layers")
+        widths = Widths.of(self.target.config).narrower(settings) if set(named) & set(WIDTHS) else None
+        check_pruning(self.start.skeleton(), self.layers, widths)
+        return widths
 
 
 class DistillModule(DraftModule):
