@@ -84,6 +84,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm3": {},
     "mamba": {"num_hidden_layers": 2},
     "mamba2": {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
+    "minimax": {"num_local_experts": 2, "block_size": 8, "layer_types": [_FULL, _LINEAR], "num_hidden_layers": 2},
     "nemotron_h": {
         "time_step_min": 1e-9,
         "mamba_num_heads": 4,
@@ -106,8 +107,17 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "ple_embed_dim": 32,
         "heads_per_ngram": 2,
     },
+    "recurrent_gemma": {},
+    "rwkv": {"num_hidden_layers": 2},
+    "xlstm": {"num_hidden_layers": 2, "num_blocks": 2, "hidden_size": 128, "embedding_dim": 128},
     "zamba": {"layers_block_type": [_LINEAR, "hybrid"] * 2, "num_hidden_layers": 4},
     "zamba2": {"time_step_min": 1e-9, "num_hidden_layers": 6, "layers_block_type": _HYBRID},
+    "zaya": {
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 2,
+        "layer_types": ["hybrid", "hybrid_sliding"],
+        "router_hidden_size": 16,
+    },
 }
 OWN: dict[str, dict[str, Any]] = {
     **HYBRIDS,
@@ -155,6 +165,7 @@ OWN: dict[str, dict[str, Any]] = {
     "doge": {"keep_window_size": 11},
     "dots3_note_text": {"num_key_value_heads": 4} | {f"swa_{name}": size for name, size in _SLIDING_LATENT.items()},
     "llama4_text": {"attention_chunk_size": 16, "floor_scale": 5, "attn_scale": 0.7, "no_rope_layers": [1, 0, 1, 0]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma4_assistant": {"text_config": _SHARED},
     "gemma4_unified_assistant": {"text_config": _SHARED},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16]},
@@ -206,6 +217,8 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         for name, parameter in model.named_parameters():
+            if name.endswith(".qk_norm.temp"):  # Zaya's keys would all be zero
+                parameter.fill_(1.0)
             if parameter.dim() > 1:
                 parameter.normal_(0, 1.0 if "embed" in name or "wte" in name else 2.5 * parameter.shape[-1] ** -0.5)
     for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):

@@ -69,7 +69,7 @@ def test_what_people_ask_for_comes_first_and_runs(script: dict[str, Any]) -> Non
     assert len(types) == len(set(types)) > 60
     assert [name for name in types if f"`{name}`" not in first] == []
     assert "| Llama 2, 3, TinyLlama | `llama` |  |" in first
-    assert "| Falcon-H1, Falcon-Mamba |  | `falcon_h1`, " in first
+    assert "| Falcon, Falcon-H1, Falcon-Mamba |  | `falcon`, " in first
 
 
 def test_an_exception_is_named(script: dict[str, Any]) -> None:

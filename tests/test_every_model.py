@@ -16,7 +16,7 @@ from shortened import mostly_slow
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # Latents, windows and sinks, joined keys, a mixture, shared keys, compressed keys, a state beside keys.
-SAMPLE = ("deepseek_v3", "gpt_oss", "diffllama", "olmoe", "gemma3n_text", "deepseek_v4", "inkling_text")
+SAMPLE = ("deepseek_v3", "gpt_oss", "gptj", "olmoe", "gemma3n_text", "deepseek_v4", "inkling_text")
 
 
 @pytest.mark.parametrize("model_type", mostly_slow(SAMPLE, ("deepseek_v3", "gemma3n_text", "inkling_text")))

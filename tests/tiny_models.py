@@ -45,15 +45,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_inner": 48}),
     "gpt_neox": ("GPTNeoXConfig", {}),
     "olmo2": ("Olmo2Config", {}),
+    "falcon": ("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "bias": False}),
     "starcoder2": ("Starcoder2Config", {}),
     "bitnet": ("BitNetConfig", {}),
 }
-# What the issue asks for beside: the same shape of attention with sinks.
+# What the issue asks for beside: the same shape of attention with sinks, and one more without the attention interface.
 EXTRA_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOssConfig",
         {"num_local_experts": 4, "head_dim": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     ),
+    "gptj": ("GPTJConfig", {"rotary_dim": 8}),
 }
 # Families that our own decoder runs beside those above.
 OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

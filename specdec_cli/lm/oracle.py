@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import RunError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.lm.forward.implementations import APART, JOINED, NAME
 from specdec_cli.lm.reference import reference_logits
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ class Oracle:
         """Refuse a model whose path through this engine gives other logits.
 
         Raises:
+            UsageError: its attention is not replaced and cannot take several rows in one forward.
             RoundingError: a difference in 16 bits that float32 has to judge.
             RunError: any other difference, or transformers' own forward fails.
         """
@@ -105,6 +108,12 @@ class Oracle:
         error, allowed = self.error(lm), self.allowed(lm)
         if error <= allowed:
             return
+        if lm.config.get_text_config()._attn_implementation != NAME:
+            raise UsageError(
+                f"architecture `{lm.config.model_type}` of `{lm.name}` is not supported: it cannot decode several rows "
+                "in one forward",
+                f"choose a causal LM of another family ({FAMILIES})",
+            )
         precision = "int8" if lm.kind == "int8" else str(lm.dtype).removeprefix("torch.")
         is_halved = precision in ("bfloat16", "float16") and not self.is_quantized
         is_hidden = is_halved and error <= max(_UNRELATED, _AS_ROUNDED * self.rounding)
@@ -170,7 +179,8 @@ def relative_error(found: Tensor, right: Tensor) -> float:
 def _own_attention(config: Any) -> Iterator[None]:
     """transformers' eager attention in the place of ours."""
     given = config._attn_implementation
-    config._attn_implementation = "eager"
+    if given in (NAME, JOINED, APART):
+        config._attn_implementation = "eager"
     try:
         yield
     finally:

@@ -67,10 +67,10 @@ def test_graphs_hold_shared_keys_sinks_chunks_and_head_sizes_by_layer(model_type
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("family", ["llama", "diffllama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "falcon", "mixtral"])
 def test_a_gpu_decodes_the_text_of_the_forward_as_it_is(family: str, tmp_path: Path) -> None:
-    """Of llama in graphs, of diffllama without; a mixture's experts may be chosen by the host, as the trial finds."""
-    folder = str(save_tiny(family, tmp_path / "model"))
+    """Of llama in graphs, of falcon without; a mixture's experts may be chosen by the host, which the trial finds."""
+    folder = str(make_tiny(family, tmp_path))
     lm, plain = (load_lm(folder, device="cuda", decoder=name) for name in ("auto", "transformers"))
     assert (lm.graphs_obstacle is None) == ("graphs" in lm.decoder)
     if family != "mixtral":
@@ -82,12 +82,12 @@ def test_a_gpu_decodes_the_text_of_the_forward_as_it_is(family: str, tmp_path: P
 
 
 def test_a_family_that_no_graph_can_hold_runs_without_and_says_so(gpu, tmp_path: Path) -> None:
-    lm = load_lm(str(save_tiny("diffllama", tmp_path / "model")))
+    lm = load_lm(str(make_tiny("falcon", tmp_path)))
     assert lm.decoder == "transformers"
     assert gpu.num_recorded == 0
     engine = SimpleNamespace(target=lm, drafter=SimpleNamespace(lm=None, graphs_obstacle=None))
     (said,) = slow_forwards(stand_in(engine))
-    assert said.startswith("architecture `diffllama` of `")
+    assert said.startswith("architecture `falcon` of `")
     assert said.endswith("cannot be recorded: its attention is fixed; it runs without CUDA graphs, which is slower")
 
 
@@ -121,10 +121,10 @@ def test_only_auto_tries_graphs() -> None:
 
 
 def test_doctor_names_the_forward_that_a_gpu_will_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llama, diffllama = (str(save_tiny(family, tmp_path / family)) for family in ("llama", "diffllama"))
+    llama, falcon = (str(make_tiny(family, tmp_path / family)) for family in ("llama", "falcon"))
     assert describe(llama, device="cuda").decoder == "transformers, graphs"
     assert "graphs" not in describe(llama, device="cuda", decoder="transformers").decoder
-    assert describe(diffllama, device="cuda").decoder.startswith("transformers (architecture `diffllama` of")
+    assert describe(falcon, device="cuda").decoder.startswith("transformers (architecture `falcon` of")
     assert describe(llama, device="cpu").decoder == "own"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert describe(llama).decoder == "transformers, graphs"

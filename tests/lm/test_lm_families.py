@@ -7,10 +7,12 @@ import pytest
 import torch
 import transformers
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
+from transformers.models.gptj import modeling_gptj
 
 from specdec_cli.lm.cache.cache import cache_parameter
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.lengths import long_rope_threshold
+from specdec_cli.lm.forward.implementations import NAME
 from specdec_cli.lm.load import load_lm
 
 NUM_NEW = 30
@@ -106,6 +108,13 @@ def test_a_lone_sequence_and_scattered_blocks_agree(checkpoint) -> None:
         lm.num_blocks += 1
     lm.release(1)
     assert torch.allclose(whole, scattered, atol=1e-4)
+
+
+def test_attention_goes_through_the_interface_where_there_is_one(checkpoint) -> None:
+    family, lm, _ = checkpoint
+    own_keys = {"falcon"} if hasattr(modeling_gptj, "GPTJRotaryEmbedding") else {"falcon", "gptj"}  # until 5.24
+    has_none = family in own_keys
+    assert (lm.config._attn_implementation != NAME) == has_none
 
 
 @pytest.mark.parametrize("fault", ["one token too long", "no cut-back"])

@@ -75,7 +75,9 @@ def test_an_int8_copy_computes_as_the_target_loaded_in_int8(family: str, dtype: 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", mostly_slow(FAMILIES, ("llama", "gemma3_text", "mixtral", "gpt2", "gpt_neox")))
+@pytest.mark.parametrize(
+    "family", mostly_slow(FAMILIES, ("llama", "gemma3_text", "mixtral", "gpt2", "gpt_neox", "falcon"))
+)
 def test_the_first_layers_compute_as_a_model_of_these(family: str, dtype: str, decoder: str, tmp_path: Path) -> None:
     folder = make_tiny(family, tmp_path / family, 1)
     target = load_lm(str(folder), dtype=dtype, decoder=decoder)

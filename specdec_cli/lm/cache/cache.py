@@ -7,7 +7,8 @@ moving cache API is met here and nowhere else.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -88,10 +89,10 @@ def _room_for(states: Tensor, num_slots: int) -> Tensor:
 def cache_parameter(forward: Callable[..., Any]) -> str | None:
     """Name of the parameter in which a forward of transformers takes its cache; None if it takes none.
 
-    transformers 5.24 renamed most to `cache`; a model's own code and older versions have other names.
+    transformers 5.24 renamed most to `cache`; a model's own code, RWKV and older versions have other names.
     """
     parameters = inspect.signature(forward).parameters
-    return next((name for name in ("past_key_values", "cache_params", "cache") if name in parameters), None)
+    return next((name for name in ("past_key_values", "cache_params", "cache", "state") if name in parameters), None)
 
 
 _RUNNING: ContextVar[BlockCache | None] = ContextVar("running cache", default=None)
@@ -139,7 +140,7 @@ class BlockCache(Cache):  # type: ignore[misc]
 
     Args:
         num_slots: tokens that each layer has room for.
-        contiguous: `update` returns all rows' keys and values joined, for models that compute with them first.
+        contiguous: `update` returns all rows' keys and values joined, for models whose attention cannot be replaced.
         num_prefix_states: snapshots of states at the ends of cached prefixes that each layer has room for.
     """
 
@@ -149,6 +150,7 @@ class BlockCache(Cache):  # type: ignore[misc]
     stores: dict[Place, LayerStore] = field(default_factory=dict)
     layout: Layout | None = None
     states: dict[Any, StateStore] = field(default_factory=dict)
+    seqlen_offset: int = 0  # xLSTM counts tokens in it
     _order: Order | None = None
 
     def __post_init__(self) -> None:
@@ -176,6 +178,11 @@ class BlockCache(Cache):  # type: ignore[misc]
         if name not in self.states:
             self.states[name] = StateStore(shape, dtype, layout.device, width, self.num_prefix_states)
         return self.states[name], self._order
+
+    @property
+    def rnn_state(self) -> Mapping[int, BlockCache]:
+        """The states that xLSTM hands to each of its layers: the cache itself, in which there is nothing to replace."""
+        return defaultdict(lambda: self)
 
     def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
         """Give a sequence that begins with so many cached tokens the states of their snapshot."""

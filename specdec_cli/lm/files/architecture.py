@@ -18,8 +18,9 @@ SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", 
 SUPPORTED_LAYERS |= {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 STATEFUL = {
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text",
-    "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "zamba", "zamba2",
+    "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba",
+    "zamba2", "zaya",
 }  # fmt: skip
 """Families with a recurrent or convolutional state that `lm.families` carries."""
 _RECURRENT = "keeps a recurrent state in a way of its own, which cannot be cut back after a rejected draft"
@@ -47,7 +48,6 @@ _EARLY = "is an early architecture that is no longer in use"
 TYPES = {
     **dict.fromkeys(_ENCODERS.split(), _NOT_DECODER_ONLY),
     **dict.fromkeys(("cpmant", "ctrl", "git", "openai-gpt", "xlnet"), _EARLY),
-    **dict.fromkeys(("minimax", "recurrent_gemma", "rwkv", "xlstm", "zaya"), _RECURRENT),
     "blip": _NEEDS_IMAGE,
     "blip-2": _NEEDS_IMAGE,
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
@@ -133,8 +133,6 @@ def _reasons(config: Any) -> Iterator[str]:
     # A hybrid family is written for a state; one of its models may have attention in every layer (Granite 4).
     if getattr(model_class, "_is_stateful", False) and not layers and not is_carried:
         yield _RECURRENT
-    if model_class is not None and not model_class._can_set_attn_implementation():
-        yield "has an attention that transformers' interface cannot replace"
 
 
 def _not_causal(name: str, config: Any) -> UsageError:

@@ -30,7 +30,7 @@ from specdec_cli.lm.files.reading import (
     read_object,
 )
 
-FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, ..."
+FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from specdec_cli.lm.files.architecture import setting
+from specdec_cli.lm.files.classes import model_class_of
 
 NAME = "specdec"
 """Of `lm.forward.attention`."""
@@ -23,7 +24,10 @@ _APART = {"compressed_sparse_attention", "heavily_compressed_attention", "minima
 
 
 def attention_of(config: Any) -> str:
-    """The attention that a family takes: for each span, over joined keys where it reads them, else by block."""
+    """The attention that a family takes: ours where it can be replaced, over joined keys where it reads them."""
+    model_class = model_class_of(config)
+    if model_class is not None and not model_class._can_set_attn_implementation():
+        return "sdpa" if model_class._supports_sdpa else "eager"
     text = config.get_text_config()
     if not _APART.isdisjoint({text.model_type, *(getattr(text, "layer_types", None) or ())}):
         return APART

@@ -21,8 +21,9 @@ from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.files.architecture import carries_state
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.forward.attention import RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
-from specdec_cli.lm.forward.implementations import NAME
+from specdec_cli.lm.forward.implementations import APART, JOINED, NAME
 from specdec_cli.lm.forward.taps import TapHooks, decoder_layers
 from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.transfer import sent
@@ -34,10 +35,12 @@ class Patches:
 
     Args:
         runs_apart: its attention runs once for each span of a forward.
+        has_biases: positions reach it as biases of its keys.
         has_state: layers carry a state.
     """
 
     runs_apart: bool
+    has_biases: bool
     has_state: bool
 
 
@@ -57,9 +60,11 @@ class PackedForward:
         self.patches = patches
         self._name = name
         self.device: torch.device = model.device
-        self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
+        attention = model.config.get_text_config()._attn_implementation
+        self.has_joined_keys = attention != NAME
         known = inspect.signature(model.forward).parameters
         self._cache_name = cache_parameter(model.forward)
+        self._is_given_mask = self._cache_name is not None and attention not in (NAME, JOINED, APART)
         self.is_bitwise = is_bitwise
         self._takes_positions = "position_ids" in known
         self.hooks = TapHooks(model)
@@ -83,9 +88,10 @@ class PackedForward:
         if self._takes_positions:
             options["position_ids"] = layout.position_ids
         with torch.inference_mode(), cache.running(layout):
+            mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self._is_given_mask else None
             logits: Tensor = self.model(
                 input_ids=sent([layout.tokens], torch.int64, self.device),
-                attention_mask=None,
+                attention_mask=mask,
                 use_cache=True,
                 **options,
                 **({} if self._cache_name is None else {self._cache_name: cache}),
@@ -131,7 +137,7 @@ class PackedForward:
         Raises:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
         """
-        if not (self._takes_positions or self.patches.has_state):
+        if not (self._takes_positions or self.patches.has_biases or self.patches.has_state):
             raise not_running(self.model, self._name, "it takes no position ids")
         cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
         try:

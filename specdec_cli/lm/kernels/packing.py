@@ -24,6 +24,8 @@ EXPERTS = {"gate_up_proj": (0, 1), "down_proj": (2,)}
 """transformers' parameters of experts, and which of gate, up and down are in each."""
 _ORDINARY = (nn.Parameter, FakeTensor)  # the second in `fake_tensors`
 _TRANSPOSED = "Conv1D"  # GPT-2's linear layer, which keeps its weight the other way round
+# It, and subclasses of torch's linear layer that write the same product in other words.
+_LIKE_LINEAR = {_TRANSPOSED, "FalconLinear"}
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 FEWEST_NUMBERS = 2**17
 """In a float32 weight that is packed: oneDNN's operator takes longer to call, which a smaller one does not make up."""
@@ -95,10 +97,10 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
 def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies with a plain weight and does nothing else: only such a layer is ours to pack or read.
 
-    It is torch's linear layer or GPT-2's, and no other class; its weight is a matrix of floating-point
+    It is torch's linear layer, GPT-2's or Falcon's, and no other class; its weight is a matrix of floating-point
     numbers, with no scales beside it; nothing was attached that computes before, behind or instead of it.
     """
-    is_known = type(module) is nn.Linear or type(module).__name__ == _TRANSPOSED
+    is_known = type(module) is nn.Linear or type(module).__name__ in _LIKE_LINEAR
     return is_known and is_untouched(module) and has_plain_weight(module)
 
 

@@ -13,13 +13,13 @@ import specdec_cli.lm.families
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
-from specdec_cli.lm.families import patches
+from specdec_cli.lm.families import gpt_neo, patches
 from specdec_cli.lm.load import load_lm
 
 SHARED = {"__init__", "mixer", "patches", "recurrences", "renamed"}
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba", "rwkv"])
 def test_a_stateful_family_without_its_patch_is_refused_alone(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,16 +38,16 @@ def test_a_family_whose_module_changed_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(_: object) -> bool:
-        raise AttributeError("'DeepseekV3Attention' object has no attribute 'expand_kv'")
+        raise AttributeError("'GPTNeoSelfAttention' object has no attribute '_attn'")
 
-    monkeypatch.setattr(patches, "keep_latents", breaks)
-    folder = save_tiny("deepseek_v3", tmp_path)
-    with pytest.raises(UsageError, match=r"architecture `deepseek_v3` of .* is not supported: .*attribute 'expand_kv'"):
+    monkeypatch.setattr(gpt_neo, "_attention_of", breaks)
+    folder = save_tiny("gpt_neo", tmp_path)
+    with pytest.raises(UsageError, match=r"architecture `gpt_neo` of .* is not supported: .*no attribute '_attn'"):
         load_lm(str(folder))
 
 
 def test_every_family_s_file_names_the_versions_that_it_was_tested_on() -> None:
     files = [path for path in Path(specdec_cli.lm.families.__path__[0]).glob("*.py") if path.stem not in SHARED]
-    assert len(files) == 5
+    assert len(files) > 10
     for path in files:
         assert re.search(r"Tested with transformers 5\.\d+( to 5\.\d+)?\.", path.read_text(encoding="utf-8")), path.stem

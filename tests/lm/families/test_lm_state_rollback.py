@@ -147,8 +147,12 @@ def _plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 FAULTS = ["not restored", "restored one token late", "convolution window not restored", "shared by two sequences"]
 
 
-# Windows of what no convolution of channels computes: tokens themselves.
-OTHERS = [pytest.param("qwen4_exp_text", FAULTS[2], marks=needs_transformers("has no Qwen4"))]
+# Windows of what no convolution of channels computes (Zaya, and tokens themselves: Qwen4), a matrix memory (xLSTM).
+OTHERS = [
+    ("zaya", FAULTS[2]),
+    pytest.param("qwen4_exp_text", FAULTS[2], marks=needs_transformers("has no Qwen4")),
+    ("xlstm", FAULTS[0]),
+]
 
 
 @pytest.mark.parametrize(("family", "fault"), [*(("granitemoehybrid", fault) for fault in FAULTS), *OTHERS])

@@ -24,7 +24,7 @@ from specdec_cli.lm.forward import apart, registration
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 
-FAMILIES = ("deepseek_v4", "minimax_m3_vl_text")
+FAMILIES = ("deepseek_v4", "minimax_m3_vl_text", "gpt_neo")
 FRESH = 99
 TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(60)]
 TREE = Drafted((5, 6, 7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 2, 1, 4, 6, 6))

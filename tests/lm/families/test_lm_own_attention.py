@@ -1,4 +1,4 @@
-"""bfloat16 bits of models whose own classes multiply: routers of a mixture."""
+"""bfloat16 bits of models whose own classes multiply or attend: linear layers, attention, routers of a mixture."""
 
 import random
 from pathlib import Path
@@ -9,14 +9,18 @@ import torch
 import torch.nn.functional as F
 from every_type import TYPES, VOCAB, save_tiny
 from test_lm_bits import holds
+from transformers.models.codegen.modeling_codegen import CodeGenAttention
 
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.families import own_attention
 from specdec_cli.lm.kernels import own_products
 from specdec_cli.lm.kernels.own_products import steady_linear
 from specdec_cli.lm.load import load_lm
 
 LENGTH = 45
 ROUTED = [name for name in ("flint",) if name in TYPES]  # transformers 5.17 lacks it
+FAMILIES = ["falcon", "codegen", "gptj", *ROUTED]
+PATCHED = ["codegen"] if hasattr(CodeGenAttention, "_attn") else []  # transformers before 5.24
 
 
 def num_that_differ(folder: Path, length: int = LENGTH) -> int:
@@ -41,21 +45,26 @@ def num_that_differ(folder: Path, length: int = LENGTH) -> int:
     return differ
 
 
-@pytest.mark.parametrize("family", ROUTED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_has_the_same_bits_in_any_company(family: str, tmp_path: Path) -> None:
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     assert num_that_differ(save_tiny(family, tmp_path / family)) == 0
 
 
-@pytest.mark.parametrize("family", ROUTED)
+@pytest.mark.parametrize("family", ["falcon", *ROUTED, *PATCHED])
 def test_what_depends_on_the_company_is_caught(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault, in the function that takes the place of torch's."""
+    """The planted faults, in the functions that take the place of torch's and of the family's attention."""
+    attend = own_attention.each_sequence
 
     def product(input: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
         return steady_linear(input, weight, bias) * (1 + 0.01 * (len(input) > 2))
 
+    def attention(alone: Any, query: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        return attend(alone, query, *given, **named) * (1 + 0.01 * (query.shape[2] > 2))
+
     monkeypatch.setattr(own_products, "steady_linear", product)
+    monkeypatch.setattr(own_attention, "each_sequence", attention)
     assert num_that_differ(save_tiny(family, tmp_path / family), 12) > 0
 
 
