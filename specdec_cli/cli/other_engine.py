@@ -157,16 +157,6 @@ class OtherEngine:
         words = [*wheel_program(self.command, made.wheel), *self.words(k)]
         return f"{self.command or made.program} {shlex.join(words)}"
 
-    def program_words(self, k: int | None = None) -> tuple[str, ...]:
-        """The program and its arguments, without its address.
-
-        Raises:
-            RunError: its program is not there.
-        """
-        made = self.server(k)
-        program = find_program(self.command, made.program, made.name)
-        return (*program, *wheel_program(self.command, made.wheel), *self.words(k))
-
     def process(
         self,
         screen: Screen,
@@ -185,9 +175,10 @@ class OtherEngine:
         Raises:
             RunError: its program is not there.
         """
-        return EngineProcess(
-            self.server(k).name, self.program_words(k), self.timeout_s, tell or _seldom(screen), stopped
-        )
+        made = self.server(k)
+        program = find_program(self.command, made.program, made.name)
+        words = (*program, *wheel_program(self.command, made.wheel), *self.words(k))
+        return EngineProcess(made.name, words, self.timeout_s, tell or _seldom(screen), stopped)
 
     def unknown_version(self, version: str | None) -> str | None:
         """A sentence about a release whose settings were not checked, or None."""

@@ -17,7 +17,7 @@ from specdec_cli.cli.completion import targets
 from specdec_cli.cli.options import ENGINE_OPTIONS, PAIR, SERVE_OPTIONS, SERVER
 from specdec_cli.cli.output import show_plan
 from specdec_cli.cli.screen import open_screen
-from specdec_cli.cli.serve_engine import engine_to_serve, serve_engine, show_command
+from specdec_cli.cli.serve_engine import engine_behind, serve_engine, show_command
 from specdec_cli.cli.shared import Shared, take_target, with_shared_options
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.documents.recipes import ServePlanDocument
@@ -107,15 +107,14 @@ def serve(
     _check_key_variable(resolved)
     settings = Settings(section, read_keys(api_key or (), os.environ.get(section.api_key_env, "")))
     settings.check_exposure(insecure_no_auth)
-    other = engine_to_serve(resolved, shared)
+    other = engine_behind(resolved, shared)
     if other is not None and model_repository is not None:
         raise UsageError("`--model-repository` has no effect with --engine", "serve one model, or leave --engine out")
     if other is not None and dry_run:
         show_command(other, shared)
         return None
     if other is not None:
-        serve_engine(other, settings.api_keys, shared)
-        return None
+        return serve_engine(other, _draft_words(resolved.recipe), settings, shared)
     if dry_run:
         _show_plan(named, shared)
         return None

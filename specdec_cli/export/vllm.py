@@ -28,7 +28,6 @@ SPECULATES = "--speculative-config"
 """The option of every command line that speculates."""
 REFUSED_WITH_DRAFT, REFUSED_SAMPLING = ("min_p", "logit_bias"), ()
 SERVE_KEYS = frozenset({"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"})
-KEY_VARIABLE = "VLLM_API_KEY"
 ACCEPTANCE = "--per-request-spec-decode-metrics"
 """An engine without a draft may refuse it."""
 VERIFIES_BY = WHEEL = None

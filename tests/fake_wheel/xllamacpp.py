@@ -45,7 +45,7 @@ def CommonParams() -> Group:
     numbers = dict.fromkeys(("n_ctx", "n_parallel", "n_batch", "n_ubatch", "cache_ram_mib", "n_gpu_layers"), 0)
     switches = dict.fromkeys(("endpoint_metrics", "cache_prompt", "kv_unified", "warmup", "use_jinja"), False)
     threads = {name: Group(n_threads=-1) for name in ("cpuparams", "cpuparams_batch")}
-    texts = {"chat_template": "", "model_alias": set(), "hostnames": [], "api_keys": [], "port": 0, "verbosity": 3}
+    texts = {"chat_template": "", "model_alias": set(), "hostnames": [], "port": 0, "verbosity": 3}
     return Group(model=Group(path=""), speculative=speculative, **numbers, **switches, **threads, **texts)
 
 

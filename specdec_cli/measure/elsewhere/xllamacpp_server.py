@@ -5,7 +5,6 @@ takes llama-server's names of the options below, serves until SIGTERM, and exits
 """
 
 import argparse
-import os
 import signal
 import sys
 from operator import attrgetter
@@ -89,8 +88,6 @@ def params_of(given: argparse.Namespace) -> Any:
                 owner, _, attribute = path.rpartition(".")
                 setattr(attrgetter(owner)(params) if owner else params, attribute, value)
     params.hostnames = [given.host]
-    if key := os.environ.get("LLAMA_API_KEY"):
-        params.api_keys = [key]
     if given.alias:
         params.model_alias = set(given.alias.split(","))
     if given.chat_template_file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -47,20 +47,31 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
         yield
         handler.close()
 
-    app = FastAPI(
+    app = new_app(settings, handler.refusal, lifespan)
+    app.state.handler = handler
+    app.include_router(router)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    return app
+
+
+def new_app(
+    settings: Settings,
+    refusal: Callable[[], ApiError | None],
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    **options: Any,
+) -> FastAPI:
+    """An application without routes, behind its guards."""
+    return FastAPI(
         title="specdec",
         version=__version__,
         docs_url=None,  # these pages load scripts from elsewhere; ours do not
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=guards(settings, handler.refusal),
+        middleware=guards(settings, refusal),
         exception_handlers=ERROR_HANDLERS,
+        **options,
     )
-    app.state.handler = handler
-    app.include_router(router)
-    app.openapi = partial(describe, app)  # type: ignore[method-assign]
-    return app
 
 
 def guards(settings: Settings, refusal: Callable[[], ApiError | None]) -> list[Middleware]:

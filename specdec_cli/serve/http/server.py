@@ -66,10 +66,11 @@ class LimitedServer(uvicorn.Server):
         app: the application.
         closing_seconds: how long open requests may take once the server is to end.
         max_connections: how many clients may be connected, if the process may open as many files.
+        files_each: files that a connection may take.
     """
 
-    def __init__(self, app: FastAPI, closing_seconds: int, max_connections: int) -> None:
-        self.max_connections = min(max_connections, _num_free_files())
+    def __init__(self, app: FastAPI, closing_seconds: int, max_connections: int, files_each: int = 1) -> None:
+        self.max_connections = min(max_connections, _num_free_files() // files_each)
         if self.max_connections < max_connections:
             message = "at most `%d` connections, not `%d`: this process may not open more files (ulimit -n)"
             logger.warning(message, self.max_connections, max_connections)

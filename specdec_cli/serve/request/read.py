@@ -49,6 +49,17 @@ def parse(kind: type[AnyBody], body: bytes, limits: Serve) -> tuple[AnyBody, lis
     return request, request.ignored()
 
 
+def read_json(body: bytes, limits: Serve) -> dict[str, Any]:
+    """A JSON object of a body, strictly.
+
+    Raises:
+        ApiError: as `parse`.
+    """
+    document = _load(body, limits)
+    _check_values(document, ())
+    return document
+
+
 def _load(body: bytes, limits: Serve) -> dict[str, Any]:
     """A JSON object whose numbers and texts are still to be checked."""
     if len(body) > limits.max_body_bytes:

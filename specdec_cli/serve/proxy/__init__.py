@@ -1,0 +1,1 @@
+"""Another engine's server behind ours: its answers, our page, keys and limits."""
