@@ -402,18 +402,27 @@ TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
     "trees-builtin": (trees, "trees_builtin.json"),
     "dequantized-agreement": (
         dequantized_agreement,
-        *(f"gguf_agreement_{model}.json" for model in ("qwen", "smollm2", "gemma3")),
+        "gguf_agreement_qwen.json",
+        "gguf_agreement_smollm2.json",
+        "gguf_agreement_gemma3.json",
     ),
     "llama-cpp-agreement": (llama_cpp_agreement, "llama_cpp_agreement.json", "llama_cpp_agreement_made.json"),
     "llama-cpp-wheel": (
         llama_cpp_speed,
-        *("llama_cpp_qwen.json", "llama_cpp_qwen_avx2.json", "llama_cpp_q4_0.json", "llama_cpp_q8_0.json"),
+        "llama_cpp_qwen.json",
+        "llama_cpp_qwen_avx2.json",
+        "llama_cpp_q4_0.json",
+        "llama_cpp_q8_0.json",
         "llama_cpp_streams.json",
     ),
     "llama-cpp-native": (
         llama_cpp_speed,
-        *(f"llama_cpp_{file}.json" for file in ("native_qwen", "q4_0_native", "q8_0_native")),
-        *(f"llama_cpp_{file}_streams.json" for file in ("native", "q4_0_native", "q8_0_native")),
+        "llama_cpp_native_qwen.json",
+        "llama_cpp_q4_0_native.json",
+        "llama_cpp_q8_0_native.json",
+        "llama_cpp_native_streams.json",
+        "llama_cpp_q4_0_native_streams.json",
+        "llama_cpp_q8_0_native_streams.json",
     ),
 }
 
