@@ -1,15 +1,16 @@
 """Which drafts pay for which work? `specdec compare-drafts` on four kinds of work, every draft at its own best k.
 
     python benchmarks/what_pays.py MODEL.gguf --model SmolLM2-135M-Instruct.Q4_1.gguf --save what_pays_qwen
-    python benchmarks/what_pays.py MODEL.gguf --model SMALL.gguf --head EAGLE3 --model DISTILLED --save what_pays_qwen
+    python benchmarks/what_pays.py MODEL.gguf --model SMALL.gguf --head EAGLE3 --int8 DISTILLED --save what_pays_qwen
     python benchmarks/what_pays.py MODEL.gguf --workloads edit --avx2 --save what_pays_qwen_avx2
 
 The prompts are in `workloads/`: code is written, a file is edited, a question is answered, data are extracted from a
 text as JSON. They go through the target's chat template, and every text ends where the target ends it. With `--avx2`
 the kernels leave out what a processor has beyond AVX2. With `--bfloat16` the target has plain numbers, so that copies
-of it in 8 and 4 bits are drafts too; a file of 4 bits has no smaller copy. A saved result is written after every
-workload; another run with the same name adds workloads or measures them again. `scripts/readme_tables.py` makes a table
-of it.
+of it in 8 and 4 bits are drafts too; a file of 4 bits has no smaller copy. Drafts of `--int8` are loaded in 8 bits and
+compared in a run of their own after the others', because the command quantizes all of its drafts or none. A saved
+result is written after every workload; another run with the same name adds workloads or measures them again.
+`scripts/readme_tables.py` makes a table of it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ COPIES = ("self-int8", "self-int4")
 FOLDER = Path(__file__).with_name("workloads")
 
 
-def compared(options: argparse.Namespace, workload: str, drafts: list[str]) -> dict[str, Any]:
-    """The command's document for a workload."""
+def compared(options: argparse.Namespace, workload: str, drafts: list[str], quantize: str = "none") -> dict[str, Any]:
+    """The command's document for a workload, its drafts quantized when they are loaded."""
     prompts = ["--chat", "--prompt-file", str(FOLDER / f"{workload}.jsonl"), "--num-prompts", str(options.num_prompts)]
     words = [word for draft in drafts for word in ("-d", draft)]
     often = ["--repeats", str(options.repeats), "-n", str(options.tokens)]
@@ -42,6 +43,7 @@ def compared(options: argparse.Namespace, workload: str, drafts: list[str]) -> d
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "drafts.json"
         command = [sys.executable, "-m", "specdec_cli", "compare-drafts", "-t", options.target, *numbers, *words]
+        command += ["--draft-quantize", quantize]
         subprocess.run([*command, *prompts, *often, *limit, "--output", str(output)], env=environment, check=True)
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return document
@@ -92,6 +94,7 @@ def main() -> None:
     parser.add_argument("target", help="a model")
     parser.add_argument("--drafts", nargs="*", default=list(DRAFTS), help="drafts that need no file")
     parser.add_argument("--model", action="append", default=[], help="a draft model, of any tokenizer (repeatable)")
+    parser.add_argument("--int8", action="append", default=[], help="a draft model to load in 8 bits (repeatable)")
     parser.add_argument("--head", action="append", default=[], help="a trained head (repeatable)")
     parser.add_argument("--second", action="append", default=[], help="a draft to combine with suffix (repeatable)")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
@@ -115,6 +118,9 @@ def main() -> None:
     for name in options.workloads:
         before = record.machine()
         workloads[name] = {"machine": record.brief(before), **shortened(compared(options, name, drafts))}
+        if options.int8:
+            in_int8 = shortened(compared(options, name, options.int8, "int8"))["drafts"]
+            workloads[name]["drafts"] |= {f"{draft}, int8": facts for draft, facts in in_int8.items()}
         if options.save:
             results: dict[str, Any] = {"target": Path(options.target).name, "bfloat16": options.bfloat16}
             results["tokens"] = options.tokens
