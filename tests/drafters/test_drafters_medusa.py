@@ -195,7 +195,7 @@ def test_preempted_sequences_go_on_as_before(lm, fitted, prefix_caching: bool) -
     found, num = preempted(engine, GREEDY)
     assert num > 0
     assert tokens(found) == expected
-    assert drafter.sizes[1] == drafter.sequences.heads.num_bytes, "ended sequences are forgotten"
+    assert drafter.sizes[1] == drafter.sequences.weight_bytes, "ended sequences are forgotten"
 
 
 class TableHeads:

@@ -78,7 +78,7 @@ class HeadContext:
 
 
 class HeadCache:
-    """The keys and values of all sequences of a head.
+    """The keys and values of all sequences of a head; of one without any, their last outputs, and no blocks.
 
     Args:
         key_shape: key heads, and numbers in each.
@@ -154,6 +154,10 @@ class HeadCache:
             the first guess follows from its output.
         """
         assert handle not in self._sequences, "a sequence adopts before it is fed"
+        if not self.bytes_per_slot:
+            num = max(0, len(context) - 2)
+            self._sequences[handle] = HeadContext(tokens=list(context[: num + 1]))
+            return num
         for other in self._sequences.values():
             self.publish(other)
         size, first = self.block_size, module + 1  # of the tokens behind slots
@@ -176,7 +180,7 @@ class HeadCache:
         sequence, num = self._sequences[handle], num_slots // self.block_size
         self.pool.free(sequence.blocks[num:])
         del sequence.blocks[num:], sequence.keys[num:]
-        sequence.tokens = sequence.tokens[: num_slots + 1] if num else []
+        sequence.tokens = sequence.tokens[: num_slots + 1] if num_slots else []
         sequence.slots = self._slots(sequence.blocks)
 
     def reserve(self, sequence: HeadContext, num_slots: int) -> None:
@@ -186,7 +190,7 @@ class HeadCache:
             RunError: too few blocks are free.
         """
         missing = -(-num_slots // self.block_size) - len(sequence.blocks)
-        if missing <= 0:
+        if missing <= 0 or not self.bytes_per_slot:
             return
         if missing > self.pool.num_free:
             message = f"the cache of the draft head is full: {missing} blocks wanted, "
@@ -220,7 +224,8 @@ class HeadCache:
         """Assert that the pool's books and the sequences' agree."""
         self.pool.check([block for sequence in self._sequences.values() for block in sequence.blocks])
         for handle, sequence in self._sequences.items():
-            assert len(sequence.blocks) * self.block_size >= sequence.num_kept, f"sequence {handle} lacks blocks"
+            has_room = len(sequence.blocks) * self.block_size >= sequence.num_kept or not self.bytes_per_slot
+            assert has_room, f"sequence {handle} lacks blocks"
 
     def _slots(self, blocks: Sequence[int]) -> slice | Tensor:
         size = self.block_size

@@ -85,9 +85,9 @@ class HeadSequences(DraftSequences):
         self._graphs = graphs
 
     @property
-    def planned_cache(self) -> HeadSequences:
-        """All modules' keys and values."""
-        return self
+    def planned_cache(self) -> HeadSequences | None:
+        """All modules' keys and values; None where they keep none."""
+        return self if self._block_bytes else None
 
     @property
     def is_recorded(self) -> bool:

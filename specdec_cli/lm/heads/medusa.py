@@ -12,7 +12,7 @@ than its file has, and their code runs all of them. A converted folder runs as m
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,14 +23,17 @@ from torch.nn import functional
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import DraftFolder
-from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences
-from specdec_cli.lm.heads.head import checked_tensors, spread
+from specdec_cli.lm.heads.draft_sequences import Ahead, RecordedAhead
+from specdec_cli.lm.heads.head import Head, checked_tensors, spread
+from specdec_cli.lm.heads.head_layer import LayerFeed
+from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_tensors import stored_shapes
 from specdec_cli.lm.heads.published import AGAIN, PublishedDraft
 from specdec_cli.lm.heads.stacks import product_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.heads.recorded_feed import RecordedFeed
 
 _OWN_NAME = re.compile(r"(?P<head>\d+)\.(?P<layer>\d+)\.(?P<linear>linear\.)?(?P<part>weight|bias)")
 
@@ -153,8 +156,10 @@ def _most(stored: Mapping[str, Any], pattern: str) -> int:
     return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
-class MedusaHeads:
-    """A set of Medusa heads.
+class MedusaHead(Head):
+    """A set of Medusa heads: one pass gives a token by each.
+
+    It keeps no keys and values, and its output is the target's state.
 
     Args:
         draft: what their folder says.
@@ -168,38 +173,54 @@ class MedusaHeads:
         UsageError: weights that are missing or of other shapes, or heads for another target.
     """
 
+    is_one_pass = True
+
     def __init__(self, draft: MedusaDraft, target: LM) -> None:
-        self.weights = checked_tensors(draft, target)
-        self.draft, self._target = draft, target
+        super().__init__(target, checked_tensors(draft, target), (0, 0), (0, 0))
+        self.draft, self.most_tokens = draft, draft.num_heads
         blocks = [f"blocks.{i}.layers.{j}" for i in range(draft.num_heads) for j in range(draft.num_layers)]
         outputs = {self._output_name(i) for i in range(draft.num_heads)}
         self._products = {name: product_of(self.weights, name) for name in (*blocks, *outputs) if name is not None}
         self._ids = draft.target_ids(self.weights, target.name, target.vocab_size)
 
-    @property
-    def num_parameters(self) -> int:
-        """Numbers in all heads."""
-        return sum(weight.numel() for weight in self.weights.values())
+    def num_rows(self, depth: int) -> int:
+        """None are kept."""
+        return 0
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all heads."""
-        return sum(weight.nbytes for weight in self.weights.values())
+    def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
+        """The target's states as they are."""
+        return feature
 
-    def logits(self, states: Tensor, head: int) -> Tensor:
+    def logits(self, output: Tensor, head: int = 0) -> Tensor:
         """Logits [n, V] float32 of one head's token; -inf where it cannot draft one.
 
         Args:
-            states: the target's final hidden states [n, hidden].
+            output: the target's final hidden states [n, hidden].
             head: its number, counted from 0.
         """
-        hidden = states
+        hidden = output
         for layer in range(self.draft.num_layers):
             product = self._products[f"blocks.{head}.layers.{layer}"](hidden)
             hidden = hidden + functional.silu(product.to(hidden.dtype))
-        return spread(self._output(hidden, head), self._ids, self._target.vocab_size)
+        return spread(self._scores(hidden, head), self._ids, self.vocab_size)
 
-    def _output(self, hidden: Tensor, head: int) -> Tensor:
+    def ahead(self, sequences: HeadSequences, ends: Sequence[tuple[int, int, int]]) -> Ahead:
+        """Logits of the next tokens, each head's of one."""
+        rows: list[list[Tensor]] = [[] for _ in ends]
+        for head in range(max((depth for _, _, depth in ends), default=0)):
+            places = [place for place, (_, _, depth) in enumerate(ends) if depth > head]
+            states = torch.stack([sequences.cache.of(ends[place][0]).outputs[()] for place in places])
+            for place, row in zip(places, self.logits(states, head), strict=True):
+                rows[place].append(row)
+        return Ahead([torch.stack(logits) for logits in rows])
+
+    def recorded_ahead(
+        self, depth: int, anchors: Tensor, ends: Tensor, feed: Callable[[int], RecordedFeed]
+    ) -> RecordedAhead:
+        """As `ahead`."""
+        return RecordedAhead(torch.stack([self.logits(ends, head) for head in range(depth)], 1))
+
+    def _scores(self, hidden: Tensor, head: int) -> Tensor:
         """Logits [n, drafted tokens] float32 of the output layer, its own or all heads' one."""
         name = self._output_name(head)
         logits = (self._target.head if name is None else self._products[name])(hidden).float()
@@ -212,62 +233,6 @@ class MedusaHeads:
         return next((name for name in names if f"{name}.weight" in self.weights), None)
 
 
-class MedusaSequences(DraftSequences):
-    """The last hidden state of each sequence, from which heads guess.
-
-    Args:
-        heads: loaded.
-    """
-
-    def __init__(self, heads: MedusaHeads) -> None:
-        self.heads = heads
-        self._states: dict[int, Tensor] = {}
-
-    @property
-    def most_tokens(self) -> int:
-        """As many as there are heads."""
-        return self.heads.draft.num_heads
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Parameters of the heads, and bytes of these and of the states."""
-        state_bytes = sum(state.nbytes for state in self._states.values())
-        return self.heads.num_parameters, self.heads.num_bytes + state_bytes
-
-    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """All positions but the last kept one, from whose state heads guess."""
-        return max(len(context) - 2, 0)
-
-    def release(self, handle: int) -> None:
-        """Forget a sequence; unknown ones are fine."""
-        self._states.pop(handle, None)
-
-    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], depths: Sequence[int]) -> None:
-        """Take the states [n, 1, hidden] of positions that were kept; the last one of each sequence counts."""
-        for handle, _, features in new:
-            self._states[handle] = features[-1, 0].clone()
-
-    def can_draft(self, handle: int) -> bool:
-        """Whether the state is there that guesses follow from."""
-        return handle in self._states
-
-    @torch.inference_mode()
-    def ahead(self, ends: Sequence[tuple[int, int, int]]) -> Ahead:
-        """Logits of the next tokens, each head's of one.
-
-        Args:
-            ends: of each sequence its handle, whose features were fed, its last token, and how many tokens are wanted,
-                at most as many as there are heads.
-        """
-        rows: list[list[Tensor]] = [[] for _ in ends]
-        for head in range(max((depth for _, _, depth in ends), default=0)):
-            places = [place for place, (_, _, depth) in enumerate(ends) if depth > head]
-            states = torch.stack([self._states[ends[place][0]] for place in places])
-            for place, row in zip(places, self.heads.logits(states, head), strict=True):
-                rows[place].append(row)
-        return Ahead([torch.stack(logits) for logits in rows])
-
-
-def sequences(draft: MedusaDraft, target: LM, _num_tokens: int) -> MedusaSequences:
+def sequences(draft: MedusaDraft, target: LM, _num_tokens: int) -> HeadSequences:
     """The heads' sequences, their weights loaded."""
-    return MedusaSequences(MedusaHeads(draft, target))
+    return HeadSequences([MedusaHead(draft, target)], target, draft.name, 1)

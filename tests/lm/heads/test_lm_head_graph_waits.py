@@ -78,6 +78,7 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "tree of a block": ("dflash", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "masks": ("p-eagle", 3, 0, FORCED, 1),
     "masks of a model on states": ("pard2", 3, 0, FORCED, 1),
+    "heads side by side": ("medusa", 3, 0, FORCED, 1),
     "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6"}, 7),
     "sampled, plain": ("official", 0, 1, {}, 2),
     "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),

@@ -16,6 +16,7 @@ from test_lm_graphs import GPU, Recorder
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, decode, tiny_engine, tokens
 from tiny_heads import publish, random_weights
+from tiny_medusa import publish_medusa, random_medusa_weights
 from tiny_models import VOCAB, make_tiny
 from tiny_mtp import make_target
 from tiny_pard2 import publish_pard2
@@ -31,13 +32,15 @@ from specdec_cli.lm import decoders
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.heads import head_graphs, stacks
+from specdec_cli.lm.heads.draft_sequences import RecordedAhead
+from specdec_cli.lm.heads.medusa import MedusaHead
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
 GREEDY = SamplingParams(max_new_tokens=40)
 HEADS = ["eagle", "official", "specforge", "norms", "llama 1", "llama 2", "llama 3"]
-ONE_PASS = ["p-eagle", "dflash", "dflash-sliding", "pard2"]
+ONE_PASS = ["p-eagle", "dflash", "dflash-sliding", "pard2", "medusa"]
 # Drafts whose tokens change the logits behind them: of these, chains alone are recorded.
 CHAINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dflash2": ("dflash2", {"dflash2": True}, {}),
@@ -136,6 +139,8 @@ def publish_head(folder, head: str) -> None:
     elif head.startswith("dflash"):
         keys = SLIDING if head.endswith("sliding") else {"sample_from_anchor": True}
         publish_dflash(folder, random_block_weights(seed=3), "z-lab", LAYERS, **keys)
+    elif head == "medusa":
+        publish_medusa(folder, random_medusa_weights(seed=3))
     elif head == "pard2":
         publish_pard2(folder)
     elif head == "p-eagle":
@@ -429,6 +434,26 @@ def test_a_planted_fault_of_states_before_is_caught(both, monkeypatch: pytest.Mo
     monkeypatch.setattr(head_graphs, "_shifted", lambda before, each: each)
     with pytest.raises(AssertionError):
         test_rounds_in_graphs_draft_the_tokens_of_rounds_without("pard2", both)
+
+
+def test_medusa_heads_begin_with_the_last_state_alone(both) -> None:
+    rounds = Round(both("medusa"))
+    for handle, begin in ((0, 0), (1, 20)):
+        rounds.texts[handle] = TEXT[begin : begin + 11]
+        for one in (rounds.plain, rounds.recorded):
+            rounds.num_known[handle] = one.adopt(handle, rounds.texts[handle], "salt")
+        assert rounds.num_known[handle] == 9
+    rounds.go_on(rounds.guess(rounds.rows([0, 1])), [2, 0])
+    rounds.guess(rounds.rows([1, 0]))
+
+
+def test_a_planted_fault_of_medusa_heads_is_caught(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_head_for_all(self, depth, anchors, ends, feed) -> RecordedAhead:
+        return RecordedAhead(torch.stack([self.logits(ends)] * depth, 1))
+
+    monkeypatch.setattr(MedusaHead, "recorded_ahead", one_head_for_all)
+    with pytest.raises(AssertionError):
+        test_rounds_in_graphs_draft_the_tokens_of_rounds_without("medusa", both)
 
 
 @pytest.mark.parametrize("fault", [stale_keys, one_place_off])
