@@ -114,7 +114,7 @@ STEPS = (
         f"{_SPECDEC} bench --quiet --repeats 1 --output {{document}}",
         f"{_GPU} --tree 4,2,1 --num-prompts 6 -n 96",
         f"{_CPU} --tree 2,1 --num-prompts 2 -n 12",
-        60,
+        30,
     ),
     DayStep(
         "heads",
@@ -132,6 +132,13 @@ STEPS = (
         "--device cpu --dtype float32 --targets builtin:target --draft builtin:draft --rows 1 4 --context 32 "
         "--tokens 64 --repeats 2 --max-model-len 256",
         95,
+    ),
+    DayStep(
+        "weights",
+        "benchmarks/gpu_weights.py --output {document}",
+        "--repeats 10",
+        "--device cpu --decoder transformers --target shape:tinyllama-1.1b?layers=1 --context 16 --repeats 1",
+        40,
     ),
     DayStep(
         "sweep-k",

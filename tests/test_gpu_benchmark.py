@@ -1,5 +1,6 @@
 """The GPU benchmark tried on a CPU: every part of it runs, nothing is kept, and it says so."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -15,12 +16,12 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch):
-    """Runs the script with these options; its names."""
+    """Runs a script with these options; its names."""
 
-    def run(*options, name: str = "__main__"):
+    def run(*options, name: str = "__main__", script: str = "gpu.py"):
         monkeypatch.syspath_prepend(str(BENCHMARKS))
-        monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
-        return runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name=name)
+        monkeypatch.setattr(sys, "argv", [script, *options])
+        return runpy.run_path(str(BENCHMARKS / script), run_name=name)
 
     return run
 
@@ -66,3 +67,29 @@ def test_waits_are_told_from_calls_that_do_not_wait(run) -> None:
     num_waits = run(name="gpu")["num_waits"]
     waits = ["cudaStreamSynchronize", "cudaMemcpy", "cudaEventSynchronize", "cudaDeviceSynchronize"]
     assert num_waits([*waits, "cudaMemcpyAsync", "cudaGraphLaunch", "aten::item", "cudaEventQuery"]) == 4
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_other_weights_are_judged_by_a_step_of_one_row(
+    run, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that a device refuses costs its own figures alone."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("needs another GPU\nwith a trace")
+
+    if is_refused:
+        monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    target = str(make_tiny("llama", tmp_path / "target", hidden_size=128, intermediate_size=256))
+    options = ["--device", "cpu", "--decoder", "transformers", "--target", target, "--context", "20", "--repeats", "1"]
+    run(*options, "--output", str(tmp_path / "found.json"), script="gpu_weights.py")
+    found = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert found["refused"] == ({"fp8": "needs another GPU"} if is_refused else {})
+    step, products = found["step_ms"], found["products_ms"]
+    names = {"int8", "int4"} if is_refused else {"int8", "fp8", "int4"}
+    assert found["step_speedup"].keys() == found["pays"].keys() == names == products.keys() - {"bfloat16"}
+    for name, its in found["step_speedup"].items():
+        for num, speedup in its.items():
+            other = step[num] - products["bfloat16"][num] + products[name][num]
+            assert speedup == pytest.approx(step[num] / other, rel=0.05)
+        assert found["pays"][name] == (its["1"] >= 1.5)
