@@ -22,7 +22,7 @@ from specdec_cli.events import Emitted, TokenLogprob
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.grammar import Grammar, TokenizerLike, compile_grammar
-from specdec_cli.sampling.grammar_sandbox import GrammarCompiler
+from specdec_cli.sampling.grammar_sandbox import Cancellation, GrammarCompiler
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest
 from specdec_cli.serve.request.prepare import ModelInfo, Prepared, prepare_chat, prepare_completion
 from specdec_cli.serve.request.read import parse
@@ -83,7 +83,7 @@ def compiled(prepared: Prepared, known: ModelInfo) -> Prepared:
     """With the grammar that the server would compile for it."""
     if prepared.constraint is None:
         return prepared
-    grammar = prepared.constraint.compile(not_none(known.tokenizer), CompilerHere())
+    grammar = prepared.constraint.compile(not_none(known.tokenizer), CompilerHere(), Cancellation())
     return prepared.constrained(grammar)
 
 

@@ -55,6 +55,37 @@ class GrammarLimits:
     mask_seconds: float | None = None
 
 
+class GrammarCancelledError(RunError):
+    """A grammar whose requester went away."""
+
+
+class Cancellation:
+    """Ends the trial of a grammar from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """End the trial that runs, and do not begin one."""
+        with self._lock:
+            self.is_cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    def attach(self, process: subprocess.Popen[str] | None) -> None:
+        """Name the process of the trial that runs; None once it has ended.
+
+        Raises:
+            GrammarCancelledError: the grammar is no longer wanted.
+        """
+        with self._lock:
+            self._process = process
+            if self.is_cancelled:
+                raise GrammarCancelledError("the grammar is no longer wanted")
+
+
 class GrammarCompiler:
     """Compiles grammars within limits; any thread may use it.
 
@@ -67,18 +98,21 @@ class GrammarCompiler:
         self._sandboxes: WeakKeyDictionary[TokenizerLike, _Sandbox] = WeakKeyDictionary()
         self._lock = Lock()
 
-    def compile(self, kind: str, source: str, tokenizer: TokenizerLike) -> Grammar:
+    def compile(
+        self, kind: str, source: str, tokenizer: TokenizerLike, cancellation: Cancellation | None = None
+    ) -> Grammar:
         """A grammar, as `compile_grammar`.
 
         Raises:
             UsageError: as `compile_grammar`, or the grammar needs more time or memory than it may.
+            GrammarCancelledError: `cancellation` was cancelled.
             RunError: the process of the trial ended by itself.
             Unavailable: other processes leave it no time.
         """
         check_installed()
         with self._lock:
             sandbox = self._sandboxes.setdefault(tokenizer, _Sandbox(self.limits))
-        refusal = sandbox.refusal(kind, source, tokenizer)
+        refusal = sandbox.refusal(kind, source, tokenizer, cancellation or Cancellation())
         if refusal is not None:
             raise UsageError(*refusal)
         return compile_grammar(kind, source, tokenizer, self.limits.mask_seconds)
@@ -93,28 +127,34 @@ class _Sandbox:
         self._process: subprocess.Popen[str] | None = None
         self._verdicts: dict[tuple[str, str], tuple[str, str | None] | None] = {}
 
-    def refusal(self, kind: str, source: str, tokenizer: TokenizerLike) -> tuple[str, str | None] | None:
+    def refusal(
+        self, kind: str, source: str, tokenizer: TokenizerLike, cancellation: Cancellation
+    ) -> tuple[str, str | None] | None:
         """Message and hint of the error that a grammar is refused with; None for one that compiles in time."""
         key = (kind, source)
         with self._lock:
             if key not in self._verdicts:
-                verdict = self._try_out(kind, source, tokenizer)
+                verdict = self._try_out(kind, source, tokenizer, cancellation)
                 if len(self._verdicts) >= _MAX_VERDICTS:
                     self._verdicts.clear()
                 self._verdicts[key] = verdict
             return self._verdicts[key]
 
-    def _try_out(self, kind: str, source: str, tokenizer: TokenizerLike) -> tuple[str, str | None] | None:
+    def _try_out(
+        self, kind: str, source: str, tokenizer: TokenizerLike, cancellation: Cancellation
+    ) -> tuple[str, str | None] | None:
         limits = self._limits
         request = {"kind": kind, "source": source, "seconds": limits.compile_seconds, "bytes": limits.compile_bytes}
         seconds = _WALL_SECONDS_PER_SECOND * (limits.compile_seconds + 1)
         for _ in range(2):  # once more where the machine's own limit killed the process
             process = self._started(tokenizer)
+            cancellation.attach(process)
             began = monotonic()
             end = Timer(seconds, process.kill)
             end.start()
             answer = _asked(process, request)
             end.cancel()
+            cancellation.attach(None)
             if answer:
                 refusal = json.loads(answer)["refusal"]
                 return None if refusal is None else (refusal[0], refusal[1])

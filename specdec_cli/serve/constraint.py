@@ -13,7 +13,7 @@ from specdec_cli.serve.protocol import Tool
 
 if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Grammar
-    from specdec_cli.sampling.grammar_sandbox import GrammarCompiler
+    from specdec_cli.sampling.grammar_sandbox import Cancellation, GrammarCompiler
     from specdec_cli.text.tokenizer import Tokenizer
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -45,18 +45,19 @@ class Constraint:
         if tokenizer is None:
             raise bad_field(self.param, "needs a tokenizer, and the model has none")
 
-    def compile(self, tokenizer: Tokenizer, compiler: GrammarCompiler) -> Grammar:
+    def compile(self, tokenizer: Tokenizer, compiler: GrammarCompiler, cancellation: Cancellation) -> Grammar:
         """The grammar.
 
         Args:
             tokenizer: of the model.
             compiler: with the server's limits.
+            cancellation: of the request.
 
         Raises:
             ApiError: 400 naming the field: it does not compile within the limits.
         """
         try:
-            grammar = compiler.compile(self.kind, self.source, tokenizer)
+            grammar = compiler.compile(self.kind, self.source, tokenizer, cancellation)
         except UsageError as error:
             error.message = error.message.replace(f"`{self.kind}` does not", f"`{self.param}` does not")
             raise as_api_error(error, self.param) from error

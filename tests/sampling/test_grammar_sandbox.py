@@ -1,12 +1,14 @@
 import json
+import threading
 
 import pytest
 from hostile_grammars import AMBIGUOUS, PATTERNS, intersection
 from tiny_grammar import byte_tokenizer
+from typed import not_none
 
 from specdec_cli.errors import Unavailable, UsageError
 from specdec_cli.sampling.grammar import GrammarError, MaskBudget, compile_grammar
-from specdec_cli.sampling.grammar_sandbox import GrammarCompiler, GrammarLimits
+from specdec_cli.sampling.grammar_sandbox import Cancellation, GrammarCancelledError, GrammarCompiler, GrammarLimits
 
 TOKENIZER = byte_tokenizer()
 MANY_PROPERTIES = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}})
@@ -46,6 +48,21 @@ def test_49_15_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.compile("regex", "a", TOKENIZER)
     with pytest.raises(UsageError, match="memory"):
         compiler.compile("regex", "b", TOKENIZER)
+
+
+def test_49_15_a_trial_ends_with_its_requester() -> None:
+    compiler, cancellation = GrammarCompiler(GrammarLimits(600.0, 2**40)), Cancellation()
+    compiler.compile("regex", "a", TOKENIZER)
+    process = not_none(compiler._sandboxes[TOKENIZER]._process)
+    timer = threading.Timer(0.3, cancellation.cancel)
+    timer.start()
+    with pytest.raises(GrammarCancelledError):
+        compiler.compile("json_schema", PATTERNS, TOKENIZER, cancellation)
+    timer.join()
+    assert process.wait(60) < 0
+    with pytest.raises(GrammarCancelledError):
+        compiler.compile("regex", "b", TOKENIZER, cancellation)
+    compiler.compile("regex", "c", TOKENIZER)
 
 
 def test_a_trial_that_gets_no_time_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,14 @@ class GrammarQueue:
         Raises:
             ApiError: 400 naming the field, 429 where too many wait, 499 (for the log) where the client went away, 504.
         """
+        from specdec_cli.sampling.grammar_sandbox import Cancellation
+
         if self._num_open >= _MAX_OPEN:
             message = f"`{constraint.param}` cannot be compiled now: {_MAX_OPEN} other grammars wait for that"
             raise ApiError(429, message, param=constraint.param, code="queue_full", headers={"Retry-After": "1"})
         self._num_open += 1
-        work = asyncio.get_running_loop().run_in_executor(self.pool, constraint.compile, tokenizer, self._compiler)
+        loop, cancellation = asyncio.get_running_loop(), Cancellation()
+        work = loop.run_in_executor(self.pool, constraint.compile, tokenizer, self._compiler, cancellation)
         try:
             before = "its request was prepared"
             return await while_connected(work, request.receive, self._timeout_seconds, before)
@@ -55,3 +58,4 @@ class GrammarQueue:
             raise ApiError(504, "the request could not be prepared in time", code="timeout") from None
         finally:
             self._num_open -= 1
+            cancellation.cancel()

@@ -55,6 +55,17 @@ def test_49_15_hostile_grammars_hold_up_no_other_client() -> None:
         assert set(server.text(PLAIN | {"guided_regex": "[ab]+"})) <= {"a", "b"}
 
 
+def test_49_15_a_client_that_leaves_ends_its_compilation() -> None:
+    with live(toy_engine(), max_grammar_seconds=600) as server:
+        server.text(PLAIN | {"guided_regex": "[ab]+"})
+        connection = server.connect()
+        connection.request("POST", C, json.dumps(PLAIN | HOSTILE[3]), {"content-type": "application/json"})
+        until(lambda: handler(server).grammars.pool.is_busy)
+        connection.close()
+        until(lambda: not handler(server).is_busy)
+        assert server.models.all[0].num_preparing == 0
+
+
 def test_49_15_the_queue_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_queue, "_MAX_OPEN", 0)
     with live(toy_engine()) as server:
