@@ -85,12 +85,7 @@ def _plan(resolved: Resolved, server: EndpointOptions, options: MeasurementOptio
 
 @dataclass(slots=True)
 class EndpointRun(MeasuredRun["EndpointBench"]):
-    """One run of the command.
-
-    Args:
-        arms: where it decodes.
-        server: how the server is asked.
-    """
+    """One run of the command."""
 
     document_class = EndpointDocument
 

@@ -32,11 +32,7 @@ _NO_STATES = "use one without: {lookups}; or sweep with --engine, where the targ
 
 @dataclass(frozen=True, slots=True)
 class DraftReader:
-    """Reads a trace's text with a recipe's draft.
-
-    Args:
-        recipe: with the draft, and the target where that reads the text, too.
-    """
+    """Reads a trace's text with a recipe's draft."""
 
     recipe: Recipe
 

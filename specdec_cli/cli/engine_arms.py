@@ -35,9 +35,6 @@ _REMEMBERS = (
 class EngineArms(Arms):
     """Arms of another engine.
 
-    Args:
-        engines: the engine with each draft.
-
     Attributes:
         tell: takes words about a server's start; None shows them on the screen, seldom.
     """

@@ -33,11 +33,7 @@ _FINISHED = ("stop", "length")
 
 @dataclass(slots=True)
 class EngineGenerateRun(GenerateRun):
-    """One run of the command in another engine, which is started as a subprocess.
-
-    Args:
-        engine: decodes.
-    """
+    """One run of the command in another engine, which is started as a subprocess."""
 
     engine: OtherEngine
     _arm: ServerArm = field(init=False)

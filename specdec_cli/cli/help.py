@@ -82,13 +82,7 @@ def _help_all_option() -> Any:
 
 
 def help_text(command: Any, context: Any, everything: bool = False) -> str:
-    """The text of `--help` or `--help-all`.
-
-    Args:
-        command: typer's command.
-        context: typer's context for it.
-        everything: every option, not only the common ones.
-    """
+    """The text of `--help` or `--help-all`."""
     page = _Page(min(shutil.get_terminal_size((80, 24)).columns, _WIDEST))
     text, examples = text_and_examples(command)
     page.paragraph(f"Usage: {usage(command, context)}", then="    ")
@@ -234,11 +228,7 @@ def name_and_value(parameter: Any) -> str:
 
 
 class _Page:
-    """A text of a width.
-
-    Args:
-        width: columns of the terminal.
-    """
+    """A text of a width."""
 
     def __init__(self, width: int) -> None:
         from specdec_cli.cli.terminal import colourful

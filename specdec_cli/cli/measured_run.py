@@ -38,11 +38,7 @@ Measurement = TypeVar("Measurement")
 
 @dataclass(slots=True)
 class MeasuredRun(ABC, Generic[Measurement]):
-    """One run of a measuring command.
-
-    Args:
-        arms: where it decodes.
-    """
+    """One run of a measuring command."""
 
     document_class: ClassVar[type[ResultDocument]]
     doing: ClassVar[str] = "measuring"

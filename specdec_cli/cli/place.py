@@ -34,13 +34,6 @@ PLAIN = "without a draft"
 class Place:
     """Place where a measuring command's prompts are decoded: a server, or one that has arms.
 
-    Args:
-        drafts: the recipe once for each draft.
-        names: the drafts', in reports.
-        options: the command's own.
-        prompts: what is decoded.
-        shared: the command's shared options.
-
     Attributes:
         screen: shows the progress.
         load_before: of the machine, before anything was decoded.

@@ -19,12 +19,7 @@ _COMPILE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A constraint on the output, not compiled yet.
-
-    Args:
-        kind: of grammar, as compile_grammar takes it.
-        source: the text of it.
-    """
+    """A constraint on the output, not compiled yet."""
 
     kind: str
     source: str

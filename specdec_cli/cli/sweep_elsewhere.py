@@ -154,13 +154,7 @@ class TracedText:
 
 @dataclass(slots=True)
 class AcceptanceRun(MeasuredRun["TracedText"]):
-    """One run of the command.
-
-    Args:
-        arms: where it decodes.
-        source: of the target's text.
-        k_max: largest k.
-    """
+    """One run of the command."""
 
     document_class = AcceptanceDocument
     has_gates = False

@@ -49,12 +49,6 @@ _CPU_LOG = "cpu_worker.py"
 def engine_sweep_run(other: OtherEngine, options: SweepOptions, shared: Shared, dry_run: bool) -> EngineSweepRun:
     """A search for the best k of another engine.
 
-    Args:
-        other: the engine.
-        options: the command's own.
-        shared: the command's shared options.
-        dry_run: whether nothing will be started.
-
     Raises:
         UsageError: a draft that cannot be traced, sampling without a prediction, a file that cannot be written.
     """

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptReader:
-    """The tokens of prompts for a target, without its weights.
-
-    Args:
-        tokenizer: the target's.
-        max_context: of the target.
-        eos_token_ids: tokens that end a text.
-    """
+    """The tokens of prompts for a target, without its weights."""
 
     tokenizer: Tokenizer
     max_context: int

@@ -23,12 +23,7 @@ _NOTHING = "–"
 
 
 def print_doctor(console: Console, diagnosis: Diagnosis) -> None:
-    """Print a diagnosis.
-
-    Args:
-        console: where.
-        diagnosis: what was found.
-    """
+    """Print a diagnosis."""
     console.print(_machine_table(diagnosis.machine))
     console.print(_device_table(diagnosis.machine))
     obstacle = diagnosis.decoder.obstacle

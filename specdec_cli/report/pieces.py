@@ -55,9 +55,6 @@ class TokenPieces:
 
     A detokenizer of its own says how long each token's text is; the text itself is what the engine released, so
     that held back and cropped text (stop strings, multi-token characters) comes out right.
-
-    Args:
-        detokenizer: a fresh one.
     """
 
     def __init__(self, detokenizer: Detokenizer) -> None:

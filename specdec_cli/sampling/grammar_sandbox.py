@@ -87,11 +87,7 @@ class Cancellation:
 
 
 class GrammarCompiler:
-    """Compiles grammars within limits; any thread may use it.
-
-    Args:
-        limits: of each grammar.
-    """
+    """Compiles grammars within limits; any thread may use it."""
 
     def __init__(self, limits: GrammarLimits) -> None:
         self.limits = limits

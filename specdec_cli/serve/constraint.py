@@ -48,11 +48,6 @@ class Constraint:
     def compile(self, tokenizer: Tokenizer, compiler: GrammarCompiler, cancellation: Cancellation) -> Grammar:
         """The grammar.
 
-        Args:
-            tokenizer: of the model.
-            compiler: with the server's limits.
-            cancellation: of the request.
-
         Raises:
             ApiError: 400 naming the field: it does not compile within the limits.
         """

@@ -57,11 +57,7 @@ def num_incomplete(text: bytes | bytearray) -> int:
 
 
 class PieceEncoder:
-    """Encodes pieces, each as it stands behind other text, and keeps what it found.
-
-    Args:
-        tokenizer: any.
-    """
+    """Encodes pieces, each as it stands behind other text, and keeps what it found."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

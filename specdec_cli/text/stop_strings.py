@@ -26,9 +26,6 @@ class StopStrings:
     A special token that the text leaves out is matched by its name, as if it stood there: `</s>` stops where that token
     comes. A stop string matches such a name whole or not at all: `>` must not stop at a hidden token.
 
-    Args:
-        stop: strings that end the text.
-
     Attributes:
         held: text that is held back.
     """

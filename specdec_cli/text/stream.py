@@ -161,11 +161,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 class ByteLevelDetokenizer:
-    """For byte-level tokenizers (GPT-2, Llama 3, Qwen): the text is the tokens' bytes, nothing else.
-
-    Args:
-        token_bytes: of every token.
-    """
+    """For byte-level tokenizers (GPT-2, Llama 3, Qwen): the text is the tokens' bytes, nothing else."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self.provisional = ""

@@ -16,13 +16,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 
 
 class Translator:
-    """Translates contexts from a target's tokens to a draft's, and guesses from the draft's to the target's.
-
-    Args:
-        target: the target's tokenizer.
-        draft: the draft's.
-        shared: the tokens of both.
-    """
+    """Translates contexts from a target's tokens to a draft's, and guesses from the draft's to the target's."""
 
     def __init__(self, target: Tokenizer, draft: Tokenizer, shared: SharedVocabulary) -> None:
         self.target, self.draft, self.shared = target, draft, shared

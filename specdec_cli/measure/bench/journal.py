@@ -63,12 +63,7 @@ def check_journal(output: Path, resume: bool, force: bool) -> None:
 
 @dataclass(slots=True)
 class Journal:
-    """A journal, open for the run.
-
-    Args:
-        path: the file.
-        num_resumed: passes that were taken from it.
-    """
+    """A journal, open for the run."""
 
     path: Path
     num_resumed: int = 0

@@ -186,9 +186,6 @@ class Trace:
     def check_target(self, now: Origin) -> None:
         """Refuse to stand for another target, wherever its files lie; `notices` takes what may differ a little.
 
-        Args:
-            now: the target that the trace is wanted for.
-
         Raises:
             UsageError: other weights, or the same ones quantized otherwise.
         """

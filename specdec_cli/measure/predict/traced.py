@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A trace with the draft and the rule of verification to read it for.
-
-    Args:
-        trace: of the workload.
-        draft: its name in the trace.
-        verify: the rule, or auto.
-    """
+    """A trace with the draft and the rule of verification to read it for."""
 
     trace: Trace
     draft: str

@@ -79,11 +79,6 @@ class Reading:
 def prompts_of(raw: Sequence[RawRow], name: str, reading: Reading) -> PromptSet:
     """The prompts of a file's rows.
 
-    Args:
-        raw: the rows.
-        name: of their file or data set, for errors.
-        reading: how they become prompts.
-
     Raises:
         UsageError: no row, or one that is wrong (by its place).
     """

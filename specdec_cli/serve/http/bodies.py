@@ -29,9 +29,6 @@ class Bodies:
 
     Where newer bodies need the memory, the body that has been arriving for longest is given up: a client that stalls
     loses to a client that sends.
-
-    Args:
-        max_bytes: longest body.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -22,11 +22,7 @@ _MASK_SECONDS = 0.5
 
 
 class GrammarQueue:
-    """Queue in which grammars wait and are compiled, apart from the work of other requests.
-
-    Args:
-        serve: limits and times.
-    """
+    """Queue in which grammars wait and are compiled, apart from the work of other requests."""
 
     def __init__(self, serve: Serve) -> None:
         from specdec_cli.sampling.grammar_sandbox import GrammarCompiler, GrammarLimits

@@ -89,9 +89,6 @@ class LingeringClose:
     A connection that is closed while the client still sends is reset. Most clients then report that and never read the
     answer, be it a 413, a 401 or a 404. The answer itself is sent at once; what still arrives is discarded, within
     limits.
-
-    Args:
-        app: what comes next.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -127,12 +124,7 @@ class LingeringClose:
 
 
 class Guard:
-    """Refuses requests by their heads, with the error of the first check that gives one.
-
-    Args:
-        app: what comes next.
-        checks: in their order.
-    """
+    """Refuses requests by their heads, with the error of the first check that gives one."""
 
     def __init__(self, app: ASGIApp, checks: Sequence[Check]) -> None:
         self.app = app

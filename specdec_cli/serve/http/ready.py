@@ -15,12 +15,7 @@ _TRY_TOKENS = 64
 
 
 def ready_lines(models: Models, url: str) -> Iterator[str]:
-    """The lines that a user needs once the server accepts requests.
-
-    Args:
-        models: what is served.
-        url: where the server listens.
-    """
+    """The lines that a user needs once the server accepts requests."""
     yield f"serving {', '.join(models.names)} at {url}"
     for model in models.all:
         name = f"{model.name}: " if len(models.all) > 1 else ""

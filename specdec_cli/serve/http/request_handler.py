@@ -35,13 +35,7 @@ _MAX_HEADER_CHARS = 1000
 
 
 class RequestHandler:
-    """Reads requests, prepares them off the event loop, and queues their jobs; every route works with it.
-
-    Args:
-        models: what is served.
-        settings: of the server.
-        num_workers: threads for tokenizers, templates and grammars.
-    """
+    """Reads requests, prepares them off the event loop, and queues their jobs; every route works with it."""
 
     def __init__(self, models: Models, settings: Settings, num_workers: int = 4) -> None:
         self.models = models

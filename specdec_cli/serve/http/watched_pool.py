@@ -9,12 +9,7 @@ from typing import Any
 
 
 class WatchedPool(ThreadPoolExecutor):
-    """Threads for work that must not run on the event loop.
-
-    Args:
-        num_threads: most of them.
-        name: of the threads.
-    """
+    """Threads for work that must not run on the event loop."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         super().__init__(num_threads, thread_name_prefix=name)

@@ -54,11 +54,6 @@ PROXIED = {
 def check_fields(document: Mapping[str, Any], refused: Mapping[str, str], name: str) -> None:
     """Refuse a request that uses one of these fields.
 
-    Args:
-        document: its body.
-        refused: fields with their reasons.
-        name: the engine, for people.
-
     Raises:
         ApiError: 400 that names the field.
     """

@@ -61,12 +61,6 @@ class Defaults:
 def sampling_params(request: GenerationBody, model: ModelInfo, length: Bound, logprobs: Bound) -> SamplingParams:
     """Sampling parameters of a request's first choice; `max_new_tokens` is for the caller to bound by the context.
 
-    Args:
-        request: the typed body.
-        model: its defaults, vocabulary and limits.
-        length: most tokens to emit.
-        logprobs: alternatives beside each token.
-
     Raises:
         ApiError: 400 naming the field.
     """

@@ -87,11 +87,7 @@ def _last(text: str, markers: ThinkingMarkers) -> Begins | None:
 
 
 class ThoughtReader:
-    """Reads one choice's text; how it is cut into pieces changes nothing.
-
-    Args:
-        plan: how its thinking is read.
-    """
+    """Reads one choice's text; how it is cut into pieces changes nothing."""
 
     def __init__(self, plan: ReasoningPlan) -> None:
         self.phase: Begins = plan.begins
@@ -142,12 +138,7 @@ class ThoughtReader:
 
 
 class ThoughtCounter:
-    """Counts the tokens of one choice's thinking, without those of its markers.
-
-    Args:
-        plan: how its thinking is read.
-        tokenizer: of the model.
-    """
+    """Counts the tokens of one choice's thinking, without those of its markers."""
 
     def __init__(self, plan: ReasoningPlan, tokenizer: Tokenizer) -> None:
         self.num_tokens = 0

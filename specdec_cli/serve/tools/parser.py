@@ -62,11 +62,7 @@ class ToolPlan:
 
 
 class ToolParser:
-    """Reads one choice's text; how it is cut into pieces changes only where the deltas are cut.
-
-    Args:
-        plan: the form, and the tools.
-    """
+    """Reads one choice's text; how it is cut into pieces changes only where the deltas are cut."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan

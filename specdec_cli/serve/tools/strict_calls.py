@@ -35,12 +35,6 @@ _HEADS = {"TEXT": r"(.|\n)*", "FIRST": r"([ \t\r\n]*[^ \t\r\n{\[](.|\n)*)?"}
 def constrain_strict(form: str, tools: Sequence[Tool], tokenizer: Tokenizer, only_one: bool) -> Constraint | None:
     """The grammar of a text whose calls of strict tools follow their schemas; None where no tool is strict.
 
-    Args:
-        form: the model's format.
-        tools: of the request.
-        tokenizer: of the model, for its special tokens.
-        only_one: whether the text holds one call at most.
-
     Raises:
         ApiError: 400 naming a strict tool whose schema the format cannot follow.
     """
@@ -52,14 +46,7 @@ def constrain_strict(form: str, tools: Sequence[Tool], tokenizer: Tokenizer, onl
 
 
 class CallGrammar:
-    """Rules of a grammar in Lark's form, and how formats write them.
-
-    Args:
-        form: name of the model's format.
-        tools: of the request.
-        tokenizer: of the model.
-        only_one: whether the text holds one call at most.
-    """
+    """Rules of a grammar in Lark's form, and how formats write them."""
 
     def __init__(self, form: str, tools: Sequence[Tool], tokenizer: Tokenizer, only_one: bool) -> None:
         self._form = form

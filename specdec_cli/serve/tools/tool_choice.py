@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 def choose_tools(request: ChatCompletionRequest, model: ModelInfo) -> tuple[ToolPlan | None, Constraint | None]:
     """How a request's tool calls are read, and the grammar of forced and strict ones; None for one without tools.
 
-    Args:
-        request: the typed body.
-        model: its tokenizer, tool-call format and limits.
-
     Raises:
         ApiError: 400 naming the field: a choice without tools, a name that is no tool's or two tools', a model whose
             template has no tool calls.
