@@ -36,6 +36,7 @@ _MAX_VERDICTS = 1024
 _WALL_SECONDS_PER_SECOND = 10
 _STACK_BYTES = 4 * 2**20
 _NICENESS = 10
+_GONE = ("the process that tries grammars ended", "the machine may be out of memory")
 _OUT_OF_TIME = (signal.SIGPROF, signal.SIGXCPU)
 _START = "import sys; sys.path[:] = {path!r}; from specdec_cli.sampling.grammar_sandbox import try_all; try_all()"
 
@@ -121,6 +122,7 @@ class _Sandbox:
         self._limits = limits
         self._lock = Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._close: finalize[[subprocess.Popen[str]], _Sandbox] | None = None
         self._verdicts: dict[tuple[str, str], tuple[str, str | None] | None] = {}
 
     def refusal(
@@ -146,22 +148,23 @@ class _Sandbox:
             process = self._started(tokenizer)
             cancellation.attach(process)
             began = monotonic()
-            end = Timer(seconds, process.kill)
-            end.start()
+            limit = Timer(seconds, process.kill)
+            limit.start()
             answer = _asked(process, request)
-            end.cancel()
-            cancellation.attach(None)
+            limit.cancel()
             if answer:
+                cancellation.attach(None)
                 refusal = json.loads(answer)["refusal"]
                 return None if refusal is None else (refusal[0], refusal[1])
-            number = -process.wait()
+            number = -self._ended(process)
+            cancellation.attach(None)
             if number != signal.SIGKILL:
                 break
             if monotonic() - began >= seconds:
                 message = f"the grammar was not compiled within {seconds:g} s: other processes take this machine's time"
                 raise Unavailable(message, "grammar_timeout")
-        else:
-            raise RunError("the process that tries grammars ended", "the machine may be out of memory")
+        if number <= 0 or number == signal.SIGKILL:
+            raise RunError(*_GONE)
         if number in _OUT_OF_TIME:
             words = f"takes more than {limits.compile_seconds:g} s of processor time to compile"
         elif number == signal.SIGSEGV:
@@ -174,6 +177,8 @@ class _Sandbox:
         """The process, which is started where it does not run."""
         if self._process is not None and self._process.poll() is None:
             return self._process
+        if self._close is not None:
+            self._close()
         read_tokenizer(tokenizer)  # refuses one that cannot be read
         document, end = tokenizer_document(tokenizer)
         process = subprocess.Popen(
@@ -185,12 +190,20 @@ class _Sandbox:
             start_new_session=True,
             env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
         )
-        finalize(self, _close, process)
+        self._process, self._close = process, finalize(self, _close, process)
         eos_ids = list(tokenizer.eos_token_ids)
         facts = {"num_tokens": tokenizer.num_tokens, "name": tokenizer.name, "eos_token_ids": eos_ids}
-        _asked(process, facts | {"document": document, "end": end})
-        self._process = process
+        if not _asked(process, facts | {"document": document, "end": end}):
+            self._ended(process)
+            raise RunError(*_GONE)
         return process
+
+    def _ended(self, process: subprocess.Popen[str]) -> int:
+        """The exit code of a process that has ended or is about to; its pipes are closed."""
+        code = process.wait()
+        if self._close is not None:
+            self._close()
+        return code
 
 
 def _asked(process: subprocess.Popen[str], message: dict[str, Any]) -> str:

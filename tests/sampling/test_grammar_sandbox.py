@@ -1,12 +1,13 @@
 import json
 import threading
 
+import psutil
 import pytest
 from hostile_grammars import AMBIGUOUS, PATTERNS, intersection
 from tiny_grammar import byte_tokenizer
 from typed import not_none
 
-from specdec_cli.errors import Unavailable, UsageError
+from specdec_cli.errors import RunError, Unavailable, UsageError
 from specdec_cli.sampling.grammar import GrammarError, MaskBudget, compile_grammar
 from specdec_cli.sampling.grammar_sandbox import Cancellation, GrammarCancelledError, GrammarCompiler, GrammarLimits
 
@@ -81,6 +82,26 @@ def test_49_15_a_process_that_was_killed_is_replaced() -> None:
     assert process is not None
     process.kill()
     compiler.compile("regex", "b", TOKENIZER)
+
+
+def test_a_process_that_ends_while_it_starts_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(GrammarLimits(10.0, 2**28))
+    monkeypatch.setattr("specdec_cli.sampling.grammar_sandbox._START", "raise SystemExit(3)  # {path}")
+    with pytest.raises(RunError, match="the process that tries grammars ended"):
+        compiler.compile("regex", "a", TOKENIZER)
+    monkeypatch.undo()
+    compiler.compile("regex", "a", TOKENIZER)
+
+
+def test_processes_that_were_ended_leave_no_pipes() -> None:
+    compiler = GrammarCompiler(GrammarLimits(0.05, 2**30))
+    with pytest.raises(UsageError):
+        compiler.compile("grammar", intersection(24), TOKENIZER)
+    num_open = psutil.Process().num_fds()
+    for num_terms in range(25, 29):
+        with pytest.raises(UsageError):
+            compiler.compile("grammar", intersection(num_terms), TOKENIZER)
+    assert psutil.Process().num_fds() <= num_open
 
 
 def test_49_15_masks_that_cost_too_much_end_the_output() -> None:
