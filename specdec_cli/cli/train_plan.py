@@ -89,6 +89,7 @@ def _outline(recipe: Recipe, num: int) -> str:
 def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, shared: Shared) -> TrainingPlan:
     from specdec_cli.engine.loading import model_settings
     from specdec_cli.lm.facts import model_facts
+    from specdec_cli.lm.model_tokenizer import tokenizer_of
     from specdec_cli.lm.plan import ModelPlan
     from specdec_cli.text.chat_template import chat_tokenizer
     from specdec_cli.train.plan import TrainingPlan
@@ -96,7 +97,7 @@ def _plan(recipe: Recipe, rows: Sequence[PromptRow], chat: bool, shared: Shared)
     target = recipe.target
     trusted = shared.trust_remote_code
     plan = ModelPlan(target.model, model_settings(target), recipe.engine.decoder, NONE, trusted, fetches_weights=False)
-    facts, tokenizer = model_facts(plan), plan.tokenizer()
+    facts, tokenizer = model_facts(plan), tokenizer_of(plan)
     longest = min(facts.max_context, recipe.engine.max_model_len or facts.max_context)
     in_chats = chat_tokenizer(tokenizer, target.chat_template, target.default_chat_template_kwargs)
     reader = PromptReader(in_chats, longest, facts.eos_token_ids)
@@ -109,7 +110,7 @@ def _timed(recipe: Recipe, plan: TrainingPlan) -> TrainingPlan:
     """The plan with times on this machine's device in float32, which drafts are trained in, if it has such a device."""
     import torch
 
-    from specdec_cli.lm.plan import device_named
+    from specdec_cli.lm.machine.devices import device_named
     from specdec_cli.measure.machine.roofline import measure_speed
 
     try:

@@ -17,7 +17,9 @@ from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
+from specdec_cli.lm.load import load_model
 from specdec_cli.lm.machine.threads import allot_threads
+from specdec_cli.lm.model_tokenizer import tokenizer_of
 from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.lm.reduced_lm import over_all_tokens
 from specdec_cli.lm.transformers_lm import TransformersLM
@@ -65,7 +67,7 @@ def load_engines(
     plans = [read_draft(_draft_fields(draft), its_plan, its) for draft, its in zip(drafts, own, strict=True)]
     check_drafters(its_plan, [plan.drafter() for plan in plans], settings.max_model_len)
     say(f"loading tokenizer of {target}")
-    tokenizer = chat_tokenizer(its_plan.tokenizer(), settings.chat_template, settings.chat_variables)
+    tokenizer = chat_tokenizer(tokenizer_of(its_plan), settings.chat_template, settings.chat_variables)
     plans = [plan.by_tokenizer(tokenizer, target) for plan in plans]
     say(f"loading target {target}")
     allot_threads()
@@ -132,7 +134,7 @@ class _DraftLoader:
                 plan_cache=self._plan,
                 trust_remote_code=self.settings.trust_remote_code,
                 tokenizer=self.tokenizer,
-                load_tokenizer=lambda name: Tokenizer(draft_model(name, self.settings).tokenizer()),
+                load_tokenizer=lambda name: Tokenizer(tokenizer_of(draft_model(name, self.settings))),
             )
         )
         return drafter
@@ -160,7 +162,7 @@ class _DraftLoader:
             lm = _load(plan, self.settings, self.options)
         self.models.append(lm)
         kept = plan.drafted_tokens
-        return lm if kept is None else over_all_tokens(lm, kept, Tokenizer(plan.tokenizer()).num_tokens)
+        return lm if kept is None else over_all_tokens(lm, kept, Tokenizer(tokenizer_of(plan)).num_tokens)
 
 
 def another_drafter(
@@ -255,7 +257,8 @@ def _target_plan(name: str, settings: LoadSettings) -> ModelPlan:
 
 
 def _load(plan: ModelPlan, settings: LoadSettings, options: EngineOptions) -> TransformersLM:
-    return plan.load(
+    return load_model(
+        plan,
         check=settings.check,
         progress=getattr(settings.progress, "count_bytes", None),
         max_num_seqs=options.max_num_seqs,

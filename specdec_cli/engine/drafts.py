@@ -18,7 +18,9 @@ from specdec_cli.lm.files.names import NONE
 from specdec_cli.lm.files.weights_files import check_numbers
 from specdec_cli.lm.heads.mtp_files import MtpModules, read_mtp
 from specdec_cli.lm.heads.published import PublishedDraft, find_published, read_published
+from specdec_cli.lm.model_tokenizer import tokenizer_of
 from specdec_cli.lm.plan import ModelPlan
+from specdec_cli.lm.plan_checks import check_target
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class DraftPlan:
         if name is None:
             return self
         model = self.model or draft_model(name, self.settings)
-        other = Tokenizer(model.tokenizer())
+        other = Tokenizer(tokenizer_of(model))
         if tokenizer.is_stand_in or other.is_stand_in:
             return self
         overlap = tokenizer.compare(other)
@@ -164,7 +166,7 @@ def check_drafters(target: ModelPlan, made: Sequence[Drafter], max_model_len: in
         RunError: the target's configuration cannot be read.
     """
     taps = [tap for drafter in made for tap in drafter.taps]
-    target.check_target(max_model_len, taps, [draft for drafter in made for draft in drafter.self_drafts])
+    check_target(target, max_model_len, taps, [draft for drafter in made for draft in drafter.self_drafts])
 
 
 def check_recipe(recipe: Recipe, *, trust_remote_code: bool = False) -> None:

@@ -26,6 +26,7 @@ from specdec_cli.lm.kernels.kinds import QUANTIZED, takes_blocks
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import family_of, kept_as
 from specdec_cli.lm.llama.model_fields import shape_of
+from specdec_cli.lm.load_memory import block_bytes
 from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.settings import ModelArguments, ModelSettings
@@ -127,7 +128,7 @@ def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFa
             obstacle = own_obstacle(whole, plan.decoder, place)
             shared = weights_of(whole, kept_as(plan.kind(plan.dtype), obstacle))
             if plan.is_in_blocks:
-                sizes = plan.block_bytes
+                sizes = block_bytes(plan)
                 shared = [replace(weight, num_bytes=sizes.get(weight.name, weight.num_bytes)) for weight in shared]
             draft = self_draft or SelfDraft()
             kind = QUANTIZED.get(draft.quantize, plan.kind(plan.dtype))

@@ -230,10 +230,8 @@ def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair) -> N
 def test_a_context_limit_above_the_targets_own_is_refused_before_it_is_loaded(
     pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_cli.lm.plan import ModelPlan
-
     own = Engine.load(*pair).target.max_context
     assert Engine.load(*pair, max_model_len=own).target.max_context == own
-    monkeypatch.setattr(ModelPlan, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("specdec_cli.engine.build.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match=f"max_model_len is `{own + 1}`, and `.*` reads `{own}` tokens at most"):
         Engine.load(*pair, max_model_len=own + 1)

@@ -20,7 +20,8 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.llama.file_rows import FileRows
 from specdec_cli.lm.llama.llama_weights import Taking
-from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.load import load_lm, load_model, read_model
+from specdec_cli.lm.load_memory import load_bytes
 from specdec_cli.lm.oracle import relative_error
 from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.sampling.params import SamplingParams
@@ -169,7 +170,7 @@ def test_a_planted_fault_in_products_is_caught(
 
 def test_layers_that_are_exchanged_are_caught(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = load_lm(str(files("llama", "Q8_0")), check=False)
-    right = BlocksOracle(ModelPlan(lm.name)._model(None))
+    right = BlocksOracle(read_model(ModelPlan(lm.name), None))
     assert right.error(lm) < 0.1
     decoder: Any = lm._forward
     decoder._layers[0], decoder._layers[1] = decoder._layers[1], decoder._layers[0]
@@ -244,14 +245,14 @@ def test_an_embedding_apart_from_the_output_layer_stays_in_its_file(files: Any, 
     plan, tied = ModelPlan(str(path)), ModelPlan(str(files("gemma3_text", "Q4_K_M")))
     header = not_none(plan.header)
     table = header.tensors["token_embd.weight"]
-    decoder: Any = plan.load()._forward
+    decoder: Any = load_model(plan)._forward
     assert decoder._embedding.file is not None
     assert not len(decoder._embedding.weight)
-    assert stand_in(tied.load()._forward)._embedding.file is None
+    assert stand_in(load_model(tied)._forward)._embedding.file is None
     numbers = decoder._embedding.file[torch.tensor([3, 0, 90])].reference().to(torch.bfloat16)
     assert torch.equal(decoder.embed(torch.tensor([3, 0, 90])), numbers)
     in_file = sum(tensor.num_bytes for tensor in header.tensors.values())
-    assert in_file - table.num_bytes - 2**16 < plan.load_bytes <= in_file - table.num_bytes, "norms are float32 there"
+    assert in_file - table.num_bytes - 2**16 < load_bytes(plan) <= in_file - table.num_bytes, "norms are float32 there"
     broken = tmp_path / "broken.gguf"
     content = bytearray(path.read_bytes())
     content[table.begin : table.begin + 2] = b"\x00\x7c"  # an infinite scale

@@ -29,6 +29,7 @@ from specdec_cli.lm.kernels.block_sizes import INT4, INT8
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.quantized_rows import QuantizedRows
 from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.load_memory import load_bytes
 from specdec_cli.lm.oracle import relative_error
 from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.lm.self_draft import SelfDraft
@@ -135,7 +136,7 @@ def test_facts_and_sizes_are_those_of_the_loaded_model(tmp_path: Path, family: s
     assert (lm.weight_bytes, lm.decoder) == (facts.weights_bytes, facts.decoder)
     assert facts.weights_bytes < describe(folder, dtype="float32").weights_bytes / 3
     plan = ModelPlan(folder, ModelSettings(quantize="int4"))
-    assert lm.weight_bytes <= plan.load_bytes
+    assert lm.weight_bytes <= load_bytes(plan)
     left = [module for module in lm.model.modules() if hasattr(module, "file_rows") or hasattr(module, "expert_rows")]
     assert not left, "the file is left"
 

@@ -10,7 +10,7 @@ from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
 from typed import stand_in
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm import plan
+from specdec_cli.lm import load
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.attention import RowMasks
 from specdec_cli.lm.kernels import packing
@@ -95,14 +95,14 @@ def test_wrong_weights_are_caught(
     folder, dtype, quantize, decoder: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever takes the weights behind the reference, and whether anything is packed on this processor."""
-    right = plan.TransformersLM
+    right = load.TransformersLM
 
     def taking(model: Any, *others: Any, **named: Any) -> Any:
         with torch.no_grad():
             wrong(model)
         return right(model, *others, **named)
 
-    monkeypatch.setattr(plan, "TransformersLM", taking)
+    monkeypatch.setattr(load, "TransformersLM", taking)
     with pytest.raises(RunError, match="other logits here than in transformers' own forward pass"):
         load_lm(folder, dtype=dtype, quantize=quantize, decoder=decoder)
 

@@ -13,7 +13,9 @@ from tiny_models import make_tiny
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.facts import model_facts
+from specdec_cli.lm.load import load_model
 from specdec_cli.lm.plan import ModelPlan
+from specdec_cli.lm.plan_checks import check_target
 from specdec_cli.lm.settings import ModelSettings
 
 _OPENED: Counter[str] = Counter()
@@ -34,7 +36,7 @@ def _gguf(folder: Path) -> str:
 @pytest.mark.parametrize("make", [
     lambda folder: str(make_tiny("llama", folder)), _gguf, lambda _: "builtin:target",
 ], ids=["safetensors", "gguf", "builtin"])  # fmt: skip
-@pytest.mark.parametrize("use", [ModelPlan.load, model_facts], ids=["load", "facts"])
+@pytest.mark.parametrize("use", [load_model, model_facts], ids=["load", "facts"])
 def test_a_configuration_is_read_once(
     tmp_path: Path, make: Callable[[Path], str], use: Callable[[ModelPlan], object]
 ) -> None:
@@ -42,7 +44,7 @@ def test_a_configuration_is_read_once(
     _OPENED.clear()
     use(plan)
     assert list(_OPENED.values()) == [1]
-    plan.check_target(16)
+    check_target(plan, 16)
     assert plan.num_layers > 0
     assert list(_OPENED.values()) == [1], "whoever has the plan asks the folder nothing more"
 
@@ -57,7 +59,7 @@ def test_every_obstacle_is_listed_and_loading_raises_the_first(tmp_path: Path) -
     for words in ("is for a GPU", "as its file holds it", "holds no JSON object"):
         assert any(words in message for message in said), words
     with pytest.raises(UsageError) as caught:
-        plan.load()
+        load_model(plan)
     assert caught.value.message == said[0]
 
 
@@ -67,4 +69,4 @@ def test_a_device_that_is_elsewhere_is_no_fault_of_the_model(tmp_path: Path) -> 
     assert [one.message for one in plan.obstacles] == ["device `cuda:77` is not here"]
     assert model_facts(plan).num_parameters > 0
     with pytest.raises(RunError, match="is not here"):
-        plan.load()
+        load_model(plan)

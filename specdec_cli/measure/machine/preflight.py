@@ -21,7 +21,10 @@ from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.files.names import NONE
 from specdec_cli.lm.heads.head_tensors import finite_tensors, has_head_weights, head_bytes, stored_tensors
 from specdec_cli.lm.heads.mtp_files import read_mtp
+from specdec_cli.lm.load_memory import check_plan_room
+from specdec_cli.lm.model_tokenizer import tokenizer_of
 from specdec_cli.lm.plan import DTYPES, ModelPlan
+from specdec_cli.lm.plan_checks import check_target
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import HeadFacts, Memory, check_rooms, pair_memory, plan_memory
@@ -201,7 +204,7 @@ def _describe(
         )
     if facts is not None and self_draft is None:
         with _noted(pair):
-            plan.check_room()
+            check_plan_room(plan)
         if is_draft:
             with _noted(pair):
                 check_draft_numbers(plan)
@@ -265,7 +268,7 @@ def _compare_tokenizers(pair: Preflight, target: Target, plans: Mapping[str, Mod
         try:
             is_target = role == "target"
             conversations = (target.chat_template, target.default_chat_template_kwargs) if is_target else (None, None)
-            tokenizer = loaded[role] = chat_tokenizer(plan.tokenizer(), *conversations)
+            tokenizer = loaded[role] = chat_tokenizer(tokenizer_of(plan), *conversations)
         except SpecdecError as error:
             pair.problems.append(_as_problem(error))
             continue
@@ -336,7 +339,7 @@ def _check_target(pair: Preflight, recipe: Recipe, target: ModelPlan) -> None:
     limit = recipe.engine.max_model_len
     pair.max_context = min(pair.target.max_context, limit or pair.target.max_context)
     with _noted(pair):
-        target.check_target(limit, pair.taps)
+        check_target(target, limit, pair.taps)
     if pair.draft is None:
         return
     ratio = 1.0 if pair.shared_vocabulary is None else max(pair.shared_vocabulary.draft_tokens_per_token, 1.0)

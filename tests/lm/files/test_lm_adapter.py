@@ -252,7 +252,7 @@ def test_39_a_base_that_is_no_model_is_refused(folder: Path, tmp_path: Path) -> 
 
 
 def test_39_a_base_that_stays_quantized_is_refused(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("specdec_cli.lm.plan.stays_quantized", lambda _: "hqq")
+    monkeypatch.setattr("specdec_cli.lm.plan_checks.stays_quantized", lambda _: "hqq")
     with pytest.raises(UsageError, match="is quantized by `hqq` and stays so, and an adapter is merged into plain"):
         load_lm(str(folder))
 

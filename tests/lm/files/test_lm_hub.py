@@ -20,6 +20,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.files import hub
 from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.lm.model_tokenizer import tokenizer_of
 from specdec_cli.lm.plan import ModelPlan
 
 TOKENS = [5, 17, 3, 40, 41, 9]
@@ -139,7 +140,7 @@ def test_39_a_gguf_file_is_named_behind_the_id(ggufs: Hub, name: str) -> None:
     assert ggufs.fetched == {"tiny-Q4_0.gguf"}
     tokens = len(load_tokenizer(str(ggufs.files / "tiny-Q4_0.gguf")))
     assert len(load_tokenizer(f"org/repo:{name}")) == tokens
-    assert len(ModelPlan(f"org/repo:{name}", fetches_weights=False).tokenizer()) == tokens
+    assert len(tokenizer_of(ModelPlan(f"org/repo:{name}", fetches_weights=False))) == tokens
     assert describe(f"org/repo:{name}").stored_as == "GGUF (Q4_0)"
     ggufs.is_reached = False
     assert describe(f"org/repo:{name}").decoder == load_lm(f"org/repo:{name}").decoder
