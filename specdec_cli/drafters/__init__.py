@@ -141,12 +141,6 @@ def planned(
 ) -> Drafter:
     """A drafter whose draft was read.
 
-    Args:
-        method: that drafts.
-        options: of the method.
-        source: what was read for it; None where it reads nothing, or is to read it by itself.
-        first: drafts that are asked before it.
-
     Raises:
         UsageError: as `create`.
     """

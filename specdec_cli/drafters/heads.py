@@ -169,12 +169,7 @@ class HeadDrafter(WithoutFeatures):
         self.sequences.feed([new for new, _ in news], [depth for _, depth in news])
 
     def _continue_plain(self, rows: Sequence[DraftRow], longest: int) -> dict[int, Guesses]:
-        """Guesses of plain rows by their places in the call, those of each shape in one graph, of a recorded head.
-
-        Args:
-            rows: whose features go with the graph.
-            longest: context that is read.
-        """
+        """Guesses of plain rows by their places in the call, those of each shape in one graph, of a recorded head."""
         for unread in self._unread:
             unread.check(self._name, "try --dtype float32, or another draft if it is float32 already")
         self._unread.clear()

@@ -204,11 +204,6 @@ class Drafter(WithoutFeatures):
 def ways_of(name: str, match: str, shared: SharedVocabulary) -> set[str]:
     """The ways in which a draft guesses: not by intersection where that holds next to no tokens.
 
-    Args:
-        name: of the draft model.
-        match: the option.
-        shared: the tokens that target and draft have in common.
-
     Raises:
         UsageError: it was asked to guess by intersection.
     """

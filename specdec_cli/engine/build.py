@@ -170,12 +170,6 @@ def another_drafter(
 ) -> Drafter:
     """Load a further drafter for an engine that exists; its KV cache takes none of the engine's.
 
-    Args:
-        engine: gives target, tokenizer and options.
-        fields: `model`, or `method` and its options.
-        settings: how the model is loaded.
-        say: called with a short description of each loading phase.
-
     Raises:
         UsageError: an unknown method or option, a draft that does not fit, or an engine without a tokenizer.
         RunError: a model that does not load.
@@ -227,10 +221,6 @@ def engines_from_recipes(
 
 def check_draft_arguments(draft: str | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> None:
     """Refuse keyword arguments of `Engine.load` that say how a draft is loaded which loads no model.
-
-    Args:
-        draft: as `Engine.load` takes it.
-        changes: the keyword arguments.
 
     Raises:
         UsageError: there is one with another value than its default.

@@ -27,12 +27,6 @@ def share_out(
 ) -> None:
     """Recreate the caches of a target and its drafts after all weights are loaded.
 
-    Args:
-        target: idle.
-        drafts: idle.
-        options: how many sequences run together, and how deep they are drafted.
-        kv_cache_bytes: as `plan_caches` takes it.
-
     Raises:
         RunError: there is no room, or less for a draft than for the target.
     """
@@ -63,11 +57,6 @@ def share_out(
 
 def hold_beside(draft: DraftCache, max_context: int, options: EngineOptions) -> None:
     """Make the cache of a draft that is loaded beside an engine, from the memory that is still free.
-
-    Args:
-        draft: idle.
-        max_context: of the target.
-        options: how many sequences run together, and how many tokens are drafted.
 
     Raises:
         RunError: there is no room.

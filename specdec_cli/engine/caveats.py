@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def caveats(recipe: Recipe, engine: Engine) -> list[str]:
-    """Sentences for people and documents; none for a pair with its own weights and acceptance.
-
-    Args:
-        recipe: resolved.
-        engine: loaded from it.
-    """
+    """Sentences for people and documents; none for a pair with its own weights and acceptance."""
     models: dict[str, Target | Draft] = {"target": recipe.target, "draft": recipe.draft}
     random = [role for role, model in models.items() if model.model is not None and model.load_format == "dummy"]
     sentences = []

@@ -75,10 +75,6 @@ class DraftPlan:
 
         A stand-in for a missing tokenizer has no text to compare: there, token ids are taken as they are.
 
-        Args:
-            tokenizer: the target's.
-            target: the target's name.
-
         Raises:
             UsageError: the tokenizers differ, and the method needs the target's.
             RunError: the draft's tokenizer cannot be read.

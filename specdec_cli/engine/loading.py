@@ -196,9 +196,6 @@ def loads_like(load: Callable[P, object]) -> Callable[[Callable[..., T]], Callab
     """Give a class method that passes its arguments on to another one that method's signature.
 
     Type checkers, `help()`, notebooks and the reference pages then show the same arguments for both.
-
-    Args:
-        load: the bound class method that takes the arguments.
     """
 
     def decorate(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:

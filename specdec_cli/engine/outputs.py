@@ -97,17 +97,6 @@ class Outputs:
     ) -> int:
         """Queue a request and collect its events from now on; returns its id.
 
-        Args:
-            driver: takes the request.
-            tokens: the prompt's.
-            text: the prompt's, for the result.
-            params: how it is sampled.
-            num_speculative_tokens: its own k.
-            index: the prompt's place; the number of requests so far without one.
-            grammar: what the output must match.
-            draft: name of its drafter.
-            tree: shape of its drafted trees, `none` for chains.
-
         Raises:
             UsageError: the engine does not accept it.
         """

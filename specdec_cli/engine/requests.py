@@ -87,13 +87,6 @@ def check(
 ) -> None:
     """Refuse a request that cannot run.
 
-    Args:
-        tokens: its prompt.
-        params: its sampling parameters.
-        num_tokens: V, the real vocabulary.
-        max_context: the target's context limit.
-        prediction: tokens that its output is expected to follow.
-
     Raises:
         UsageError: an empty prompt, no room left in the context, a token id that does not exist.
     """

@@ -22,11 +22,6 @@ def score_prompt(engine: Engine, tokens: Sequence[int], num: int) -> list[TokenL
 
     It runs between two steps, in pieces of `prefill_chunk`; ask `engine.has_room` first.
 
-    Args:
-        engine: whose target reads the tokens.
-        tokens: the text.
-        num: best alternatives beside each token.
-
     Raises:
         UsageError: more tokens than the target's context, or ids that the vocabulary lacks.
     """

@@ -39,12 +39,7 @@ def tries_graphs(decoder: str, device: torch.device) -> bool:
 
 
 def recording_of(forward: Forward, decoder: str) -> Recording:
-    """Whether a draft head on a model runs in graphs: as the model's own steps do.
-
-    Args:
-        forward: of the model.
-        decoder: its entry of DECODERS.
-    """
+    """Whether a draft head on a model runs in graphs: as the model's own steps do."""
     if not forward.name.endswith("graphs"):
         return "none"
     return "required" if decoder == GRAPHS else "tried"
@@ -60,13 +55,7 @@ def graphs_obstacle(name: str, config: Any, device: torch.device) -> str | None:
 
 
 def own_obstacle(model: Any, decoder: str, device: torch.device | None = None) -> str | None:
-    """Why transformers' forward decodes a model; None where our own decoder does.
-
-    Args:
-        model: a causal LM, of fake tensors too.
-        decoder: one of DECODERS.
-        device: where it would run; None is where it is.
-    """
+    """Why transformers' forward decodes a model; None where our own decoder does."""
     return _OBSTACLES.get(decoder) or obstacle(model, device)
 
 
@@ -198,12 +187,6 @@ def _threads(model: Any, kind: Kind, weight_bytes: int, is_bitwise: bool) -> Cal
 
 def check_decoder(name: str, decoder: str, config: Any, device: torch.device) -> None:
     """Refuse a decoder that a model cannot have, before its weights are read.
-
-    Args:
-        name: of the model, for messages.
-        decoder: one of DECODERS.
-        config: of the model.
-        device: where it would run.
 
     Raises:
         UsageError: it cannot.

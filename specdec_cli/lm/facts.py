@@ -111,10 +111,6 @@ def model_facts(plan: ModelPlan, self_draft: SelfDraft | None = None) -> ModelFa
 
     The engine's own checks, loader and probe run with fake tensors: what they raise, loading raises.
 
-    Args:
-        plan: of the model.
-        self_draft: describe this draft of the model, which adds its own weights alone; None describes the model.
-
     Raises:
         UsageError: an architecture that cannot be a target or a draft, or not recorded; int8 on a GPU.
         RunError: no such model, or files that are broken or do not belong together.

@@ -28,13 +28,7 @@ def first_layers(model: Any, num_layers: int | None) -> Any:
 
 
 def weights_of_first_layers(weights: Sequence[Weight], model: Any, num_layers: int | None) -> list[Weight]:
-    """The weights that are left of a model's.
-
-    Args:
-        weights: of the whole model.
-        model: the whole model.
-        num_layers: first layers that stay; None is all.
-    """
+    """The weights that are left of a model's."""
     if num_layers is None:
         return list(weights)
     layers = decoder_layers(model)

@@ -54,13 +54,7 @@ def fake_model(plan: ModelPlan) -> Any:
 
 
 def fake_model_of(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model of a configuration in plain numbers, in evaluation mode; asked within `fake_tensors`.
-
-    Args:
-        config: of the model.
-        dtype: of the weights.
-        trust_remote_code: run Python code that comes with the model.
-    """
+    """The model of a configuration in plain numbers, in evaluation mode; asked within `fake_tensors`."""
     model = auto_class_of(config).from_config(
         copy.deepcopy(config),
         dtype=dtype,

@@ -134,11 +134,7 @@ class IntegerWeights:
         return plain | {f"{key}.weight": self.row_bytes(key) * its.whole.shape[0] for key, its in self.layers.items()}
 
     def obstacle(self, outline: Any) -> str | None:
-        """Why a model cannot run on these blocks; None where it can.
-
-        Args:
-            outline: of the model, on the meta device.
-        """
+        """Why a model cannot run on these blocks; None where it can."""
         if self.reason is not None:
             return self.reason
         linear = {name for name, module in outline.named_modules() if isinstance(module, nn.Linear)}

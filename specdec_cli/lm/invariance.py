@@ -87,10 +87,6 @@ def rows_together(dtype: torch.dtype, kind: Kind) -> int:
     """Up to how many rows, of `MOST_ROWS`, a product gives each of them the same bits in any number from two on.
 
     `MOST_ROWS` where that holds for no number at all, which `doctor` then finds.
-
-    Args:
-        dtype: of the rows.
-        kind: of the weights.
     """
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(n, 2048, generator=generator).to(dtype) for n in (MOST_ROWS, 2048))
@@ -105,12 +101,7 @@ def rows_together(dtype: torch.dtype, kind: Kind) -> int:
 
 @functools.cache
 def same_bits_on_one_thread(dtype: torch.dtype, kind: Kind) -> bool:
-    """Whether products and attention give the same bits on one thread as on all of torch's.
-
-    Args:
-        dtype: of the rows.
-        kind: of the weights.
-    """
+    """Whether products and attention give the same bits on one thread as on all of torch's."""
     before = torch.get_num_threads()
     try:
         some, others = (_some_of_a_forward(dtype, kind, threads) for threads in (1, before))

@@ -49,15 +49,6 @@ def load_lm(
 ) -> TransformersLM:
     """Load a causal LM: its plan, with settings and a cache by keyword arguments.
 
-    Args:
-        name: as ModelPlan takes it, like the next three.
-        decoder: whose forward runs.
-        generation_config: auto, none, or a folder.
-        trust_remote_code: run Python code that comes with the model.
-        check: as `load_model` takes it, like `progress`.
-        progress: told of bytes that are read.
-        arguments: fields of ModelSettings, and what sizes the cache of TransformersLM.
-
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
         RunError: the model does not load.
@@ -140,13 +131,7 @@ def read_model(plan: ModelPlan, progress: Progress | None) -> Any:
 
 
 def _model_as_stored(plan: ModelPlan, progress: Progress | None, dtype: torch.dtype | None = None) -> Any:
-    """The modules with their weights: the built-in pair's, a GGUF file's blocks, random or plain numbers.
-
-    Args:
-        plan: of the model.
-        progress: as `load_model` takes it.
-        dtype: of plain numbers in files; None is the plan's.
-    """
+    """The modules with their weights: the built-in pair's, a GGUF file's blocks, random or plain numbers."""
     if plan.is_plain_torch:
         plan.config._attn_implementation = NAME
     if plan.is_plain_torch and plan.header is None:

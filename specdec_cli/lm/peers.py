@@ -80,11 +80,6 @@ class TransformersPeer:
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
         """Decode prompts together; shorter ones are padded on the left.
 
-        Args:
-            prompts: token ids.
-            max_new_tokens: most new tokens of each.
-            stop_ids: tokens that end an output.
-
         Raises:
             RunError: transformers gave up.
         """
@@ -166,11 +161,6 @@ class ContinuousPeer:
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
         """Decode prompts together; all are there before its loop takes the first.
-
-        Args:
-            prompts: token ids.
-            max_new_tokens: most new tokens of each.
-            stop_ids: tokens that end an output.
 
         Raises:
             RunError: transformers gave up.

@@ -88,12 +88,6 @@ def check_target(
 ) -> None:
     """Refuse what the model cannot give as a target, before its weights are read.
 
-    Args:
-        plan: of the model.
-        max_model_len: context limit.
-        taps: hidden states that its draft reads.
-        drafts: made of its weights.
-
     Raises:
         UsageError: a limit that is longer than its own, hidden states that it has not, a draft with all its
             layers, or a model that is a draft itself.

@@ -39,10 +39,6 @@ class SelfDraft:
     def check(self, target: str, num_layers: int) -> None:
         """Refuse more layers than a draft can leave out; asked before weights are read.
 
-        Args:
-            target: its name, for the message.
-            num_layers: of the target.
-
         Raises:
             UsageError: the draft would have all layers of the target, or more.
         """
@@ -53,11 +49,6 @@ class SelfDraft:
 
     def check_copy(self, target: str, decoder: str, quantize: str) -> None:
         """Refuse to quantize weights that cannot be copied.
-
-        Args:
-            target: its name, for the message.
-            decoder: whose forward runs it, as `LM.decoder` says.
-            quantize: how the target's weights are quantized already; `blocks` for blocks; none where they are not.
 
         Raises:
             UsageError: they are quantized already, or laid out for another decoder than our own.

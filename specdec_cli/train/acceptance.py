@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 def engine_with(engine: Engine, folder: Path, k: int) -> Engine:
     """The engine's target with the draft in a folder.
 
-    Args:
-        engine: with the target; its own draft is not used.
-        folder: of the draft.
-        k: drafted tokens in a step.
-
     Raises:
         UsageError: the draft does not fit the target.
         RunError: it does not load.
@@ -38,13 +33,6 @@ def measure_acceptance(
     engine: Engine, folder: Path, prompts: Sequence[TrainingPrompt], params: SamplingParams, k: int
 ) -> HeldOutAcceptance:
     """Decode held-out prompts with the draft in a folder.
-
-    Args:
-        engine: idle, with the target; its own draft is not used.
-        folder: of the draft.
-        prompts: to decode.
-        params: how outputs are sampled.
-        k: drafted tokens in a step.
 
     Raises:
         UsageError: the draft does not fit the target.

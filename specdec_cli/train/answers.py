@@ -64,10 +64,6 @@ def prompt_key(tokens: Sequence[int]) -> str:
 def earlier_answers(path: Path, origin: str) -> dict[str, list[list[int]]]:
     """The answers of another run by the key of their prompt, in order.
 
-    Args:
-        path: of its file; it is only read.
-        origin: that its answers must have.
-
     Raises:
         UsageError: there is no such file, it names no prompts, or the answers are of another target or other sampling.
         RunError: it is damaged.
@@ -131,11 +127,6 @@ class Answers:
 
     def generate(self, engine: Engine, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> None:
         """Answer what has no answer yet, each process its share of the next prompts.
-
-        Args:
-            engine: idle, this process's; decodes without a draft.
-            progress: told how many prompts are answered, and of how many.
-            stopped: asked after every step; the answers of earlier batches are kept.
 
         Raises:
             RunError: the file cannot be written.

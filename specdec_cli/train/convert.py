@@ -61,10 +61,6 @@ class DraftConversion:
     def speculators(self, kind: str, num_tokens: int) -> dict[str, Any]:
         """Keys that all folders of the speculators library have.
 
-        Args:
-            kind: `eagle3` or `dflash`.
-            num_tokens: to draft in a step.
-
         Raises:
             UsageError: the target is not known.
         """
@@ -120,13 +116,6 @@ def check_conversion(
     name: str, to: str, output: Path | None, has_weights: bool = True, force: bool = False
 ) -> PublishedDraft:
     """The draft that is to be converted, once its format and the new folder are found to be possible.
-
-    Args:
-        name: hub id or folder of the draft.
-        to: one of `FORMATS`.
-        output: a new folder; None where none is named yet.
-        has_weights: fetch its weights too.
-        force: overwrite a draft that is alone in the folder.
 
     Raises:
         UsageError: there is no such format, it is not one of this kind of draft, or the folder has other files.

@@ -44,14 +44,7 @@ class TrainDocument(ResultDocument):
     def of_events(
         cls, events: Sequence[TrainingEvent], settled: dict[str, Any], notices: Sequence[str], interrupted: bool
     ) -> Self:
-        """The document of a log.
-
-        Args:
-            events: of the log.
-            settled: sizes that the method chose.
-            notices: sentences about the data.
-            interrupted: whether the run was ended early.
-        """
+        """The document of a log."""
         steps = [event for event in events if isinstance(event, Trained)]
         evaluations: list[EvaluationResult] = []
         for event in (event for event in events if isinstance(event, Evaluated)):

@@ -117,12 +117,6 @@ class CachedFeatures:
     ) -> None:
         """Write the shards that are missing, or this process's share of them.
 
-        Args:
-            progress: told how many samples are done, and of how many.
-            stopped: asked between shards.
-            index: of this process, from 0.
-            num: processes that share the shards.
-
         Raises:
             RunError: the disk is full, or the folder cannot be written.
         """

@@ -48,10 +48,6 @@ class TrainingFolder:
     def check(self, is_resumed: bool, force: bool) -> None:
         """Refuse, before anything is loaded, a folder in which the run cannot begin or continue.
 
-        Args:
-            is_resumed: continue the run that is there.
-            force: forget an earlier run.
-
         Raises:
             UsageError: there is a run already, none to continue, or another process writes to the folder.
             RunError: the plan of the run cannot be read.

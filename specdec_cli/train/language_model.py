@@ -78,11 +78,6 @@ def cap_scores(config: Any) -> None:
 def load_start(name: str | None, target: TrainingTarget, method: str) -> StartModel:
     """The model that a method begins with.
 
-    Args:
-        name: hub id or folder; None is refused.
-        target: whose tokenizer it has to have.
-        method: of training, for messages.
-
     Raises:
         UsageError: there is no name, the tokenizers differ, its layers keep a state, or it lacks tokens.
         RunError: there is no such model.

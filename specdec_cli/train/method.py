@@ -167,11 +167,7 @@ class TrainingMethod(ABC):
         return 1.0
 
     def operations_per_token(self, num_trained: int) -> float:
-        """Floating-point operations of the network forward and back for each token of a sample, at most.
-
-        Args:
-            num_trained: its trained parameters.
-        """
+        """Floating-point operations of the network forward and back for each token of a sample, at most."""
         return 6.0 * num_trained * self.rows_per_token
 
     def prepare(self, samples: Sequence[Sample]) -> None:  # noqa: B027 - most methods need no look

@@ -80,12 +80,6 @@ class TrainingPlan(Result):
     def of_recipe(cls, recipe: Recipe, facts: ModelFacts, data: TrainingData, trust_remote_code: bool) -> TrainingPlan:
         """The plan of a recipe.
 
-        Args:
-            recipe: with the run's settings.
-            facts: of its target.
-            data: the prompts.
-            trust_remote_code: run Python code that comes with the target.
-
         Raises:
             UsageError: the settings do not fit the method or the target.
             RunError: the target's configuration cannot be read, or a model that the method begins with is not there.

@@ -10,12 +10,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def product_precision(setting: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Precision:
-    """The precision that a setting means on a device: `auto` takes bfloat16 where the hardware multiplies it.
-
-    Args:
-        setting: of the recipe's `train` section.
-        device: of the draft.
-    """
+    """The precision that a setting means on a device: `auto` takes bfloat16 where the hardware multiplies it."""
     if setting != "auto":
         return setting
     if device.type == "cuda":

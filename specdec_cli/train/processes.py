@@ -73,11 +73,7 @@ class Processes:
         return self.index == 0
 
     def own_device(self, device: str) -> str:
-        """The device that this process loads its target on: each of several has its own GPU.
-
-        Args:
-            device: that a recipe names.
-        """
+        """The device that this process loads its target on: each of several has its own GPU."""
         its = self.accelerator.device
         if its.type == "cpu":
             return "cpu" if device == "auto" else device

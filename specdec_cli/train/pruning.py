@@ -101,12 +101,7 @@ def keep_tokens(model: Any, ids: Tensor) -> None:
 
 
 def importance_of(model: Any, samples: Sequence[Sample]) -> Importance:
-    """Measure how active the parts of a model are.
-
-    Args:
-        model: of transformers.
-        samples: the texts.
-    """
+    """Measure how active the parts of a model are."""
     widths, layers = Widths.of(model.config.get_text_config()), decoder_layers(model)
     norms, units, heads = (_Means() for _ in range(3))
     hooks = [
@@ -200,13 +195,7 @@ def _check_narrowing(skeleton: Any, widths: Widths) -> None:
 
 
 def narrowed(model: Any, widths: Widths, importance: Importance) -> Any:
-    """The model with these widths, which keeps the most important parts in their order.
-
-    Args:
-        model: of transformers, that `check_pruning` accepts.
-        widths: wanted.
-        importance: of its parts.
-    """
+    """The model with these widths, which keeps the most important parts in their order."""
     whole = Widths.of(model.config.get_text_config())
     channels = _largest(importance.channels, widths.hidden_size)
     kept = [

@@ -20,12 +20,7 @@ _LAYER_KEYS = (
 
 
 def layer_content(layer: Any, num: int) -> dict[str, Any]:
-    """The configuration of decoder layers alone, with the keys that older readers have no defaults for.
-
-    Args:
-        layer: transformers configuration of a Llama or a Qwen 3 model.
-        num: how many layers.
-    """
+    """The configuration of decoder layers alone, with the keys that older readers have no defaults for."""
     known = set(type(layer)().to_dict()) - {"architectures", "transformers_version"}
     content = {key: value for key, value in layer.to_diff_dict().items() if key in known}
     content |= {key: getattr(layer, key) for key in _LAYER_KEYS if getattr(layer, key, None) is not None}
@@ -35,14 +30,7 @@ def layer_content(layer: Any, num: int) -> dict[str, Any]:
 
 
 def official_eagle3(layer: Any, taps: Sequence[int], target: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of an EAGLE-3 head in the authors' format, both notations of its layers included.
-
-    Args:
-        layer: transformers configuration of its decoder layer.
-        taps: target layers whose outputs it reads, counted from 0.
-        target: its name; None where it is not known.
-        keys: of the head: its vocabulary, widths and norms.
-    """
+    """The configuration of an EAGLE-3 head in the authors' format, both notations of its layers included."""
     is_llama = layer.model_type == "llama"
     content = layer_content(layer, 1) | dict(keys)
     content["architectures"] = ["LlamaForCausalLMEagle3" if is_llama else "Eagle3Qwen3ForCausalLM"]
@@ -86,12 +74,6 @@ def write_draft(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], file: str = "model.safetensors"
 ) -> None:
     """Write `config.json` and the file of weights.
-
-    Args:
-        folder: exists.
-        config: of the draft.
-        tensors: by published names.
-        file: of weights, as the format names it.
 
     Raises:
         RunError: the disk is full, or the folder cannot be written.

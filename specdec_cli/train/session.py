@@ -62,13 +62,6 @@ class TrainingData:
     ) -> TrainingData:
         """Split prompts, the held-out ones spread evenly over all that leave room for an answer.
 
-        Args:
-            prompts: token ids of each.
-            max_context: of the target.
-            num_held_out: prompts to leave out of training.
-            num_answers: answers to each of the others.
-            given: the samples of each prompt's row, instead of the target's own answers; None lets the target answer.
-
         Raises:
             UsageError: no prompt fits, or too few are left to train on.
         """
@@ -186,11 +179,6 @@ class TrainingSession:
         self, samples: Sequence[Sample], is_resumed: bool, features: TargetFeatures | CachedFeatures | None = None
     ) -> TrainingRun:
         """Build the draft and the loop, at its last checkpoint where the run goes on.
-
-        Args:
-            samples: to train on.
-            is_resumed: go on from the last checkpoint.
-            features: of these samples, ready; None computes them when they are wanted.
 
         Raises:
             UsageError: the method cannot be used with this target.

@@ -42,11 +42,6 @@ class TrainingTarget:
     def of(cls, lm: LM, revision: str | None = None, trust_remote_code: bool = False) -> TrainingTarget:
         """The target of a loaded model.
 
-        Args:
-            lm: the model.
-            revision: branch, tag or commit of its hub id.
-            trust_remote_code: run Python code that comes with it.
-
         Raises:
             RunError: its configuration cannot be read.
         """
@@ -83,11 +78,7 @@ class TrainingTarget:
         return int(self.config.num_hidden_layers)
 
     def layer_keys(self, intermediate_size: int | None) -> dict[str, Any]:
-        """Keys of a transformers configuration whose layers have the target's shape, whatever its family.
-
-        Args:
-            intermediate_size: of the feed-forward layers; None takes the target's.
-        """
+        """Keys of a transformers configuration whose layers have the target's shape, whatever its family."""
         config, hidden = self.config, self.hidden_size
         heads = int(config.num_attention_heads)
         rope = dict(getattr(config, "rope_parameters", None) or {})

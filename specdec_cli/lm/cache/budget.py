@@ -66,12 +66,7 @@ def count_in(holder: CacheHolder) -> None:
 
 
 def device_room(device: torch.device, weight_bytes: int) -> Room:
-    """Memory of a device that loaded models leave free, after what their caches will still take.
-
-    Args:
-        device: where.
-        weight_bytes: of the models that are planned, loaded already.
-    """
+    """Memory of a device that loaded models leave free, after what their caches will still take."""
     memory = device_memory(device)
     promised = sum(holder.promised_bytes for holder in _LOADED if holder.device == device)
     whole = memory.total_bytes if device.type == "cuda" else memory.free_bytes + weight_bytes

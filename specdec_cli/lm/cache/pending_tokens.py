@@ -48,10 +48,6 @@ class PendingTokens:
     def check(self, name: str, hint: str) -> None:
         """Refuse a guess that the host has read by now and that holds something else than tokens.
 
-        Args:
-            name: of the draft, for the message.
-            hint: what to do about it.
-
         Raises:
             RunError: a largest logit was no finite number.
         """

@@ -35,10 +35,6 @@ CLASSES: dict[str, Function] = {
 def packed_forward(model: Any, name: str) -> PackedForward:
     """The forward of a patched model over rows of several sequences; of fake tensors too.
 
-    Args:
-        model: a causal LM, its attention set as `lm.load` does.
-        name: the model's, for messages.
-
     Raises:
         UsageError: a patch of its family does not fit the installed transformers.
     """

@@ -80,10 +80,6 @@ def adapter_files(folder: Path) -> list[str]:
 def read_adapter(name: str, path: Path) -> dict[str, Any]:
     """The configuration of a LoRA adapter.
 
-    Args:
-        name: for messages.
-        path: its folder.
-
     Raises:
         UsageError: it is another kind of adapter, or one that cannot be merged into its base model.
         RunError: the file is broken, or names no base model.
@@ -111,11 +107,6 @@ def read_adapter(name: str, path: Path) -> dict[str, Any]:
 
 def adapter_folder(name: str, path: Path, find: Callable[[str, str | None], Path]) -> tuple[Path, dict[str, Any]]:
     """The folder of an adapter's base model with the adapter beside it, made once for a process; and its configuration.
-
-    Args:
-        name: of the adapter, for messages.
-        path: its folder.
-        find: the folder of a base model by its name and revision.
 
     Raises:
         UsageError: an adapter of another kind or of an adapter, or a base model that is not found.

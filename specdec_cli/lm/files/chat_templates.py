@@ -12,11 +12,7 @@ _ENTRY = "tokenizer.chat_template"
 
 
 def chat_templates(name: str) -> list[str] | None:
-    """The texts of a model's chat templates; None where they are not here to be read, or only loading can judge.
-
-    Args:
-        name: of the model.
-    """
+    """The texts of a model's chat templates; None where they are not here to be read, or only loading can judge."""
     path = given_path(name)
     if name in BUILTIN:
         path = Path(__file__).parents[2] / "builtin" / name.removeprefix("builtin:")

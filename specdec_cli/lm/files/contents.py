@@ -47,10 +47,6 @@ _DRAFT_HINT = "choose a small model of the target's family as the draft, or `--d
 def check_contents(model: ModelFolder, has_weights: bool = True) -> None:
     """Refuse a folder that holds something else than a causal LM, by what it is.
 
-    Args:
-        model: the folder.
-        has_weights: its weights are wanted, too.
-
     Raises:
         UsageError: it holds something that this engine does not run.
         RunError: its files are git-lfs pointers, or it holds no model at all.
@@ -75,10 +71,6 @@ def check_contents(model: ModelFolder, has_weights: bool = True) -> None:
 
 def check_gguf(name: str, header: GgufHeader) -> None:
     """Refuse a GGUF file that holds something else than a causal LM, by what it is.
-
-    Args:
-        name: for messages.
-        header: of the file.
 
     Raises:
         UsageError: it holds something else.

@@ -119,11 +119,6 @@ class DraftFolder:
     def whole_number(self, content: Content, key: str, least: int = 0) -> int | None:
         """A whole number of its configuration; None where it has none.
 
-        Args:
-            content: the keys, which may be those of a configuration within it.
-            key: of the number.
-            least: smallest value.
-
         Raises:
             RunError: there is something else.
         """
@@ -135,12 +130,7 @@ class DraftFolder:
 
 
 def recognize(folder: Path, content: dict[str, Any] | None = None) -> DraftFolder | None:
-    """The published draft that a folder holds, one that does not run here included; None of any other folder.
-
-    Args:
-        folder: to look at.
-        content: of its `config.json`, by who has read it; None reads it.
-    """
+    """The published draft that a folder holds, one that does not run here included; None of any other folder."""
     content, tensors = _content(folder) if content is None else content, tensor_names(folder)
     row = _format_of(folder, content, tensors)
     if row is None:

@@ -73,14 +73,6 @@ def build(
 ) -> Any:
     """The transformers model with random weights, made where and as they stay; equal configurations get equal ones.
 
-    Args:
-        name: for messages.
-        config: of the model.
-        dtype: of its weights.
-        device: where they are made.
-        attention: implementation of it.
-        trust_remote_code: run Python code that comes with the model.
-
     Raises:
         RunError: there is no memory for the weights.
     """

@@ -39,10 +39,6 @@ def part_names(name: str, count: int | None = None) -> list[str]:
 def gguf_parts(name: str, path: Path) -> tuple[Path, ...]:
     """The files of a model, in order.
 
-    Args:
-        name: of the model, for messages.
-        path: of its only file or the first one.
-
     Raises:
         UsageError: the path is another part's.
         RunError: a part is missing, or the first one has a name that does not lead to the others.
@@ -69,10 +65,6 @@ def gguf_parts(name: str, path: Path) -> tuple[Path, ...]:
 
 def read_model_header(name: str, paths: Sequence[Path]) -> GgufHeader:
     """The header of a model: the first file's, with the tensors of all files.
-
-    Args:
-        name: of the model, for messages.
-        paths: its files, in order.
 
     Raises:
         RunError: a file is broken, or the files are not the parts of one model.

@@ -28,11 +28,6 @@ def tensor_names(header: GgufHeader, outline: Any) -> TensorNames:
 def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
     """Refuse a GGUF file whose tensors are not those of its configuration, before one of them is read.
 
-    Args:
-        name: for messages.
-        header: of the file.
-        outline: of the model.
-
     Raises:
         WeightsError: a tensor is missing, has another shape, is of a type that is not read, or belongs to nothing.
     """

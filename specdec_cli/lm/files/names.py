@@ -50,11 +50,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def folder_and_choice(name: str) -> tuple[Path, str] | None:
-    """The folder and the choice of `FOLDER:CHOICE`, a GGUF model among several in a local folder; None for other names.
-
-    Args:
-        name: of a model.
-    """
+    """The folder and the choice of `FOLDER:CHOICE`, a GGUF model among several in a folder; None for other names."""
     folder, _, choice = name.rpartition(":")
     if not folder.strip() or not choice or _exists(given_path(name)):
         return None
@@ -69,10 +65,6 @@ def is_local(name: str) -> bool:
 
 def check_own_name(name: str, words: Sequence[str] = ()) -> None:
     """Refuse a built-in model or a shape that there is not.
-
-    Args:
-        name: of a model.
-        words: of our own that may stand in a model's place.
 
     Raises:
         UsageError: there is none of that name.
@@ -100,10 +92,6 @@ def check_generation_config(wanted: str) -> None:
 def check_name(name: str, words: Sequence[str] = ()) -> None:
     """Refuse a name that leads to no model, as far as this machine can tell.
 
-    Args:
-        name: of a model.
-        words: as `check_own_name` takes them.
-
     Raises:
         UsageError: an unknown built-in model or shape, or a folder or file that is not there.
     """
@@ -130,11 +118,6 @@ def check_name(name: str, words: Sequence[str] = ()) -> None:
 def check_native(name: str, settings: Any, decoder: str) -> None:
     """Refuse `compute: native` beside settings that keep it from a model, before the model is looked at.
 
-    Args:
-        name: of the model.
-        settings: how it is loaded: `quantize`, `dtype` and `device`.
-        decoder: the recipe's.
-
     Raises:
         UsageError: one does.
     """
@@ -159,11 +142,6 @@ def native_error(name: str, obstacle: str) -> UsageError:
 def check_word(name: str, words: Sequence[str], what: str) -> None:
     """Refuse a bare word that is neither here nor on this disk's hub cache, and close to a word of our own.
 
-    Args:
-        name: of a model.
-        words: of our own.
-        what: they are, for the hint.
-
     Raises:
         UsageError: one of them was most likely meant.
     """
@@ -176,12 +154,7 @@ def check_word(name: str, words: Sequence[str], what: str) -> None:
 
 
 def meant_name(name: str, words: Sequence[str] = ()) -> str | None:
-    """The built-in model, the shape or the word of our own that a name most likely means; a method has no prefix.
-
-    Args:
-        name: that leads nowhere, perhaps another engine's for a drafting method, or one with a number behind it.
-        words: of our own that may stand in a model's place.
-    """
+    """The built-in model, the shape or the word of our own that a name most likely means; a method has no prefix."""
     prefix, colon, rest = name.partition(":")
     plain = re.sub("[-_]", "", prefix)
     if colon and closest(plain, ["builtin"]):

@@ -54,13 +54,7 @@ class Origin:
 
 
 def fingerprint(config: bytes, folder: Path, files: Iterable[str]) -> str:
-    """Fingerprint of a checkpoint: 16 hexadecimal digits of a model folder's configuration and weight files.
-
-    Args:
-        config: the bytes of `config.json`.
-        folder: of the model.
-        files: of its weights, by name.
-    """
+    """Fingerprint of a checkpoint: 16 hexadecimal digits of a model folder's configuration and weight files."""
     digest = hashlib.sha256(config)
     for name in sorted(files):
         path = folder / name

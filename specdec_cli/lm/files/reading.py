@@ -63,11 +63,6 @@ def unreadable(path: Path, error: Exception) -> RunError:
 def check_counts(path: Path, content: Mapping[str, Any], further: Collection[str] = ()) -> None:
     """Refuse a configuration with more layers or heads than any model has, which would take all memory to read.
 
-    Args:
-        path: of the configuration, for messages.
-        content: its keys, those of configurations within it included.
-        further: keys that count parts, beside those of language models.
-
     Raises:
         RunError: a count is too large.
     """
@@ -79,11 +74,6 @@ def check_counts(path: Path, content: Mapping[str, Any], further: Collection[str
 
 def check_flags(path: Path, content: Mapping[str, Any], flags: Collection[str]) -> None:
     """Refuse a draft's configuration that says neither true nor false where it must. Any text would be true.
-
-    Args:
-        path: of the configuration, for messages.
-        content: its keys, those of configurations within it included.
-        flags: keys that are true or false.
 
     Raises:
         RunError: a flag has another value.

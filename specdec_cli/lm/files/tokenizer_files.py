@@ -22,11 +22,6 @@ _NUM_PIECES = 8
 def check_tokenizer(name: str, folder: Path, tokenizer: Any) -> None:
     """Refuse a tokenizer without tokens of text, and one that splits text in another way than its own file.
 
-    Args:
-        name: of the model, for messages.
-        folder: of the model.
-        tokenizer: as transformers loaded it.
-
     Raises:
         RunError: it is such a one.
     """

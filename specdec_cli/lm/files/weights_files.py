@@ -51,13 +51,7 @@ def stored_bytes(name: str, folder: Path) -> int:
 
 
 def stored_as(name: str, folder: Path, method: str | None) -> str:
-    """The form of the files of weights, for people.
-
-    Args:
-        name: for messages.
-        folder: of the model.
-        method: its configuration's name for quantized weights; None where it has none.
-    """
+    """The form of the files of weights, for people."""
     header, adapter, count = gguf_header_of(name, folder), adapter_words(folder), len(gguf_links(folder))
     if header is not None:
         return f"GGUF ({', '.join(header.kinds)}){f' in {count} parts' if count > 1 else ''}{adapter}"

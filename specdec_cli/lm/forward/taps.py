@@ -36,12 +36,6 @@ def decoder_layers(model: Any) -> Any:
 def check_taps(name: str, taps: Sequence[Tap], config: Any, max_context: int) -> None:
     """Refuse taps that a model cannot give; its configuration tells, before its weights are read.
 
-    Args:
-        name: of the model, for messages.
-        taps: wanted hidden states.
-        config: of its text model.
-        max_context: longest context that it will read.
-
     Raises:
         UsageError: there is no such layer, states of two widths, or long rope whose frequencies change within the
             context.

@@ -38,9 +38,6 @@ def cgroup_limits(root: Path = _ROOT) -> list[MemoryLimit]:
     """The limits of this process's groups and of all groups around them; none where there are no groups.
 
     Swap is not counted: weights and keys are read at every step.
-
-    Args:
-        root: where `proc` and the mount points are looked for.
     """
     limits = []
     for mount, group, is_v2 in _mounts("memory", root):
@@ -53,11 +50,7 @@ def cgroup_limits(root: Path = _ROOT) -> list[MemoryLimit]:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Processors' time that this process's groups may use, in processors; None without a limit.
-
-    Args:
-        root: where `proc` and the mount points are looked for.
-    """
+    """Processors' time that this process's groups may use, in processors; None without a limit."""
     quotas = []
     for mount, group, is_v2 in _mounts("cpu", root):
         for path in (group, *group.parents) if group.parts else (group,):

@@ -135,13 +135,7 @@ class PardModule(DraftModule):
 
 
 def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows:
-    """The rows of a batch, those of group 0 first.
-
-    Args:
-        batch: of samples.
-        depth: groups.
-        mask_token: that masks read.
-    """
+    """The rows of a batch, those of group 0 first."""
     each = [
         _sample_rows(batch.tokens[row], answers, depth, mask_token, batch.generator(row))
         for row, answers in enumerate(batch.answers)
