@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 class DraftWithFallback(WithoutFeatures):
-    """The guesses of a first draft, or where it has none those of a second one.
-
-    Args:
-        first: asked for every row.
-        second: asked for the rest.
-    """
+    """The guesses of a first draft, or where it has none those of a second one."""
 
     lm = None
 

@@ -34,9 +34,6 @@ class HeadDrafter(WithoutFeatures):
     A head that drafts from its own outputs goes round by round, each depth of all rows in one call, or drafts in one
     CUDA graph where it is recorded. One that drafts all tokens in one pass gives every depth's distribution.
 
-    Args:
-        name: of the draft, for messages.
-
     Attributes:
         confidences: of the latest call, depth by depth: the handles of the rows that a draft with a confidence head
             continued, one for each end, and how sure it was there.

@@ -17,11 +17,7 @@ _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's
 
 
 class LMDrafter(WithoutFeatures):
-    """Guesses with a language model: plain rows in one call where it has one for that, else a depth each round.
-
-    Args:
-        name: of the draft, for messages.
-    """
+    """Guesses with a language model: plain rows in one call where it has one for that, else a depth each round."""
 
     draws = True
     has_tokenizer = True

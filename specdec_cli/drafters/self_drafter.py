@@ -20,9 +20,6 @@ class SelfDrafter(LMDrafter):
     The draft files its keys and values beside the target's, never among them. So nothing that it computes, for guesses
     that may be refused, is ever read by the target, and each promise about the target's output holds as it does with
     any draft model: trees, preempted sequences and reused prefixes included. The price is a prefill of its own.
-
-    Args:
-        self_draft: what it changes of the target.
     """
 
     def __init__(self, self_draft: SelfDraft) -> None:

@@ -137,10 +137,6 @@ class Scheduler:
     beside them as dear as all of theirs, so they decode a few at a time.
 
     Blocks are counted as if none were shared, so that neither the target's cache nor a draft's can run out.
-
-    Args:
-        limits: bounds of a step.
-        policy: chooses k.
     """
 
     limits: Limits

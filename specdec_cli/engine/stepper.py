@@ -29,11 +29,7 @@ Propose = Callable[[Sequence[tuple[str, DraftRow]]], list[Guesses]]
 
 
 class Clock:
-    """Marks moments of a device's work: by the host's clock, or by a GPU's events, without waiting for them.
-
-    Args:
-        device: where the work is done.
-    """
+    """Marks moments of a device's work: by the host's clock, or by a GPU's events, without waiting for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -58,12 +58,7 @@ def block_bytes(header: GgufHeader, outline: Any) -> dict[str, int]:
 
 
 class _PackedBytes:
-    """Counts the bytes of a file's matrices that several threads have packed.
-
-    Args:
-        header: of the file.
-        progress: told how many, and of how many.
-    """
+    """Counts the bytes of a file's matrices that several threads have packed."""
 
     def __init__(self, header: GgufHeader, progress: Progress) -> None:
         self._num_bytes = sum(its.num_bytes for name, its in header.tensors.items() if _is_multiplied(name, its))

@@ -49,11 +49,7 @@ class RoundingError(RunError):
 
 
 class Oracle:
-    """Logits of transformers' own forward pass for two short texts.
-
-    Args:
-        model: a transformers causal LM with its original modules.
-    """
+    """Logits of transformers' own forward pass for two short texts."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()

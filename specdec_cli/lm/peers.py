@@ -139,9 +139,6 @@ class ContinuousPeer:
 
     Its own defaults size its cache and its steps by the machine's memory, and on a CPU its steps are slow then; here
     both are as large as a group needs. It keeps the attention the model was loaded with, and no prefixes.
-
-    Args:
-        model: the target, as transformers loads it.
     """
 
     def __init__(self, model: Any) -> None:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
-
-    Args:
-        folder: for them alone; it exists.
-    """
+    """The checkpoints of one run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -29,9 +29,6 @@ _OF_A_RUN = (_RECIPE, "answers.jsonl", "features", "log.jsonl", *_CHECKPOINTS)
 class TrainingFolder:
     """The output folder.
 
-    Args:
-        path: of the folder.
-
     Attributes:
         work: folder of the run's own files.
         answers: file of the target's answers.

@@ -63,17 +63,6 @@ class TrainingProgress:
 class TrainingRun:
     """One run over samples.
 
-    Args:
-        method: of the draft.
-        module: that it has built.
-        settings: the recipe's `train` section.
-        samples: to train on.
-        batch_of: samples with what the target says of them.
-        evaluate: the acceptance of the draft in a folder.
-        folder: of the draft.
-        checkpoints: of the run.
-        processes: that share it.
-
     Attributes:
         progress: how far it is.
     """

@@ -89,9 +89,6 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class MeanLoss:
     """The mean of a loss over a batch's positions, those of the other processes' shares included.
 
-    Args:
-        name: of the loss.
-
     Attributes:
         total: sums a tensor over all processes, without gradient; one process has the tensor itself.
     """

@@ -42,9 +42,6 @@ class BatchLoss:
 class DraftModule(nn.Module, ABC):
     """A network that is trained: `forward` gives a batch's loss, so that it runs inside accelerate's wrapper.
 
-    Args:
-        loss: its name.
-
     Attributes:
         loss: of positions; its denominators count those of all processes.
     """
@@ -81,10 +78,6 @@ def _check_layers(layers: Sequence[int] | None, num: int) -> None:
 
 class TrainingMethod(ABC):
     """How one kind of draft is trained.
-
-    Args:
-        settings: the recipe's `train` section.
-        target: the loaded target, and what its files say.
 
     Attributes:
         name: in recipes and on the command line.

@@ -174,11 +174,7 @@ def _lengths(data: TrainingData, max_new_tokens: int, max_context: int) -> list[
 
 
 class _MetaLM:
-    """A target without numbers: the sizes and tensors that methods ask for while they build a network.
-
-    Args:
-        facts: of the target.
-    """
+    """A target without numbers: the sizes and tensors that methods ask for while they build a network."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self.name, self.vocab_size, self.max_context = facts.name, facts.embedding_size, facts.max_context

@@ -110,11 +110,7 @@ def running_layout() -> Layout | None:
 
 
 class _NoLayers(list[Any]):
-    """transformers' list of layers, of which there are none; any that is asked for knows the positions of keys.
-
-    Args:
-        cache: that runs.
-    """
+    """transformers' list of layers, of which there are none; any that is asked for knows the positions of keys."""
 
     def __init__(self, cache: BlockCache) -> None:
         super().__init__()

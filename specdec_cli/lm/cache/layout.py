@@ -191,11 +191,7 @@ class Layout:
 
 
 class JoinedKeys(int):
-    """How many keys all spans of a layout read, for a forward that is handed them joined.
-
-    Args:
-        layout: of the forward.
-    """
+    """How many keys all spans of a layout read, for a forward that is handed them joined."""
 
     layout: Layout
 

@@ -69,9 +69,6 @@ class Windows:
 class Order:
     """The order of one forward.
 
-    Args:
-        layout: of the forward.
-
     Attributes:
         stretches: the sequences, as they lie in the forward.
         first: slots of the states that the first step's rows follow [rows] int64.

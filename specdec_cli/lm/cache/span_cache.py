@@ -70,12 +70,7 @@ class SpanCache:
 
 @dataclass(frozen=True, slots=True)
 class SpanLayer:
-    """Keys and entries that an indexer or a compressor keeps of one layer.
-
-    Args:
-        cache: of the span.
-        index: of the layer.
-    """
+    """Keys and entries that an indexer or a compressor keeps of one layer."""
 
     cache: SpanCache
     index: int

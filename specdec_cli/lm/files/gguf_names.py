@@ -57,11 +57,7 @@ class TensorNames(Protocol):
 
 
 class LlamaNames:
-    """The names of Llama and families like it, for which no model of transformers has to be imported.
-
-    Args:
-        config: of the model.
-    """
+    """The names of Llama and families like it, for which no model of transformers has to be imported."""
 
     def __init__(self, config: Any) -> None:
         self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}

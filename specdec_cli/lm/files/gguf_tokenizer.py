@@ -59,9 +59,6 @@ class UnreadTokenizerError(Exception):
 class GgufTokenizer:
     """A file's tokenizer.
 
-    Args:
-        metadata: of the file, with its tokenizer's lists.
-
     Attributes:
         model: llama.cpp's name of its kind.
         tokens: its texts.

@@ -44,12 +44,7 @@ def names_missing_tensors(header: GgufHeader, outline: Any) -> bool:
 
 
 class TransformersNames:
-    """The names of any family that transformers reads (`gguf_names.TensorNames`).
-
-    Args:
-        header: of the file.
-        outline: transformers' model, on the meta device.
-    """
+    """The names of any family that transformers reads (`gguf_names.TensorNames`)."""
 
     def __init__(self, header: GgufHeader, outline: Any) -> None:
         self._processor = tensor_processor(header, outline)

@@ -17,12 +17,7 @@ from specdec_cli.lm.files.reading import broken_link, parse_object, unreadable
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's files on this machine, whose `config.json` is read once.
-
-    Args:
-        name: of the model, for messages.
-        folder: of its files.
-    """
+    """A model's files on this machine, whose `config.json` is read once."""
 
     name: str
     folder: Path

@@ -7,11 +7,7 @@ from typing import Any, Self
 
 
 class PlainConfig:
-    """The configuration of a Llama: the values in its file, which names all that this package reads.
-
-    Args:
-        values: by the names in `config.json`.
-    """
+    """The configuration of a Llama: the values in its file, which names all that this package reads."""
 
     model_type = "llama"
     vocab_size: int

@@ -23,12 +23,6 @@ from specdec_cli.transfer import sent
 class EagerForward:
     """Packed forwards of a transformers model.
 
-    Args:
-        packed: the model's forward over packed rows.
-        shape: what it keeps of a token.
-        layouts: of its forwards.
-        threads: what a forward runs in.
-
     Attributes:
         model: the transformers model.
         layouts: of its forwards.

@@ -17,12 +17,7 @@ from specdec_cli.lm.forward.graphs import Graphs
 
 
 class RecordedForward:
-    """Graphs over the cache of another forward, which runs what no graph is made for.
-
-    Args:
-        inner: whose forward the graphs record.
-        max_context: most tokens of a context.
-    """
+    """Graphs over the cache of another forward, which runs what no graph is made for."""
 
     can_guess = can_draw = True
     graphs_obstacle: str | None = None

@@ -61,9 +61,6 @@ def check_taps(name: str, taps: Sequence[Tap], config: Any, max_context: int) ->
 class TapHooks:
     """Copies of hidden states while transformers' forward runs.
 
-    Args:
-        model: a transformers causal LM.
-
     Attributes:
         taps: whose hidden states are copied.
     """

@@ -40,10 +40,6 @@ _LARGEST_DECAY = 7.0
 class DFlashTraining(TrainingMethod):
     """Trains a DFlash draft of Qwen 3 layers with the target's embedding and output layer.
 
-    Args:
-        settings: as for every method.
-        target: as for every method.
-
     Raises:
         UsageError: settings of other methods, a mask token that the target does not have, or a block of one row.
     """

@@ -36,10 +36,6 @@ _MOST_TEXTS = 128  # that tell which parts of the target are important
 class DistillTraining(TrainingMethod):
     """Trains a plain language model on the target's distributions.
 
-    Args:
-        settings: as for every method.
-        target: as for every method.
-
     Attributes:
         start: the model that it begins with: another one, or the target.
 

@@ -67,13 +67,7 @@ class MedusaTraining(TrainingMethod):
 
 
 class MedusaModule(NamedModule):
-    """The heads and their loss.
-
-    Args:
-        weights: by the authors' names.
-        depth: heads.
-        loss: its name.
-    """
+    """The heads and their loss."""
 
     def __init__(self, weights: dict[str, Tensor], depth: int, loss: str) -> None:
         super().__init__(weights, loss)

@@ -32,10 +32,6 @@ _KEPT, _KEPT_AT_LEAST = 0.7, 0.2
 class PardTraining(TrainingMethod):
     """Trains a language model with the target's tokenizer as a PARD draft.
 
-    Args:
-        settings: as for every method.
-        target: as for every method.
-
     Attributes:
         start: the model that it begins with.
 
@@ -106,14 +102,7 @@ class MaskedRows:
 
 
 class PardModule(DraftModule):
-    """The language model and its loss.
-
-    Args:
-        model: of transformers.
-        depth: groups.
-        mask_token: that masks read.
-        loss: its name.
-    """
+    """The language model and its loss."""
 
     def __init__(self, model: Any, depth: int, mask_token: int, loss: str) -> None:
         super().__init__(loss)
