@@ -49,23 +49,11 @@ class PeerRun:
     num_first: int
 
 
-class TransformersPeer:
-    """A transformers model, decoding greedily with its own loop and cache.
+class _Peer:
+    """A transformers model that decodes greedily."""
 
-    Args:
-        model: the target, as transformers loads it.
-        assistant: its draft model, or None for plain decoding.
-        num_assistant_tokens: k, kept constant.
-    """
-
-    def __init__(self, model: Any, assistant: Any = None, num_assistant_tokens: int = 0) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self._assistant = assistant
-        if assistant is not None:
-            settings = assistant.generation_config
-            settings.num_assistant_tokens = num_assistant_tokens
-            settings.num_assistant_tokens_schedule = "constant"
-            settings.assistant_confidence_threshold = 0.0
 
     @property
     def version(self) -> str:
@@ -76,6 +64,25 @@ class TransformersPeer:
     def device(self) -> torch.device:
         """Where it runs."""
         return torch.device(self._model.device)
+
+
+class TransformersPeer(_Peer):
+    """A transformers model, decoding greedily with its own loop and cache.
+
+    Args:
+        model: the target, as transformers loads it.
+        assistant: its draft model, or None for plain decoding.
+        num_assistant_tokens: k, kept constant.
+    """
+
+    def __init__(self, model: Any, assistant: Any = None, num_assistant_tokens: int = 0) -> None:
+        super().__init__(model)
+        self._assistant = assistant
+        if assistant is not None:
+            settings = assistant.generation_config
+            settings.num_assistant_tokens = num_assistant_tokens
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
         """Decode prompts together; shorter ones are padded on the left.
@@ -134,7 +141,7 @@ class _FirstTokenClock(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-class ContinuousPeer:
+class ContinuousPeer(_Peer):
     """A transformers model, decoding greedily by its continuous batching, whose thread lives until `close`.
 
     Its own defaults size its cache and its steps by the machine's memory, and on a CPU its steps are slow then; here
@@ -142,19 +149,14 @@ class ContinuousPeer:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        super().__init__(model)
         self._manager: Any = None
         self._room = (0, 0, 0)
 
     @property
     def version(self) -> str:
         """Its name in reports."""
-        return f"transformers {transformers.__version__}, continuous batching"
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return torch.device(self._model.device)
+        return f"{super().version}, continuous batching"
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
         """Decode prompts together; all are there before its loop takes the first.

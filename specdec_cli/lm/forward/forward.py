@@ -126,6 +126,22 @@ class Forward(Protocol):
         ...
 
 
+class WithoutState:
+    """Base of forwards that run no model with a state."""
+
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state keeps none")
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
+
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
-from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
-from specdec_cli.lm.forward.forward import on_its_device
+from specdec_cli.lm.forward.forward import WithoutState, on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.forward.graphs import Graphs
 
 
-class RecordedForward:
+class RecordedForward(WithoutState):
     """Graphs over the cache of another forward, which runs what no graph is made for."""
 
     can_guess = can_draw = True
@@ -94,18 +93,6 @@ class RecordedForward:
         if begins:
             self._inner.score(begins)
         return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens)
-
-    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
-        """No model with a state runs here."""
-        raise AssertionError("a model without a state keeps none")
-
-    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
-        """No model with a state runs here."""
-        raise AssertionError("a model without a state has no snapshots")
-
-    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
-        """No model with a state runs here."""
-        raise AssertionError("a model without a state has no snapshots")
 
     @on_its_device
     def move(self, moves: Moves) -> None:

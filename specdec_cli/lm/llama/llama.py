@@ -24,10 +24,9 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.memory import Arena, zeros
-from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
-from specdec_cli.lm.forward.forward import CacheShape
+from specdec_cli.lm.forward.forward import CacheShape, WithoutState
 from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats, Rotations, chances, token_rows
@@ -45,7 +44,7 @@ from specdec_cli.lm.llama.model_fields import (
 _SLOTS_GRAIN = 16  # slots, whose keys the compiled code reads together: its WIDTH
 
 
-class LlamaDecoder:
+class LlamaDecoder(WithoutState):
     """Packed forwards [n tokens] over a cache of blocks: a `Forward` (`lm.forward.forward`).
 
     It takes the model's weights with it: the modules it has read are left with tensors on the meta device, which have
@@ -225,18 +224,6 @@ class LlamaDecoder:
         """Copy tokens' keys and values from slots to others, one after another."""
         slots = (ctypes.c_int64 * (2 * len(moves)))(*chain.from_iterable(moves))
         self._library.move(ctypes.byref(self._model), ctypes.byref(self._step), slots, len(moves))
-
-    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
-        """No model with a state runs here."""
-        raise AssertionError("a model without a state keeps none")
-
-    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
-        """No model with a state runs here."""
-        raise AssertionError("a model without a state has no snapshots")
-
-    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
-        """No model with a state runs here."""
-        raise AssertionError("a model without a state has no snapshots")
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Nothing: no row reads what others have filed."""
