@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from tiny_engine import PROMPTS, decode
 from tiny_heads import HIDDEN, Reference
 from tiny_models import VOCAB
+from torch import Tensor
 from typed import not_none, stand_in
 
 from specdec_cli.drafters.contract import DraftRow, Resources
@@ -27,6 +29,20 @@ from specdec_cli.sampling.params import SamplingParams
 LAYERS = (1, 2, 3)
 TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
 GREEDY = SamplingParams(max_new_tokens=24)
+CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
+
+
+def changed(one: DraftRow, change: Callable[[Tensor], Tensor]) -> DraftRow:
+    return one if one.features is None else replace(one, features=change(one.features))
+
+
+FEATURE_FAULTS: dict[str, Callable[[DraftRow], DraftRow]] = {
+    "features one position off": lambda one: changed(one, lambda states: states.roll(1, 0)),
+    "stale features": lambda one: changed(one, lambda states: states[:1].expand_as(states)),
+    "no features behind the prompt": lambda one: (
+        one if len(one.context) <= len(PROMPTS[1]) + 1 else replace(one, features=None)
+    ),
+}
 
 
 def loaded(lm, folder, **options):

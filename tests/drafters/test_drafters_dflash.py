@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from head_drafts import check_depth_trace, loaded
+from head_drafts import CHANCE, FEATURE_FAULTS, GREEDY, TEXT, check_depth_trace, loaded
 from safetensors.torch import save_file
 from table_loop import Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
-from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
+from tiny_engine import PROMPTS, Checked, decode, preempted, tokens
 from tiny_heads import HIDDEN, features_of
-from tiny_models import VOCAB, make_tiny
+from tiny_models import VOCAB
 from torch import Tensor
 from tree_loop import sampled_p_value
 from typed import not_none, stand_in
@@ -38,16 +38,6 @@ from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
 LAYERS = (1, 2, 3)
-TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
-GREEDY = SamplingParams(max_new_tokens=24)
-CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
-    letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
 
 
 def reference(lm, weights: dict[str, Tensor], **options: Any) -> BlockReference:
@@ -270,26 +260,13 @@ def test_an_overfitted_draft_is_always_right(lm, fitted) -> None:
     assert stats.num_accepted_tokens == stats.num_draft_tokens, "acceptance length is k + 1"
 
 
-def changed(one: DraftRow, change: Callable[[Tensor], Tensor]) -> DraftRow:
-    return one if one.features is None else replace(one, features=change(one.features))
-
-
-FAULTS: dict[str, Callable[[DraftRow], DraftRow]] = {
-    "features one position off": lambda one: changed(one, lambda states: states.roll(1, 0)),
-    "stale features": lambda one: changed(one, lambda states: states[:1].expand_as(states)),
-    "no features behind the prompt": lambda one: (
-        one if len(one.context) <= len(PROMPTS[1]) + 1 else replace(one, features=None)
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", [None, *FAULTS])
+@pytest.mark.parametrize("fault", [None, *FEATURE_FAULTS])
 def test_planted_faults_are_seen(lm, fitted, fault: str | None) -> None:
     drafter, prompt = loaded(lm, fitted[0]), PROMPTS[1]
     propose = drafter.propose
 
     def faulty(rows: Sequence[DraftRow]) -> list[Guesses]:
-        found: list[Guesses] = propose([one if fault is None else FAULTS[fault](one) for one in rows])
+        found: list[Guesses] = propose([one if fault is None else FEATURE_FAULTS[fault](one) for one in rows])
         return found
 
     drafter.propose = faulty

@@ -7,9 +7,9 @@ import pytest
 import torch
 from head_drafts import GREEDY, LAYERS, TEXT, features_of, loaded, reference, row
 from safetensors.torch import save_file
-from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
+from tiny_engine import PROMPTS, decode, tokens
 from tiny_heads import CONFIG, HIDDEN, publish, random_weights
-from tiny_models import VOCAB, make_tiny
+from tiny_models import VOCAB
 
 from specdec_cli import drafters
 from specdec_cli.engine.build import another_drafter
@@ -22,7 +22,6 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.files import hub
 from specdec_cli.lm.heads.published import read_published
-from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.plan import ModelPlan
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -33,13 +32,6 @@ from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
 VARIANTS = [{}, {"norm_before_residual": True}, {"norm_before_fc": True}, {"fc_norm": True}, {"norm_output": True}]
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
-    letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
 
 
 FORMS = [("eagle", {}), ("official", {}), ("specforge", {}), ("modelopt", {})]

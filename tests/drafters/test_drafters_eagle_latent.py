@@ -12,16 +12,15 @@ import pytest
 import torch
 from head_drafts import LAYERS, TEXT, features_of, loaded, row
 from safetensors.torch import save_file
-from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
+from tiny_engine import PROMPTS, decode, tokens
 from tiny_heads import CONFIG, HEADS, HIDDEN, THETA, Reference, random_weights
-from tiny_models import VOCAB, make_tiny
+from tiny_models import VOCAB
 from torch import Tensor
 from typed import not_none
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.heads.published import read_published
-from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
 FIXED, TURNED, VALUE, RANK, QUERY_RANK = 8, 4, 12, 16, 10
@@ -105,13 +104,6 @@ def published(folder: Path, weights: dict[str, Tensor], query_rank: int | None, 
     named = {name.replace("layers.0.", "midlayer."): value.contiguous() for name, value in weights.items()}
     save_file(named, folder / "model.safetensors")
     return folder
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
-    letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
 
 
 def plain_frequencies() -> Tensor:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from head_drafts import GREEDY, LAYERS, TEXT, features_of, loaded, reference, row
-from tiny_engine import Checked, decode, letter_tokenizer, preempted, tokens
+from tiny_engine import Checked, decode, preempted, tokens
 from tiny_heads import publish, random_weights
-from tiny_models import VOCAB, make_tiny
+from tiny_models import VOCAB
 from typed import stand_in
 
 from specdec_cli.engine.options import EngineOptions
@@ -19,13 +19,6 @@ from specdec_cli.tree_shape import TreeShape
 SHARED = TEXT[:30]
 SAMPLED = SamplingParams(temperature=1.0, seed=5)
 PROMPTS = [[*SHARED, 7, 9], [*SHARED, 11], SHARED[:18]]
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
-    letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
 
 
 @pytest.fixture(scope="module")

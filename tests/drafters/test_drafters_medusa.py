@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from head_drafts import GREEDY, TEXT, check_depth_trace, features_of, loaded, row
+from head_drafts import CHANCE, FEATURE_FAULTS, GREEDY, TEXT, check_depth_trace, features_of, loaded, row
 from safetensors.torch import save_file
 from table_loop import Table
 from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
@@ -35,7 +35,6 @@ from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
 FINAL = ("final",)
-CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -147,26 +146,13 @@ def test_overfitted_heads_are_always_right(lm, fitted) -> None:
     assert stats.num_accepted_tokens == stats.num_draft_tokens, "acceptance length is k + 1"
 
 
-FAULTS: dict[str, Callable[[DraftRow], DraftRow]] = {
-    "features one position off": lambda one: changed(one, lambda states: states.roll(1, 0)),
-    "stale features": lambda one: changed(one, lambda states: states[:1].expand_as(states)),
-    "no features behind the prompt": lambda one: (
-        one if len(one.context) <= len(PROMPTS[1]) + 1 else replace(one, features=None)
-    ),
-}
-
-
-def changed(one: DraftRow, change: Callable[[Tensor], Tensor]) -> DraftRow:
-    return one if one.features is None else replace(one, features=change(one.features))
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FEATURE_FAULTS)
 def test_planted_faults_are_seen(lm, fitted, fault: str) -> None:
     drafter, prompt = loaded(lm, fitted[0]), PROMPTS[1]
     propose = drafter.propose
 
     def faulty(rows: Sequence[DraftRow]) -> list[Guesses]:
-        found: list[Guesses] = propose([FAULTS[fault](one) for one in rows])
+        found: list[Guesses] = propose([FEATURE_FAULTS[fault](one) for one in rows])
         return found
 
     drafter.propose = faulty

@@ -7,26 +7,18 @@ import pytest
 import torch
 from head_drafts import GREEDY, LAYERS, TEXT, features_of, loaded, reference, row
 from safetensors.torch import save_file
-from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
+from tiny_engine import PROMPTS, decode, tokens
 from tiny_heads import publish, random_weights
-from tiny_models import VOCAB, make_tiny
+from tiny_models import VOCAB
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.heads.eagle import PEagleHead
 from specdec_cli.lm.heads.head_module import HeadModule
-from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
 MASK = 5
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
-    letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
 
 
 def weights_of(layers: int = 2, **options):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from head_drafts import CHANCE, GREEDY, TEXT
 from table_loop import Table
 from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
 from tiny_models import VOCAB, make_tiny
@@ -41,10 +42,6 @@ from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
-
-TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
-GREEDY = SamplingParams(max_new_tokens=24)
-CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
 
 
 @pytest.fixture(scope="module")

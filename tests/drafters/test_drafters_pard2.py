@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from head_drafts import loaded
+from head_drafts import CHANCE, GREEDY, TEXT, loaded
 from safetensors.torch import load_file, save_file
 from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
 from tiny_heads import features_of
-from tiny_models import VOCAB, make_tiny
+from tiny_models import VOCAB
 from tiny_pard2 import TAPS, Pard2Reference, publish_pard2, save_projection, train_pard2
 from torch import Tensor
 from typed import not_none
@@ -24,7 +24,6 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict.replay import replay
@@ -32,17 +31,6 @@ from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
-
-TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
-GREEDY = SamplingParams(max_new_tokens=24)
-CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
-    letter_tokenizer().save_pretrained(folder)
-    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
 
 
 def row(context: Sequence[int], features: Tensor | None, params=GREEDY, **more: Any) -> DraftRow:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from every_draft import KINDS
-from head_drafts import LAYERS, TEXT, features_of, loaded, reference
+from head_drafts import CHANCE, LAYERS, TEXT, features_of, loaded, reference
 from planted import refused_keys_kept
 from tiny_dflash import BlockReference, publish_dflash, random_block_weights
 from tiny_engine import letter_tokenizer
@@ -28,10 +28,8 @@ from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.published import PublishedDraft
 from specdec_cli.lm.load import load_lm
-from specdec_cli.sampling.params import SamplingParams
 
 MASK, DRAFTED = 5, 40
-CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
 Formula = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]
 """From the target's states, a context and what was drafted behind it to the logits [drafted, V or 40] of each depth."""
 
