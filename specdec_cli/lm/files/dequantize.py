@@ -264,9 +264,8 @@ _LAYOUTS: Mapping[str, tuple[StoredWeight, ...]] = {
     "awq": (StoredWeight(("qweight", "qzeros", "scales"), (), layouts.awq, _ALONG),),
     "mlx": (StoredWeight(("weight", "scales", "biases"), (), layouts.mlx),),
     "bitnet": (StoredWeight(("weight", "weight_scale"), (), layouts.bitnet),),
-    **dict.fromkeys(
-        ("fp8", "mxfp8"), (StoredWeight(("weight", "weight_scale_inv"), ("activation_scale",), layouts.fp8),)
-    ),
+    "fp8": (_FP8,),
+    "mxfp8": (_FP8,),
     "modelopt": (
         StoredWeight(("weight_scale_2", "weight", "weight_scale"), (), layouts.modelopt_fp4),
         StoredWeight(("weight", "weight_scale"), (), layouts.modelopt_fp8),
