@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import batch_of, method_of, training_lm
+from training_cases import batch_of, method_of
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.transformers_lm import TransformersLM
@@ -22,11 +22,6 @@ ANSWERS = [(4, 9), (10, 12), (15, 22)]
 """A gap of one token, which a draft of two tokens could cross, an answer of two, and an end that does not count."""
 METHODS = [("eagle3", {}), ("dflash", {"mask_token": MASK}), ("pard", {"mask_token": MASK}), ("medusa", {})]
 METHODS += [("distill", {"num_layers": 2})]
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
-    return training_lm(tmp_path_factory.mktemp("target"))
 
 
 def conversation() -> Sample:

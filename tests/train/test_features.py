@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_training import ignore, never
-from training_cases import method_of, samples_of, training_lm
+from training_cases import method_of, samples_of
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.train import features
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
 from specdec_cli.train.target import OutputLayer
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
-    return training_lm(tmp_path_factory.mktemp("target"))
 
 
 def test_cached_batches_are_the_computed_ones(lm: TransformersLM, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_engine import letter_tokenizer
-from tiny_models import make_tiny
 from tiny_training import PROMPTS, tiny_target
 
 from specdec_cli.cli import main
@@ -35,13 +33,6 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_target(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = make_tiny("llama", tmp_path_factory.mktemp("start"), 5)
-    letter_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 def plan_of(target: str, **settings: Any) -> TrainingPlan:

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import letter_tokenizer
-from tiny_models import make_tiny
 from torch import Tensor
-from training_cases import batch_of, method_of, samples_of, training_lm
+from training_cases import batch_of, method_of, samples_of
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.transformers_lm import TransformersLM
@@ -47,18 +45,6 @@ class Meeting:
         found = torch.stack(self._parts).sum(0)
         self._barrier.wait()
         return found
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
-    return training_lm(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = make_tiny("llama", tmp_path_factory.mktemp("start"), 5)
-    letter_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 def gradients(module: DraftModule, batch: TrainingBatch) -> tuple[BatchLoss, dict[str, Tensor]]:

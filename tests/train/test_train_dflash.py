@@ -13,7 +13,7 @@ import torch
 from head_drafts import loaded
 from tiny_dflash import BLOCK, MASK, BlockReference
 from torch import Tensor
-from training_cases import batch_of, drafted_text, fitted, method_of, own_sample, samples_of, training_lm
+from training_cases import batch_of, drafted_text, fitted, method_of, own_sample, samples_of
 from typed import not_none
 
 from specdec_cli.errors import UsageError
@@ -21,11 +21,6 @@ from specdec_cli.train.methods.dflash import DFlashModule, DFlashTraining, _spre
 from specdec_cli.train.samples import Sample, TrainingBatch
 
 LAYERS = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory):
-    return training_lm(tmp_path_factory.mktemp("target"))
 
 
 def made(lm, from_anchor: bool, **settings: Any) -> tuple[DFlashTraining, DFlashModule]:

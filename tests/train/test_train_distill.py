@@ -9,7 +9,7 @@ import torch
 from tiny_engine import drafter, letter_tokenizer
 from tiny_gguf import SIZES, write_gguf
 from tiny_models import make_tiny
-from training_cases import batch_of, drafted_text, fitted, method_of, own_sample, samples_of, training_lm
+from training_cases import batch_of, drafted_text, fitted, method_of, own_sample, samples_of
 from transformers import AutoModelForCausalLM
 from typed import not_none
 
@@ -24,11 +24,6 @@ from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.methods.distill import DistillModule
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
-    return training_lm(tmp_path_factory.mktemp("target"))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
