@@ -27,6 +27,7 @@ class LMDrafter(WithoutFeatures):
         self._loaded: LM | None = None
         self._num_tokens = 0
         self._num_fed: dict[int, int] = {}
+        self._mask: int | None = None  # stands for tokens that come from one pass
         self._unread: PendingTokens | None = None
 
     @property
@@ -78,11 +79,15 @@ class LMDrafter(WithoutFeatures):
         self.read_contexts(rows)
         guesses = self._continue_plain(rows)
         drafts = [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]
+        self._grow(drafts)
+        guesses |= {draft.place: draft.guesses() for draft in drafts}
+        return [guesses[place] for place in range(len(rows))]
+
+    def _grow(self, drafts: Sequence[GrowingDraft]) -> None:
+        """Grow guesses one depth each round."""
         while growing := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
             logits = self.lm.score([draft.to_score() for draft in growing])
             grow_deeper(growing, logits, self._num_tokens, self._name)
-        guesses |= {draft.place: draft.guesses() for draft in drafts}
-        return [guesses[place] for place in range(len(rows))]
 
     def read_contexts(self, rows: Sequence[DraftRow]) -> None:
         """Put all of each context but its last chunk into the cache; a new row takes over the prefix that is cached."""
@@ -103,7 +108,7 @@ class LMDrafter(WithoutFeatures):
     def _continue_plain(self, rows: Sequence[DraftRow]) -> dict[int, Guesses]:
         """Chains of plain rows by their places, all from one call of the LM; none where it has no such call.
 
-        A row without a first token is left out: `grow_deeper` raises its error.
+        A row without a first token is left out: `_grow` raises its error.
         """
         from specdec_cli.lm.door import Row
 
@@ -111,7 +116,7 @@ class LMDrafter(WithoutFeatures):
         depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.tree is None and row.is_plain}
         plain = [(place, rows[place], depth) for place, depth in depths.items() if depth > 0]
         lm_rows = [Row(row.handle, row.context, depth, draw=row.draw(depth)) for _, row, depth in plain]
-        continuations = self.lm.guess(lm_rows, self._num_tokens) if plain else None
+        continuations = self.lm.guess(lm_rows, self._num_tokens, self._mask) if plain else None
         if continuations is None:
             return {}
         self._unread = continuations.unread

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals
 from specdec_cli.drafters.language_model import LMDrafter
 from specdec_cli.errors import UsageError
@@ -41,7 +41,6 @@ class Drafter(LMDrafter):
         if not self.model.strip():
             raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a PARD draft")
         super().__init__(self.model)
-        self._mask = 0
         self.source: PublishedDraft | None = None  # what the folder says, where it was read
 
     def load_lm(self, resources: Resources) -> LM:
@@ -67,15 +66,13 @@ class Drafter(LMDrafter):
         """None: its distributions depend on where a step begins."""
         return None
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row, or a tree of that depth, all of them from one forward."""
-        self.read_contexts(rows)
-        drafts, most = [GrowingDraft(row, place) for place, row in enumerate(rows)], self.lm.max_context
+    def _grow(self, drafts: Sequence[GrowingDraft]) -> None:
+        """Grow guesses to their full depth, all from one forward."""
+        most = self.lm.max_context
         drafting = [draft for draft in drafts if draft.wants_more(most)]
         logits = self._logits([draft.row for draft in drafting], [draft.row.most_depth(most) for draft in drafting])
         by_place = dict(zip((draft.place for draft in drafting), logits, strict=True))
         grow_marginals(drafting, by_place, self._num_tokens, self._name)
-        return [draft.guesses() for draft in drafts]
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Each depth's logits, which are the same whatever the path."""
@@ -90,6 +87,7 @@ class Drafter(LMDrafter):
 
         if not rows:
             return []
+        assert self._mask is not None, "a drafter is loaded before it drafts"
         masks = [Drafted.chain([self._mask] * (depth - 1)) for depth in depths]
         scored = [
             Row(row.handle, row.context, depth, drafted)

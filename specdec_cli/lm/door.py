@@ -219,12 +219,13 @@ class LM(Protocol):
         """Logits [n, V] float32 of hidden states behind the final norm [n, hidden], as `score` computes them."""
         ...
 
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
+    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> Continuations | None:
         """Continuations: each token is the likeliest after all before it, or drawn as its row's `draw` says.
 
         Args:
             rows: sequences; `num_logits` of each, at least 1, says how many tokens are to follow its context.
             num_tokens: V, the real vocabulary; no token is beyond it.
+            mask: stands for tokens that are not found yet, so that one pass gives all of them; None has each be read.
 
         Returns:
             A continuation for each row, shorter where its next largest logit is no finite number, unless it is unread;

@@ -314,7 +314,7 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
+    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> Continuations | None:
         """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
         No guess crosses long rope's threshold.
@@ -323,22 +323,27 @@ class TransformersLM:
             RunError: the cache has too few free blocks.
         """
         draws = [row.draw for row in rows]
-        if not (self._forward.can_draw if any(draws) else self._forward.can_guess):
+        can_draw, can_mask = self._forward.can_draw or not any(draws), self._forward.can_mask or mask is None
+        if not (self._forward.can_guess and can_draw and can_mask):
             return None
         assert num_tokens <= self.vocab_size, "there are more tokens to choose from than are scored"
         # The cache reserves places for the tokens to come: any token stands in for them, but the last is never fed.
-        longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
+        filler = mask or 0
+        longer = [Row(row.handle, [*row.context, *[filler] * (row.num_logits - 1)], row.num_logits) for row in rows]
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
         if self._short_context is not None and any(row.longest > self._short_context for row in longer):
             return None  # texts beyond the threshold take other frequencies
         feeds = self._contexts.feeds(longer, is_long=False)
-        guessed = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens)
+        guessed = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens, mask is not None)
         if guessed is None:  # no forward ran: give the reserved blocks back
             cached = [Row(row.handle, feed.sequence.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
             self._contexts.feeds(cached, is_long=False)
             return None
         for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
-            feed.sequence.record([*row.context, *tokens[: row.num_logits - 1]], guessed.unread)
+            if mask is None:
+                feed.sequence.record([*row.context, *tokens[: row.num_logits - 1]], guessed.unread)
+            else:
+                feed.sequence.record(feed.context, None)
         return guessed
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:

@@ -31,7 +31,7 @@ class EagerForward:
         hooks: copy hidden states while a forward runs.
     """
 
-    can_guess = can_draw = False
+    can_guess = can_draw = can_mask = False
     graphs_obstacle: str | None = None
 
     def __init__(
@@ -83,7 +83,12 @@ class EagerForward:
             return self._packed.run(self.cache, layout)
 
     def guess(
-        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self,
+        feeds: Sequence[ForwardInput],
+        counts: Sequence[int],
+        draws: Sequence[Draw | None],
+        num_tokens: int,
+        is_one_pass: bool,
     ) -> None:
         """None: transformers' forward continues a sequence no quicker than `score`, token by token."""
 

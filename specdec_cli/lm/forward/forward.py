@@ -44,6 +44,7 @@ class Forward(Protocol):
         shape: what it keeps of a token, and the width of its logits.
         can_guess: `guess` continues rows with the likeliest tokens.
         can_draw: `guess` draws tokens, too.
+        can_mask: `guess` finds all tokens in one pass, too.
         spreads_nan: attention reads slots behind a row's own keys, masked. A NaN there reaches other rows, so the
             blocks of a row without a distribution must be wiped.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
@@ -52,6 +53,7 @@ class Forward(Protocol):
     shape: CacheShape
     can_guess: bool
     can_draw: bool
+    can_mask: bool
     spreads_nan: bool
     graphs_obstacle: str | None
 
@@ -90,15 +92,22 @@ class Forward(Protocol):
         ...
 
     def guess(
-        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self,
+        feeds: Sequence[ForwardInput],
+        counts: Sequence[int],
+        draws: Sequence[Draw | None],
+        num_tokens: int,
+        is_one_pass: bool,
     ) -> Continuations | None:
-        """Continue sequences token by token in one call.
+        """Continue sequences token by token in one call, or all tokens in one pass.
 
         Args:
-            feeds: contexts with any tokens in the places of those that are to be found, except the last.
+            feeds: contexts with any tokens in the places of those that are to be found, except the last; with masks
+                there if they come from one pass.
             counts: tokens to find for each, at least 1.
             draws: how those of each are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
+            is_one_pass: whether they come from one pass, if it `can_mask`.
 
         Returns:
             A continuation for each; None where this many tokens take another way, and nothing was fed.

@@ -91,7 +91,7 @@ class Graphs:
         self._kernels = kernels_for(self._device)
         self._pool = pool_of(self._device)
         self._scores: dict[tuple[Bucket, bool], _Graph] = {}
-        self._guesses: dict[tuple[Bucket, int, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
+        self._guesses: dict[tuple[Bucket, int, bool, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
         self._moves: dict[int, tuple[Tensor, Replay]] = {}
 
     def try_out(self) -> None:
@@ -137,29 +137,40 @@ class Graphs:
         return logits[: len(wanted)].clone()
 
     def guess(
-        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self,
+        feeds: Sequence[ForwardInput],
+        counts: Sequence[int],
+        draws: Sequence[Draw | None],
+        num_tokens: int,
+        is_one_pass: bool,
     ) -> Continuations:
         """Continuations, as `LM.guess` gives them, of feeds with at most `MOST_TOKENS` that are known.
 
         Args:
-            feeds: contexts with placeholders for the tokens to find, except the last.
+            feeds: contexts with placeholders for the tokens to find, except the last; with masks in their places, if
+                they come from one pass.
             counts: tokens to find for each, at least 1.
             draws: how those of each are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
+            is_one_pass: whether they come from one pass.
 
         Raises:
             RunError: the model's forward cannot be recorded.
         """
-        lengths = [feed.num_tokens + 1 - n for feed, n in zip(feeds, counts, strict=True)]
-        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.sequence.blocks) for feed in feeds))
         most, kind = max(counts), ChoiceKind.of(draws, num_tokens)
-        key = bucket, most, num_tokens, kind
+        lasts = [feed.num_tokens - n for feed, n in zip(feeds, counts, strict=True)]
+        lengths = [feed.num_tokens for feed in feeds] if is_one_pass else [last + 1 for last in lasts]
+        # Masks do not stay in the cache: one shape for all further steps, however many tokens are accepted.
+        fewest = min(2 * most, MOST_TOKENS) if is_one_pass else 1
+        bucket = Bucket.around(len(feeds), max(*lengths, fewest), max(len(feed.sequence.blocks) for feed in feeds))
+        key = bucket, most, is_one_pass, num_tokens, kind
         if key not in self._guesses:
             choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, most, self._device)
-            self._guesses[key] = self._recorded(partial(self._guess, bucket, most, choice), bucket), choice
+            run = partial(self._guess, bucket, most, is_one_pass, choice)
+            self._guesses[key] = self._recorded(run, bucket), choice
         graph, choice = self._guesses[key]
         choice.fill(draws)
-        guessed, *q = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
+        guessed, *q = graph.run(values(bucket, feeds, lengths, lasts))
         unread = PendingTokens(guessed[: len(feeds)].clone())
         tokens = [unread.stand_ins(row, n) for row, n in enumerate(counts)]
         return Continuations(tokens, unread, drawn_q(draws, counts, q))
@@ -206,16 +217,19 @@ class Graphs:
             logits = forward()[step.more].float()
         return logits, states()
 
-    def _guess(self, bucket: Bucket, most: int, choice: ChoiceInputs, inputs: Tensor, _drafted: Tensor) -> Outputs:
+    def _guess(
+        self, bucket: Bucket, most: int, is_one_pass: bool, choice: ChoiceInputs, inputs: Tensor, _drafted: Tensor
+    ) -> Outputs:
         """Continuations [B, most], `NOTHING` where no largest logit is a finite number; and the q of drawn ones."""
         step = GraphInputs.views(bucket, inputs)
         slots = slots_of(step.tables, self._block_size, self._nowhere)
         last = step.more[: bucket.num_rows, None]
         logits = self._forward(step.tokens, step.positions, slots).view(*step.tokens.shape, -1)
-        logits = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))[:, 0]
         places, choices = step.positions.gather(1, last), Choices(choice)
-        token = choices.take(logits)
-        for _ in range(most - 1):
+        for depth in range(most if is_one_pass else 1):
+            column = (last + depth).clamp(max=bucket.num_tokens - 1)[:, :, None]  # of a shorter row it is not read
+            token = choices.take(logits.gather(1, column.expand(-1, -1, logits.shape[2]))[:, 0])
+        for _ in range(0 if is_one_pass else most - 1):
             places = torch.where(places == NOTHING, places, places + 1)
             token = choices.take(self._forward(token.clamp(min=0), places, slots))
         return choices.tokens, *choices.q

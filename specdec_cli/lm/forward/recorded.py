@@ -18,7 +18,7 @@ from specdec_cli.lm.forward.graphs import Graphs
 class RecordedForward(WithoutState):
     """Graphs over the cache of another forward, which runs what no graph is made for."""
 
-    can_guess = can_draw = True
+    can_guess = can_draw = can_mask = True
     graphs_obstacle: str | None = None
 
     def __init__(self, inner: EagerForward, max_context: int) -> None:
@@ -84,15 +84,21 @@ class RecordedForward(WithoutState):
 
     @on_its_device
     def guess(
-        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self,
+        feeds: Sequence[ForwardInput],
+        counts: Sequence[int],
+        draws: Sequence[Draw | None],
+        num_tokens: int,
+        is_one_pass: bool,
     ) -> Continuations:
         """Continuations in one graph. More text than a graph is made for is fed before it."""
-        surplus = [feed.num_tokens + 1 - n - MOST_TOKENS for feed, n in zip(feeds, counts, strict=True)]
+        later = [0 if is_one_pass else n - 1 for n in counts]
+        surplus = [feed.num_tokens - num - MOST_TOKENS for feed, num in zip(feeds, later, strict=True)]
         parts = [feed.cut(num) if num > 0 else [feed] for feed, num in zip(feeds, surplus, strict=True)]
         begins = [part[0] for part in parts if len(part) > 1]
         if begins:
             self._inner.score(begins)
-        return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens)
+        return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens, is_one_pass)
 
     @on_its_device
     def move(self, moves: Moves) -> None:

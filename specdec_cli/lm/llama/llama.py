@@ -58,6 +58,7 @@ class LlamaDecoder(WithoutState):
 
     name = "own"
     can_guess = can_draw = True
+    can_mask = False
     spreads_nan = False  # attention reads a row's own keys alone
     has_taken_cache = False  # a CPU's memory is taken as it is written
     graphs_obstacle: str | None = None
@@ -229,9 +230,15 @@ class LlamaDecoder(WithoutState):
         """Nothing: no row reads what others have filed."""
 
     def guess(
-        self, feeds: Sequence[ForwardInput], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+        self,
+        feeds: Sequence[ForwardInput],
+        counts: Sequence[int],
+        draws: Sequence[Draw | None],
+        num_tokens: int,
+        is_one_pass: bool,
     ) -> Continuations:
         """Continue sequences token by token in one call; all but their last new tokens go into the cache."""
+        assert not is_one_pass, "the decoder reads each token that it guesses"
         layout = self.layouts.of(feeds)
         num_wanted = len(layout.wanted)
         q = torch.empty(num_wanted, num_tokens) if any(draws) else None

@@ -44,7 +44,7 @@ class LMWithoutWeights:
         """The name alone."""
         return Origin(self.name)
 
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
+    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> None:
         """None: it has no faster way than `score`."""
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:

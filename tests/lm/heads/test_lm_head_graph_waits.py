@@ -8,9 +8,11 @@ import pytest
 import torch
 from head_drafts import loaded as loaded_head
 from host_waits import HostWaits
+from test_lm_graph_masks import loaded as loaded_pard
 from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
 from tiny_models import make_tiny
+from tiny_pard import publish_pard
 
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.forward.graph_draws import drawn_q
@@ -73,6 +75,7 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "plain": ("official", 0, 0, {}, 1),
     "chain": ("official", 3, 0, FORCED, 1),
     "chain of a model": ("model", 3, 0, FORCED, 1),
+    "masks of a model": ("pard", 3, 0, FORCED, 1),
     "tree": ("official", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "block": ("dflash", 3, 0, FORCED, 1),
     "tree of a block": ("dflash", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
@@ -105,6 +108,9 @@ def pair(tmp_path, device, recorder):  # noqa: F811
         lm = load_lm(str(make_tiny("llama", tmp_path / "target", 1, num_hidden_layers=6, **shape)), **how)
         if draft == "model":
             return lm, load_lm(str(make_tiny("llama", tmp_path / "draft", 2, **shape)), **how)
+        if draft == "pard":
+            publish_pard(tmp_path / "draft", max_position_embeddings=640)
+            return lm, loaded_pard(load_lm(str(tmp_path / "draft"), **how))
         publish_head(tmp_path / "head", draft)
         return lm, loaded_head(lm, tmp_path / "head")
 
