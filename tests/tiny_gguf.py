@@ -59,6 +59,11 @@ _BY_HAND: dict[Type, Callable[[Array], Array]] = {Type.Q4_K: _q4_k, Type.Q6_K: _
 """Types that the gguf package reads and does not write."""
 
 
+_OTHERS = {"MXFP4": Type.Q8_0, "MXFP4, BF16": Type.BF16}
+_PLAIN = {"token_embd": Type.F16, "0.attn_v": Type.F16, "0.ffn_up": Type.BF16, "0.ffn_down": Type.F32, "1.": Type.F16}
+"""Some matrices in plain numbers, and of one product's inputs others in blocks."""
+
+
 def quantized(weight: Array, kind: Type) -> Array:
     """A matrix in blocks of a type."""
     if kind in _BY_HAND:
@@ -71,8 +76,10 @@ def kind_of(name: str, form: str) -> Type:
     if form == "Q4_K_M":
         is_finer = name in ("output.weight", "token_embd.weight") or name.endswith(("attn_v.weight", "ffn_down.weight"))
         return Type.Q6_K if is_finer else Type.Q4_K
-    if form == "MXFP4":  # as of gpt-oss: the experts alone
-        return Type.MXFP4 if "_exps" in name else Type.Q8_0
+    if form in _OTHERS:  # as of gpt-oss: the experts alone in its type
+        return Type.MXFP4 if "_exps" in name else _OTHERS[form]
+    if form == "Q4_K, F16":
+        return next((kind for part, kind in _PLAIN.items() if part in name), Type.Q4_K)
     return Type[form]
 
 

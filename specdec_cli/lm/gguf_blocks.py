@@ -1,4 +1,4 @@
-"""A GGUF file's model with its matrices left in the file: modules with sizes, and where the blocks of each lie."""
+"""A GGUF file's model with its matrices left in the file: modules with sizes, and where the rows of each lie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from specdec_cli.errors import NotFiniteError
-from specdec_cli.lm.files.gguf_header import GgufHeader, GgufTensor
+from specdec_cli.lm.files.gguf_header import FLOATS, GgufHeader, GgufTensor
 from specdec_cli.lm.files.gguf_names import experts_of, place_of
 from specdec_cli.lm.files.gguf_tensors import tensor_names
 from specdec_cli.lm.llama.file_rows import FileRows, MappedBytes, has_layout
@@ -33,11 +33,14 @@ def ggml_type(tensor: GgufTensor) -> int:
 
 
 def blocks_obstacle(header: GgufHeader) -> str | None:
-    """Why a file's weights cannot stay in blocks; None where they can."""
+    """Why a file's weights cannot stay as they are in it; None where they can."""
     for name, tensor in header.tensors.items():
-        is_read = has_layout(ggml_type(tensor)) if _is_multiplied(name, tensor) else tensor.kind in ("F32", "F16")
+        is_read = has_layout(ggml_type(tensor)) if _is_multiplied(name, tensor) else tensor.kind in FLOATS
         if not is_read:
             return f"`{name}` is in `{tensor.kind}`"
+    kinds = {tensor.kind for name, tensor in header.tensors.items() if _is_multiplied(name, tensor)}
+    if kinds in ({"F32"}, {"BF16"}):
+        return f"all of them are in `{kinds.pop()}`, which has faster products of its own"
     return None
 
 
@@ -130,10 +133,12 @@ def model_in_blocks(
 
 def _plain_numbers(key: str, name: str, tensor: GgufTensor, mapped: MappedBytes) -> NDArray[np.float32]:
     """The numbers of a norm, a bias or a router, in float32."""
-    numbers = mapped.array().view(f"<f{tensor.num_bytes // tensor.num_numbers}").astype(np.float32)
-    if not np.isfinite(numbers).all():
+    from gguf import GGMLQuantizationType, quants
+
+    flat: NDArray[np.float32] = quants.dequantize(mapped.array(), GGMLQuantizationType[tensor.kind])
+    if not np.isfinite(flat).all():
         raise NotFiniteError(key, name)
-    return numbers.reshape(tensor.shape)
+    return flat.reshape(tensor.shape)
 
 
 def _mapped(path: Path) -> mmap.mmap:

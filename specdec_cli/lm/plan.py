@@ -158,7 +158,7 @@ class ModelPlan:
     def dtype(self) -> torch.dtype:
         """The dtype that it runs in: the one asked for, else its configuration's, its first weights', or float32.
 
-        Where weights of safetensors are in blocks, it is bfloat16 instead of float16.
+        Where weights stay as they are in their files, it is bfloat16 instead of float16.
         """
         named = DTYPES.get(self.settings.dtype)
         if named is not None:
@@ -178,9 +178,12 @@ class ModelPlan:
     @cached_property
     def outline(self) -> Any:
         """The model on the meta device: every size, no memory. It must not be changed."""
+        return self._outline_in(self.dtype)
+
+    def _outline_in(self, dtype: torch.dtype) -> Any:
         if self.is_plain_torch:
-            return plain_on_meta(self.config, self.dtype)
-        return dummy.on_meta(self.config, self.dtype, self.trust_remote_code)
+            return plain_on_meta(self.config, dtype)
+        return dummy.on_meta(self.config, dtype, self.trust_remote_code)
 
     @cached_property
     def is_plain_torch(self) -> bool:
@@ -209,7 +212,7 @@ class ModelPlan:
         is_plain = not self.is_dummy and self.header is None and self.undone is None
         if compute == DEQUANTIZED or not self.is_complete or (compute == AUTO and is_plain):
             return False
-        obstacle = self._native_obstacle()
+        obstacle = self._native_obstacle(self.outline)
         if obstacle is not None and compute == NATIVE:
             raise native_error(self.name, obstacle)
         return obstacle is None
@@ -227,26 +230,26 @@ class ModelPlan:
         """The kind of its linear layers, if its weights are loaded in some dtype."""
         return "blocks" if self.is_in_blocks else kind_for(dtype, self.device, self.settings.quantize)
 
-    def _native_obstacle(self) -> str | None:
+    def _native_obstacle(self, outline: Any) -> str | None:
         if self.header is None and self.integers.reason is not None:
             return self.integers.reason
         if adapter_of(self.folder) is not None:
             return "an adapter is merged into plain numbers"
         if self.settings.quantize != "none":
             return f"they are to be quantized again, to {self.settings.quantize}"
-        obstacle = own_obstacle(self.outline, self.decoder, self.device)
+        obstacle = own_obstacle(outline, self.decoder, self.device)
         if obstacle is None and self.header is not None:
             from specdec_cli.lm.gguf_blocks import blocks_obstacle
 
             return blocks_obstacle(self.header)
-        return obstacle or self.integers.obstacle(self.outline)
+        return obstacle or self.integers.obstacle(outline)
 
     @property
     def dequantized_because(self) -> str | None:
         """Why its weights in whole numbers are dequantized under `auto`; None if they are not."""
         its = self.settings
         is_asked = its.compute == AUTO and its.quantize == "none" and self.undone is not None and self.is_complete
-        return self._native_obstacle() if is_asked and self.integers.layers and not self.is_native else None
+        return self._native_obstacle(self.outline) if is_asked and self.integers.layers and not self.is_native else None
 
     @cached_property
     def integers(self) -> IntegerWeights:
@@ -256,14 +259,11 @@ class ModelPlan:
         return integer_weights(self)
 
     def _float16_obstacle(self) -> str | None:
-        """Why weights in safetensors cannot stay in blocks beside bfloat16; asked of a model in float16."""
-        its = self.settings
-        if self.undone is None or its.compute == DEQUANTIZED or its.quantize != "none" or not self.is_complete:
+        """Why weights cannot stay as their files hold them beside bfloat16; asked of a model in float16."""
+        is_plain = self.undone is None and self.header is None
+        if is_plain or self.settings.compute == DEQUANTIZED or not self.is_complete:
             return "its weights are plain"
-        if adapter_of(self.folder) is not None or self.integers.reason is not None:
-            return "they do not stay in blocks"
-        outline = dummy.on_meta(self.config, torch.bfloat16, self.trust_remote_code)
-        return own_obstacle(outline, self.decoder, self.device) or self.integers.obstacle(outline)
+        return self._native_obstacle(self._outline_in(torch.bfloat16))
 
     @cached_property
     def generation(self) -> Generation:

@@ -1,4 +1,4 @@
-"""A GGUF file's blocks computed as they are: their numbers, the same text with every draft, and planted faults."""
+"""A GGUF file's rows computed as they are: their numbers, the same text with every draft, and planted faults."""
 
 from __future__ import annotations
 
@@ -41,8 +41,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4},
     "gpt_oss": {"head_dim": 64},
 }
+DRAFTS = "ngram", "file"
 FAMILIES["qwen3_moe"]["norm_topk_prob"] = True  # as llama.cpp takes it of each file
-MIXTURES = [("qwen3_moe", "Q4_K_M"), ("mixtral", "Q4_K_M"), ("olmoe", "Q8_0"), ("gpt_oss", "MXFP4")]
+MIXED = "Q4_K, F16"  # matrices in plain numbers beside blocks
+MIXTURES = [
+    ("gpt_oss", "MXFP4, BF16"),
+    ("qwen3_moe", "Q4_K_M"),
+    ("mixtral", "Q4_K_M"),
+    ("olmoe", "Q8_0"),
+    ("gpt_oss", "MXFP4"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,12 @@ def score(lm: Any, row: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [*(("llama", form) for form in FORMS), ("qwen2", "Q8_0"), ("gemma3_text", "Q4_K_M"), *MIXTURES],
+    [
+        *(("llama", form) for form in (*FORMS, MIXED)),
+        *(("qwen2", form) for form in ("Q8_0", MIXED)),
+        *(("gemma3_text", form) for form in ("Q4_K_M", MIXED)),
+        *MIXTURES,
+    ],
 )
 def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, family: str, form: str) -> None:
     path = str(files(family, form))
@@ -77,13 +90,23 @@ def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, fami
     assert (lm.decoder, plain.decoder, lm.kind) == ("own, native", "own", "blocks")
     assert (lm.origin.quantize, plain.origin.quantize) == ("native", "none")  # by which traces are told apart
     assert 0 < relative_error(score(lm), score(plain)) < 0.15
-    assert lm.weight_bytes < plain.weight_bytes / 2.9
+    assert lm.weight_bytes < plain.weight_bytes / (1.5 if form == MIXED else 2.9)
     facts = describe(path)
     assert (facts.decoder, facts.weights_bytes) == ("own, native", lm.weight_bytes)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "qwen3_moe"])
+def test_a_whole_file_in_16_bits_keeps_its_numbers(files: Any, family: str) -> None:
+    path = str(files(family, "F16"))
+    lm, plain = load_lm(path, dtype="float32"), load_lm(path, dtype="float32", compute="dequantized")
+    assert (lm.decoder, describe(path).decoder, describe(path).dtype) == ("own, native", "own, native", "bfloat16")
+    assert relative_error(score(lm), score(plain)) < 1e-5
+    assert lm.weight_bytes < plain.weight_bytes * 0.51
+    assert load_lm(path).decoder == "own, native"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "form"), [("llama", "Q4_K_M"), *MIXTURES])
+@pytest.mark.parametrize(("family", "form"), [("llama", "Q4_K_M"), ("llama", MIXED), ("qwen2", "F16"), *MIXTURES])
 def test_a_row_has_its_bits_alone_and_in_company(files: Any, family: str, form: str, dtype: str) -> None:
     lm = load_lm(str(files(family, form)), dtype=dtype)
     whole = score(lm)
@@ -96,17 +119,19 @@ def test_a_row_has_its_bits_alone_and_in_company(files: Any, family: str, form: 
 
 
 @pytest.mark.parametrize(
-    ("family", "draft", "tree"),
+    ("family", "form", "draft", "tree"),
     [
-        *(("llama", draft, tree) for draft in ("ngram", "file") for tree in (None, "2,2")),
-        ("llama", "self-exit:1", None),
-        ("gpt_oss", "ngram", None),
-        ("gpt_oss", "file", "2,2"),
-        ("gpt_oss", "self-exit:1", None),
+        *(("llama", form, draft, tree) for form in ("Q8_0", MIXED) for draft in DRAFTS for tree in (None, "2,2")),
+        ("llama", "Q8_0", "self-exit:1", None),
+        ("gemma3_text", MIXED, "self-exit:1", None),
+        ("qwen2", "F16", "ngram", "2,2"),
+        ("gpt_oss", "Q8_0", "ngram", None),
+        ("gpt_oss", "Q8_0", "file", "2,2"),
+        ("gpt_oss", "Q8_0", "self-exit:1", None),
     ],
 )
-def test_text_with_a_draft_is_the_plain_one(files: Any, family: str, draft: str, tree: str | None) -> None:
-    target = str(files(family, "Q8_0"))
+def test_text_with_a_draft_is_the_plain_one(files: Any, family: str, form: str, draft: str, tree: str | None) -> None:
+    target = str(files(family, form))
     spec = str(files(family, "MXFP4" if family == "gpt_oss" else "Q4_0")) if draft == "file" else draft
     sampling = SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)
     prompts = ["the rabbit and the hare", "the the the"]
@@ -126,14 +151,34 @@ FAULTS = {
     "another scale": "block.factors[0][0] = packed[b] & 63;",
     "another minimum": "block.factors[1][0] = packed[b + 4] & 63;",
     "nibbles in another order": "block.codes[i] = b % 2 ? codes[i] >> 4 : codes[i] & 15;",
-    "rows that moved": "rows + order[lane] * row_bytes<L>(num_blocks), number);",
+    "rows that moved": "rows + order[lane] * row_bytes<L>(in), number);",
 }
 WRONG = {
     "another scale": "block.factors[0][0] = (packed[b] & 63) ^ 1;",
     "another minimum": "block.factors[1][0] = packed[b + 5] & 63;",
     "nibbles in another order": "block.codes[i] = b % 2 ? codes[i] & 15 : codes[i] >> 4;",
-    "rows that moved": "rows + order[lane ? lane - 1 : 0] * row_bytes<L>(num_blocks), number);",
+    "rows that moved": "rows + order[lane ? lane - 1 : 0] * row_bytes<L>(in), number);",
 }
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("((Bits*)panel)[i * WIDTH + lane] = bits", "((Bits*)panel)[i * WIDTH + lane] = i ? bits : Bits(bits ^ 1)"),
+        (
+            "float_of(Half value) { return float_of_half(value.bits)",
+            "float_of(Half value) { return float_of(value.bits)",
+        ),
+        ("small = float(rest) * 0x1p-24f", "small = float(rest) * 0x1p-23f"),
+    ],
+)
+def test_a_planted_fault_in_reading_plain_rows_is_caught(
+    files: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(files("llama", MIXED))
+    plant(monkeypatch, (right, wrong))
+    with pytest.raises(RunError, match="other numbers in our decoder than in its file"):
+        load_lm(path)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -156,6 +201,9 @@ def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, mon
         ("Q4_K_M", "least * spread(row.scale), sums[r]", "least * spread(-row.scale), sums[r]"),
         ("Q4_1", "scales * spread(block.scale), sum", "scales * spread(block.scale * 1.5f), sum"),
         ("Q4_1", "multiply_add(least, spread(block.sum), sum)", "multiply_add(least, spread(-block.sum), sum)"),
+        (MIXED, "pitch)[i + p]), sums", "pitch)[i]), sums"),
+        ("F16", "(sums[r][0] + sums[r][1]) + (sums", "(sums[r][0] + sums[r][1]) + 0.9f * (sums"),
+        ("F16", "floats_of_halves((const uint8_t*)from); }", "floats_of((const uint16_t*)from); }"),
         ("Q8_0", "block->taken[o] = -OFFSETS[o] * sum", "block->taken[o] = -(OFFSETS[o] + 16) * sum"),
     ],
 )
@@ -205,13 +253,13 @@ def test_a_fault_in_experts_is_caught(files: Any, fault: Any, monkeypatch: pytes
         load_lm(str(files("gpt_oss", "MXFP4")))
 
 
-@pytest.mark.parametrize(("norms", "decoder"), [("F16", "own, native"), ("BF16", "own")])
-def test_49_norms_in_16_bits_are_the_numbers_in_the_file(tmp_path: Path, norms: str, decoder: str) -> None:
+@pytest.mark.parametrize("norms", ["F16", "BF16"])
+def test_49_norms_in_16_bits_are_the_numbers_in_the_file(tmp_path: Path, norms: str) -> None:
     path = tmp_path / f"{norms}.gguf"
     source = make_tiny("qwen2", tmp_path / "source", **SIZES | FAMILIES["qwen2"])
     weights = write_gguf(source, path, "Q8_0", norms=norms)
     lm, plain = load_lm(str(path), dtype="float32"), load_lm(str(path), dtype="float32", compute="dequantized")
-    assert (lm.decoder, describe(str(path)).decoder) == (decoder, decoder)
+    assert (lm.decoder, describe(str(path)).decoder) == ("own, native", "own, native")
     assert relative_error(score(lm), score(plain)) < 0.15
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
@@ -221,9 +269,10 @@ def test_49_norms_in_16_bits_are_the_numbers_in_the_file(tmp_path: Path, norms: 
 
 def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
     path = str(files("llama", "F32"))
-    assert load_lm(path).decoder == "own"
+    for form in ("F32", "BF16"):
+        assert load_lm(str(files("llama", form))).decoder == "own"
     cases: tuple[tuple[str, dict[str, Any], str], ...] = (
-        (path, {}, "is in `F32`"),
+        (path, {}, "all of them are in `F32`"),
         (str(files("llama", "Q8_0")), {"quantize": "int8"}, "they are to be quantized again, to int8"),
         (str(files("llama", "Q8_0")), {"decoder": "transformers"}, "it is disabled"),
         ("builtin:draft", {}, "its weights are not those of a GGUF file"),
@@ -238,6 +287,21 @@ def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
 def test_a_copy_of_blocks_in_int8_is_refused(files: Any) -> None:
     with pytest.raises(UsageError, match="which are in blocks"):
         Engine.load(str(files("llama", "Q8_0")), "self-int8")
+
+
+def test_an_embedding_in_16_bits_stays_in_its_file(files: Any, tmp_path: Path) -> None:
+    path = files("llama", MIXED)
+    table = not_none(ModelPlan(str(path)).header).tensors["token_embd.weight"]
+    decoder: Any = load_lm(str(path), dtype="float32")._forward
+    rows, tokens = decoder._embedding.file, torch.tensor([3, 0, 90])
+    assert (table.kind, len(decoder._embedding.weight)) == ("F16", 0)
+    assert torch.equal(decoder.embed(tokens), rows[tokens].reference())
+    broken = tmp_path / "broken.gguf"
+    content = bytearray(path.read_bytes())
+    content[table.begin + table.num_bytes - 2 : table.begin + table.num_bytes] = b"\x00\x7e"  # not a number
+    broken.write_bytes(content)
+    with pytest.raises(RunError, match=r"`token_embd.weight`.*not finite"):
+        load_lm(str(broken))
 
 
 def test_an_embedding_apart_from_the_output_layer_stays_in_its_file(files: Any, tmp_path: Path) -> None:

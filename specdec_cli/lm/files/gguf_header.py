@@ -35,7 +35,7 @@ _HINT = "copy or download the file again"
 _LONG = 1000  # items; lists of layers or sections are shorter, and a vocabulary's take a second to read
 # More than any file has, so that what a broken one says costs neither minutes nor memory.
 _MOST_TEXTS, _MOST_TEXT_BYTES, _MOST_SIZES, _MOST_ALIGNMENT = 1 << 22, 1 << 24, 4, 1 << 20
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class GgufHeader:
     def dtype(self) -> str:
         """The dtype that its numbers are in: that of its matrices where there is one, bfloat16 for blocks."""
         kinds = self.kinds
-        return _FLOATS.get(kinds[0], "bfloat16") if len(kinds) == 1 else "bfloat16"
+        return FLOATS.get(kinds[0], "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def read_gguf_header(name: str, path: Path) -> GgufHeader:

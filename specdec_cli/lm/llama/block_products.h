@@ -1,9 +1,10 @@
-// Products with weights as GGUF files hold them: blocks of 32 inputs, whose codes share a scale and perhaps a minimum.
+// Products with weights as GGUF files hold them: blocks of 32 inputs, whose codes share a scale and perhaps a minimum, and
+// plain numbers of 16 or 32 bits.
 //
 // A panel holds as many outputs as a vector has lanes, block after block, so that a product reads it from front to back and
 // nothing is summed across lanes: every instruction set adds the same numbers in the same order. Inputs are whole numbers
 // with a scale for each block; where blocks are of a K type, for each eight, in which everything is added up as whole
-// numbers. In this file W is WIDTH, the lanes of a vector.
+// numbers; where weights are plain numbers, inputs are not rounded. In this file W is WIDTH, the lanes of a vector.
 
 constexpr long BLOCK_INPUTS = 32, SUPER_BLOCKS = 8;
 
@@ -27,18 +28,22 @@ struct InputSuper {
     int16_t half_sums[2 * SUPER_BLOCKS];  // of each half's
 };
 
-// A row's inputs: its blocks and then, where it is whole ones, its super-blocks.
+// A row's inputs: its blocks, its super-blocks where it is whole ones, and the inputs themselves.
 struct InputRow {
     const InputBlock* blocks;
     const InputSuper* supers;
+    const float* numbers;
 
     InputRow(const int32_t* words, long num_blocks)
-        : blocks((const InputBlock*)words), supers((const InputSuper*)(blocks + num_blocks)) {}
+        : blocks((const InputBlock*)words), supers((const InputSuper*)(blocks + num_blocks)),
+          numbers((const float*)(supers + num_supers(num_blocks))) {}
+
+    static long num_supers(long num_blocks) { return num_blocks % SUPER_BLOCKS ? 0 : num_blocks / SUPER_BLOCKS; }
 
     // Of a row.
     static long words(long num_blocks) {
-        const long num_supers = num_blocks % SUPER_BLOCKS ? 0 : num_blocks / SUPER_BLOCKS;
-        return long(num_blocks * sizeof(InputBlock) + num_supers * sizeof(InputSuper)) / 4;
+        const long rounded = num_blocks * sizeof(InputBlock) + num_supers(num_blocks) * sizeof(InputSuper);
+        return rounded / 4 + num_blocks * BLOCK_INPUTS;
     }
 };
 
@@ -76,6 +81,12 @@ inline Floats floats_of_halves(const uint8_t* from) {
     return values;
 #endif
 }
+
+struct Half {
+    uint16_t bits;
+};
+inline float float_of(Half value) { return float_of_half(value.bits); }
+inline Floats floats_of(const Half* from) { return floats_of_halves((const uint8_t*)from); }
 
 inline Ints ints_of_bytes(const uint8_t* from) {  // which have a sign
 #if defined(__AVX512F__)
@@ -126,6 +137,7 @@ constexpr bool HAS_SIGNED_CODES = false;
 // behind the 16 bits that multiply them.
 template <int TYPE, int BITS_, int OFFSET_, bool HAS_MINIMUM_, int HALVES_ = 0, const uint8_t* VALUES_ = nullptr>
 struct Layout {
+    static constexpr bool IS_PLAIN = false;
     static constexpr int ID = TYPE, BITS = BITS_, OFFSET = OFFSET_, LOW = BITS == 8 ? 8 : BITS >= 4 ? 4 : 2;
     static constexpr int VALUE_BITS = VALUES_ == IQ4 ? 8 : VALUES_ == FP4 ? 5 : BITS;
     static constexpr bool IS_SIGNED = HAS_SIGNED_CODES && VALUE_BITS == 8;
@@ -154,6 +166,20 @@ struct Layout {
     }
 };
 
+// Plain numbers: of each input that of each lane. A number that is not finite has all bits of EXPONENT.
+template <int TYPE, class Number_, class Bits_, Bits_ EXPONENT_>
+struct Plain {
+    using Number = Number_;
+    using Bits = Bits_;
+    static constexpr bool IS_PLAIN = true;
+    static constexpr int ID = TYPE;
+    static constexpr Bits EXPONENT = EXPONENT_;
+    static constexpr long UNIT_BLOCKS = 1, UNIT_BYTES = WIDTH * BLOCK_INPUTS * sizeof(Number);
+};
+
+using F32 = Plain<0, float, uint32_t, 0x7f800000>;
+using F16 = Plain<1, Half, uint16_t, 0x7c00>;
+using BF16 = Plain<30, uint16_t, uint16_t, 0x7f80>;
 using Q4_0 = Layout<2, 4, 8, false>;
 using Q4_1 = Layout<3, 4, 0, true>;
 using Q5_0 = Layout<6, 5, 16, false>;
@@ -172,8 +198,8 @@ using MXFP4 = Layout<39, 4, 16, false, 0, FP4>;
 template <class Work>
 inline bool with_layout(int64_t type, Work work) {
     const auto try_each = [&](auto... layouts) { return ((layouts.ID == type && (work(layouts), true)) || ...); };
-    return try_each(Q4_0(), Q4_1(), Q5_0(), Q5_1(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K(), IQ4_NL(), IQ4_XS(),
-                    MXFP4());
+    return try_each(F32(), F16(), BF16(), Q4_0(), Q4_1(), Q5_0(), Q5_1(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K(),
+                    IQ4_NL(), IQ4_XS(), MXFP4());
 }
 
 template <class L>
@@ -440,13 +466,38 @@ __attribute__((noinline)) void multiply_panel(const uint8_t* panel, const int32_
     for (long r = 0; r < n; r++) to[r] = sums[r];
 }
 
+constexpr long PARTS = 4;  // sums of an output's products with plain numbers, which need not wait for each other
+
+// A panel of plain numbers times R rows.
+template <class L, int R>
+__attribute__((noinline)) void multiply_numbers(const uint8_t* panel, const int32_t* x, long pitch, long num_blocks,
+                                                Floats* to) {
+    const auto* weights = (const typename L::Number*)panel;
+    const float* const inputs = InputRow(x, num_blocks).numbers;
+    Floats sums[R][PARTS] = {};
+    for (long i = 0; i < num_blocks * BLOCK_INPUTS; i += PARTS)
+#pragma GCC unroll 4
+        for (long p = 0; p < PARTS; p++, weights += WIDTH) {
+            if (FETCHES || R > 1) __builtin_prefetch((const uint8_t*)weights + AHEAD / 2);
+            const Floats some = kept(floats_of(weights));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                sums[r][p] = multiply_add(some, spread(beside(inputs, r * pitch)[i + p]), sums[r][p]);
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) to[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+}
+
 // Likewise some rows, BLOCK_ROWS at most. With long sums, which wait for each other, all rows' are computed side by side.
 template <class L>
 inline void multiply_rows(const uint8_t* panel, const int32_t* x, long pitch, long n, long num_blocks, Floats* to) {
-    if constexpr (!HAS_LONG_SUMS) return multiply_panel<L, 0>(panel, x, pitch, n, num_blocks, to);
+    if constexpr (!L::IS_PLAIN && !HAS_LONG_SUMS) return multiply_panel<L, 0>(panel, x, pitch, n, num_blocks, to);
     const auto some = [&](auto count) {
         constexpr long R = decltype(count)::value;
-        for (; n >= R; n -= R, x += R * pitch, to += R) multiply_panel<L, R>(panel, x, pitch, R, num_blocks, to);
+        if constexpr (L::IS_PLAIN && R * PARTS <= SUMS)
+            for (; n >= R; n -= R, x += R * pitch, to += R) multiply_numbers<L, R>(panel, x, pitch, num_blocks, to);
+        else if constexpr (!L::IS_PLAIN)
+            for (; n >= R; n -= R, x += R * pitch, to += R) multiply_panel<L, R>(panel, x, pitch, R, num_blocks, to);
     };
     some(std::integral_constant<long, 8>());
     some(std::integral_constant<long, 7>());
@@ -474,9 +525,12 @@ inline float round_inputs(const float* row, long count, int8_t* codes) {
     return largest / 127.0f;
 }
 
-// Inputs [size] as blocks, and as super-blocks; what fills the last block is 0.
-inline void quantize_inputs(const float* row, long size, int32_t* words) {
+// Inputs [size] as blocks, as super-blocks and as they are; what fills the last block is 0.
+inline void prepare_inputs(const float* row, long size, int32_t* words) {
     auto* block = (InputBlock*)words;
+    const long num_blocks = blocks_for(size);
+    float* const numbers = (float*)InputRow(words, num_blocks).numbers;
+    std::fill(std::copy_n(row, size, numbers), numbers + num_blocks * BLOCK_INPUTS, 0.0f);
     for (long begin = 0; begin < size; begin += BLOCK_INPUTS, block++) {
         float last[BLOCK_INPUTS] = {};
         const bool is_whole = begin + BLOCK_INPUTS <= size;
@@ -568,8 +622,14 @@ constexpr long file_bytes() {  // of a block, or of a K type's eight
 }
 
 template <class L>
-constexpr long row_bytes(long num_blocks) {
-    return num_blocks / L::UNIT_BLOCKS * file_bytes<L>();
+constexpr long row_bytes(long in) {
+    if constexpr (L::IS_PLAIN) return in * sizeof(typename L::Number);
+    else return blocks_for(in) / L::UNIT_BLOCKS * file_bytes<L>();
+}
+
+template <class L>
+inline bool is_finite(typename L::Bits bits) {
+    return (bits & L::EXPONENT) != L::EXPONENT;
 }
 
 // A row's block of a file, which ggml describes in ggml-common.h.
@@ -648,18 +708,28 @@ inline void put_bits(const Codes (&packs)[8], int place, uint8_t* to) {
 }
 
 // Fills a panel with outputs, as many as it has lanes or fewer, that are rows of a file; `order` [count] names the row of
-// each. Returns how many blocks have a scale that is no finite number.
+// each. Returns how many blocks have a scale that is no finite number, or how many plain numbers are not.
 template <class L>
-inline int64_t fill_panel(const uint8_t* rows, const int64_t* order, long count, long num_blocks, uint8_t* panel) {
+inline int64_t fill_panel(const uint8_t* rows, const int64_t* order, long count, long in, uint8_t* panel) {
     int64_t num_broken = 0;
-    if (count < WIDTH) std::memset(panel, 0, panel_bytes<L>(num_blocks));
-    for (long number = 0; number < num_blocks; number++) {
+    const long num_blocks = blocks_for(in);
+    if (count < WIDTH || in % BLOCK_INPUTS) std::memset(panel, 0, panel_bytes<L>(num_blocks));
+    if constexpr (L::IS_PLAIN) {
+        using Bits = typename L::Bits;
+        for (long i = 0; i < in; i++)
+            for (long lane = 0; lane < count; lane++) {
+                const Bits bits = ((const Bits*)(rows + order[lane] * row_bytes<L>(in)))[i];
+                ((Bits*)panel)[i * WIDTH + lane] = bits;
+                num_broken += !is_finite<L>(bits);
+            }
+        return num_broken;
+    } else for (long number = 0; number < num_blocks; number++) {
         const long b = number % L::UNIT_BLOCKS;
         uint8_t* const head = panel + number / L::UNIT_BLOCKS * L::UNIT_BYTES;
         uint8_t* const codes = head + L::HEAD_BYTES + b * L::CODE_BYTES;
         Codes packs[8] = {};
         for (long lane = 0; lane < count; lane++) {
-            const FileBlock block = file_block<L>(rows + order[lane] * row_bytes<L>(num_blocks), number);
+            const FileBlock block = file_block<L>(rows + order[lane] * row_bytes<L>(in), number);
             num_broken += !block.is_finite<L>();
             for (int is_minimum = 0; is_minimum <= L::HAS_MINIMUM; is_minimum++) {
                 if (!b) std::memcpy(head + L::bits_at(is_minimum) + 2 * lane, &block.bits[is_minimum], 2);
@@ -674,20 +744,27 @@ inline int64_t fill_panel(const uint8_t* rows, const int64_t* order, long count,
     return num_broken;
 }
 
-// How many blocks of rows of a file have a scale that is no finite number.
+// How many blocks of rows of a file have a scale that is no finite number, or how many plain numbers are not.
 template <class L>
-inline int64_t broken_blocks(const uint8_t* rows, long count, long num_blocks) {
+inline int64_t broken_blocks(const uint8_t* rows, long count, long in) {
     int64_t num_broken = 0;
-    for (long row = 0; row < count; row++, rows += row_bytes<L>(num_blocks))
-        for (long number = 0; number < num_blocks; number += L::UNIT_BLOCKS)
-            num_broken += !file_block<L>(rows, number).template is_finite<L>();
+    for (long row = 0; row < count; row++, rows += row_bytes<L>(in)) {
+        if constexpr (L::IS_PLAIN)
+            for (long i = 0; i < in; i++) num_broken += !is_finite<L>(((const typename L::Bits*)rows)[i]);
+        else
+            for (long number = 0; number < blocks_for(in); number += L::UNIT_BLOCKS)
+                num_broken += !file_block<L>(rows, number).template is_finite<L>();
+    }
     return num_broken;
 }
 
 // The numbers of a lane of a panel.
 template <class L>
 inline void plain_row(const uint8_t* panel, long lane, long in, float by, float* to) {
-    for (long number = 0; number < blocks_for(in); number++, to += BLOCK_INPUTS) {
+    if constexpr (L::IS_PLAIN) {
+        const auto* const numbers = (const typename L::Number*)panel + lane;
+        for (long i = 0; i < in; i++) to[i] = float_of(numbers[i * WIDTH]) * by;
+    } else for (long number = 0; number < blocks_for(in); number++, to += BLOCK_INPUTS) {
         const long b = number % L::UNIT_BLOCKS;
         const uint8_t* const head = panel + number / L::UNIT_BLOCKS * L::UNIT_BYTES;
         const uint8_t* const codes = head + L::HEAD_BYTES + b * L::CODE_BYTES;
@@ -716,6 +793,6 @@ inline void plain_row(const uint8_t* panel, long lane, long in, float by, float*
 template <class L>
 inline void file_row(const uint8_t* rows, int64_t row, long in, float by, float* to) {
     std::vector<uint8_t> panel(panel_bytes<L>(blocks_for(in)));
-    fill_panel<L>(rows, &row, 1, blocks_for(in), panel.data());
+    fill_panel<L>(rows, &row, 1, in, panel.data());
     plain_row<L>(panel.data(), 0, in, by, to);
 }

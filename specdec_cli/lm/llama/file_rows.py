@@ -1,11 +1,12 @@
-"""Rows of a quantized weight, as they lie in a GGUF file that is mapped into memory."""
+"""Rows of a weight, in blocks or in plain numbers, as they lie in a GGUF file that is mapped into memory."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.llama import native
 
+_PIECE = 1 << 24  # bytes of the file that are read before their memory is released
 BLOCKS_HINT = "please report it; `--compute dequantized --quantize none` decodes it in plain numbers"
 """The way out for a model that does not decode rightly in blocks."""
 
@@ -45,7 +47,7 @@ class MappedBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileRows:
-    """A weight [out, in] in blocks; nothing of it is read before it is packed.
+    """A weight [out, in] as a file holds it; nothing of it is read before it is packed.
 
     Args:
         name: in the file.
@@ -77,12 +79,12 @@ class FileRows:
 
     @property
     def scale_inputs(self) -> int:
-        """How many of a product's inputs have one scale."""
+        """How many of a product's inputs have one scale; 1 where plain numbers meet them as they are."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         return int(GGML_QUANT_SIZES[GGMLQuantizationType(self.type)][0])
 
-    def __getitem__(self, place: slice | Tensor) -> FileRows:
+    def __getitem__(self, place: slice | Tensor) -> Self:
         """Some of the outputs, in another order."""
         return replace(self, order=self.order[place])
 
@@ -90,28 +92,37 @@ class FileRows:
         """Write the outputs into panels, [as many bytes or more] uint8.
 
         Raises:
-            NotFiniteError: a scale is no finite number.
+            NotFiniteError: a scale or a plain number is not finite.
         """
-        order = self.order.contiguous()
-        num_broken = native.layouts().fill_panels(
-            self.type, self.data.ctypes.data, order.data_ptr(), len(order), self.num_inputs, panels.data_ptr(),
-        )  # fmt: skip
-        if num_broken:
-            raise NotFiniteError(self.name, self.model)
-        self.release()
-        self.packed(self.num_bytes)
+        library, data, to = native.layouts(), self.data.ctypes.data, panels.data_ptr()
+        panel_bytes = library.block_panel_bytes(self.type, self.num_inputs)
+        for part in self._pieces():
+            order = part.order.contiguous()
+            if library.fill_panels(self.type, data, order.data_ptr(), len(order), self.num_inputs, to):
+                raise NotFiniteError(self.name, self.model)
+            to += -(-len(order) // library.block_outputs()) * panel_bytes
+            part.release()
+            self.packed(part.num_bytes)
 
     def check(self) -> None:
         """Refuse rows that stay in the file as `fill` refuses those that it copies.
 
         Raises:
-            NotFiniteError: a scale is no finite number.
+            NotFiniteError: a scale or a plain number is not finite.
         """
         rows = self.data.ctypes.data
-        if native.layouts().broken_blocks(self.type, rows, len(self.data), self.num_inputs):
-            raise NotFiniteError(self.name, self.model)
-        self.release()
-        self.packed(self.num_bytes)
+        for part in self._pieces():
+            if native.layouts().broken_blocks(self.type, rows, len(part), self.num_inputs):
+                raise NotFiniteError(self.name, self.model)
+            rows += part.num_bytes
+            part.release()
+            self.packed(part.num_bytes)
+
+    def _pieces(self) -> Iterator[Self]:
+        """The outputs in parts of whole panels."""
+        lanes = int(native.layouts().block_outputs())
+        at_once = -(-_PIECE // (lanes * self.data.shape[1])) * lanes
+        return (self[begin : begin + at_once] for begin in range(0, len(self), at_once))
 
     def release(self) -> None:
         """Let go of the memory that was taken by reading the file."""

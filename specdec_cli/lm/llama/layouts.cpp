@@ -61,23 +61,22 @@ void quantize_rows(int64_t type, const float* rows, int64_t count, int64_t in, u
 }
 
 // Panels of outputs that are rows of a file; `order` [count] names the row of each. Returns how many blocks have a scale that
-// is no finite number.
+// is no finite number, or how many plain numbers are not.
 int64_t fill_panels(int64_t type, const uint8_t* rows, const int64_t* order, int64_t count, int64_t in, uint8_t* to) {
     int64_t num_broken = 0;
     with_layout(type, [&](auto layout) {
         using L = decltype(layout);
-        const long num_blocks = blocks_for(in);
         for (long begin = 0; begin < count; begin += WIDTH)
-            num_broken += fill_panel<L>(rows, order + begin, std::min(WIDTH, long(count) - begin), num_blocks,
-                                        to + begin / WIDTH * panel_bytes<L>(num_blocks));
+            num_broken += fill_panel<L>(rows, order + begin, std::min(WIDTH, long(count) - begin), in,
+                                        to + begin / WIDTH * panel_bytes<L>(blocks_for(in)));
     });
     return num_broken;
 }
 
-// How many blocks of rows [count, in] of a file have a scale that is no finite number.
+// Likewise of rows [count, in] that stay in their file.
 int64_t broken_blocks(int64_t type, const uint8_t* rows, int64_t count, int64_t in) {
     int64_t num_broken = 0;
-    with_layout(type, [&](auto layout) { num_broken = broken_blocks<decltype(layout)>(rows, count, blocks_for(in)); });
+    with_layout(type, [&](auto layout) { num_broken = broken_blocks<decltype(layout)>(rows, count, in); });
     return num_broken;
 }
 }

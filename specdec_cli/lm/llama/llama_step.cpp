@@ -267,13 +267,13 @@ struct Int8 {
 
 #include "block_products.h"
 
-// Whole numbers with a scale for each block of inputs, times weights in blocks.
+// Inputs as an `InputRow` has them, times weights in blocks or in plain numbers of a file's own.
 struct Blocks {
     using Input = int32_t;  // words of an `InputRow`
     static constexpr long PACK = BLOCK_INPUTS;
     static constexpr long TILES_FROM = NEVER;
     static float prepare(const float* row, long size, Input* out) {
-        quantize_inputs(row, size, out);
+        prepare_inputs(row, size, out);
         return 1.0f;
     }
 };
@@ -288,18 +288,20 @@ struct Room {
         const long n = s.num_rows, width = m.num_heads * m.head_size;
         const long read = m.num_layers ? long(m.layers[0].qkv.in) : 0;
         const long widest = std::max({long(m.hidden), width, long(m.mlp), read});
+        // Of a product, with what fills a pack, and the largest; those for blocks are there in three forms.
+        const long inputs = n * (std::is_same_v<WEIGHTS, Blocks> ? 2 * widest + 64 : widest + 2);
         qkv = n * m.hidden;
         attended = qkv + n * (width + 2 * m.num_key_heads * m.head_size);
         gate_up = attended + n * width;
         added = gate_up + n * 2 * m.mlp * m.num_taken;
         routed = added + (m.norms_outputs ? n * m.hidden : 0);
         shared = routed + n * m.num_experts;
-        row = n * (widest + 2);  // with what fills a pack, and the largest
-        scores = n * (2 * widest + 32);
+        row = inputs;
+        scores = row + widest + 32;
         score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
         stream = scores + BLOCK * m.num_heads / m.num_key_heads * score_pitch + 64;
         taken = stream + (m.norms_outputs ? n * m.hidden : 0);
-        own = taken + (m.num_experts ? n * (widest + 2) : 0);
+        own = taken + (m.num_experts ? inputs : 0);
     }
 };
 

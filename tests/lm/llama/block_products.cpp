@@ -12,7 +12,7 @@ extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, con
                          float* to) {
     const long num_blocks = in / BLOCK_INPUTS, words = InputRow::words(num_blocks);
     std::vector<int32_t> x(n * words);
-    for (long r = 0; r < n; r++) quantize_inputs(inputs + r * in, in, &x[r * words]);
+    for (long r = 0; r < n; r++) prepare_inputs(inputs + r * in, in, &x[r * words]);
     with_layout(type, [&](auto layout) {
         using L = decltype(layout);
         std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
@@ -20,7 +20,7 @@ extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, con
             int64_t order[WIDTH];
             std::iota(order, order + WIDTH, o);
             const long count = std::min(WIDTH, long(outputs) - o);
-            fill_panel<L>(file, order, count, num_blocks, panel.data());
+            fill_panel<L>(file, order, count, in, panel.data());
             for (long size = 1; size <= n; size++)
                 for (long r = 0, together; r < n; r += together) {
                     Floats sums[BLOCK_ROWS];

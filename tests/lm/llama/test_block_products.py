@@ -21,7 +21,9 @@ from specdec_cli.lm.llama.llama_weights import Matrix
 from specdec_cli.lm.llama.model_fields import ModelFields, matrix_fields
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
+PLAIN_TYPES = ["F32", "F16", "BF16"]
 K_TYPES = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
+ALL = [*TYPES, *K_TYPES, *PLAIN_TYPES]
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}  # bytes of a block's 16-bit numbers
 _SCALES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 _INPUTS, _OUTPUTS = 512, 40
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.skipif(native.missing() is not None, reason="no compile
 def blocks(type_name, seed=0, fill=None):
     """Random bytes as a weight's blocks, or the same everywhere, with scales of an ordinary size; and its numbers."""
     kind = Type[type_name]
+    if type_name in PLAIN_TYPES:
+        return plain_rows(kind, seed)
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(seed)
     whole = random.integers(0, 256, (_OUTPUTS, _INPUTS // size, num_bytes), dtype=np.uint8)
@@ -45,6 +49,16 @@ def blocks(type_name, seed=0, fill=None):
         whole[:, :, 0] = random.integers(110, 140, whole.shape[:2])
     data = np.ascontiguousarray(whole.reshape(_OUTPUTS, -1))
     return FileRows(type_name, "file", int(kind), _INPUTS, data, torch.arange(_OUTPUTS)), gguf.quants.dequantize(
+        data, kind
+    )
+
+
+def plain_rows(kind, seed):
+    """Random numbers of many magnitudes as a weight's rows; F16 has no exponent for some of them."""
+    random = np.random.default_rng(seed)
+    numbers = random.standard_normal((_OUTPUTS, _INPUTS)) * 10.0 ** random.integers(-7, 3, (_OUTPUTS, _INPUTS))
+    data = gguf.quants.quantize(numbers.astype(np.float32), kind).view(np.uint8)
+    return FileRows(kind.name, "file", int(kind), _INPUTS, data, torch.arange(_OUTPUTS)), gguf.quants.dequantize(
         data, kind
     )
 
@@ -78,7 +92,7 @@ def some_rows(n):
     return torch.randn(n, _INPUTS, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, n)[:, None]
 
 
-@pytest.mark.parametrize("name", TYPES + K_TYPES)
+@pytest.mark.parametrize("name", ALL)
 def test_numbers_are_those_of_the_file(name):
     part, numbers = blocks(name)
     matrix, found, places = (
@@ -91,16 +105,16 @@ def test_numbers_are_those_of_the_file(name):
     assert torch.equal(found, torch.from_numpy(numbers))
 
 
-@pytest.mark.parametrize("name", TYPES + K_TYPES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_product_is_that_of_the_numbers(name):
     part, numbers = blocks(name)
     rows = some_rows(5)
     found = product(packed([part], torch.ones(_OUTPUTS), Arena()), rows)
-    right = quantized(rows.double(), 256 if name in K_TYPES else 32) @ torch.from_numpy(numbers).double().t() + 1
+    right = quantized(rows.double(), part.scale_inputs) @ torch.from_numpy(numbers).double().t() + 1
     assert torch.allclose(found.double(), right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
 
 
-@pytest.mark.parametrize("name", TYPES + K_TYPES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_row_has_its_bits_in_any_company_and_order(name):
     part, _ = blocks(name)
     other, _ = blocks("Q8_0", seed=1)
@@ -140,7 +154,7 @@ def telling_rows():
 def test_every_processor_has_the_same_bits(processor):
     here, other, rows = library_for("this one"), library_for(processor), telling_rows()
     rounds_once = "no vectors" != processor != "AVX2 without FMA"
-    for name, fill in itertools.product(TYPES + K_TYPES, FILLS):
+    for name, fill in itertools.product(ALL, FILLS):
         part, _ = blocks(name, fill=fill)
         right, found = multiply(here, part, rows)[0], multiply(other, part, rows)
         room = torch.zeros(()) if rounds_once else right.abs().amax(1, keepdim=True) * 1e-5

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_block_products import FILLS, K_TYPES, SOURCE, TYPES, blocks, library_for, multiply, telling_rows
+from test_block_products import ALL, FILLS, SOURCE, blocks, library_for, multiply, telling_rows
 from test_lm_llama_processors import has_avx2
 
 from specdec_cli.drafters import suffix_index
@@ -56,7 +56,7 @@ def output_of(command: Sequence[str], given: bytes = b"") -> np.ndarray:
 def check_products(source: str, architecture: str, folder: Path) -> None:
     """Compare all products, in groups of 1 to 9 rows, with those of the plain C++."""
     plain, rows = library_for("no vectors that rounds once"), telling_rows()
-    cases = [(name, fill, blocks(name, fill=fill)[0]) for name, fill in itertools.product(TYPES + K_TYPES, FILLS)]
+    cases = [(name, fill, blocks(name, fill=fill)[0]) for name, fill in itertools.product(ALL, FILLS)]
     given = bytearray()
     for _, _, part in cases:
         given += np.array([part.type, len(part), *rows.shape, part.data.nbytes], np.int64).tobytes()

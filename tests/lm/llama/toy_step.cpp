@@ -9,7 +9,7 @@ namespace {
 constexpr bool HAS_BLOCKS = std::is_same_v<WEIGHTS, Blocks>;  // in whole super-blocks; others leave packs and panels unfilled
 constexpr long HEADS = 4, KEY_HEADS = 2, HEAD_SIZE = HAS_BLOCKS ? 64 : 22, HIDDEN = HAS_BLOCKS ? 256 : 87;
 constexpr long MLP = HAS_BLOCKS ? 512 : 151, VOCABULARY = 97, LAYERS = 4, SLOTS = 64, LENGTHS[2] = {23, 8};
-constexpr int TYPES[] = {2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39};
+constexpr int TYPES[] = {0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39};
 
 uint32_t hashed(uint64_t place) {  // the upper half of SplitMix64
     uint64_t bits = (place + 1) * 0x9e3779b97f4a7c15u;
@@ -40,8 +40,13 @@ void lay_blocks(Matrix& m) {
     const uint64_t first = num_drawn++ << 32;
     with_layout(TYPES[num_drawn % std::size(TYPES)], [&](auto layout) {
         using L = decltype(layout);
-        std::vector<uint8_t> file(m.out * row_bytes<L>(num_blocks));
+        std::vector<uint8_t> file(m.out * row_bytes<L>(m.in));
         for (size_t i = 0; i < file.size(); i++) file[i] = uint8_t(hashed(first + i));
+        if constexpr (L::IS_PLAIN)  // of an ordinary size
+            for (auto* bits = (typename L::Bits*)file.data(); bits != (void*)(file.data() + file.size()); bits++) {
+                constexpr auto LEAST_BIT = L::EXPONENT & -L::EXPONENT, ORDINARY = (L::EXPONENT >> 1 & L::EXPONENT) - 6 * LEAST_BIT;
+                *bits = typename L::Bits((*bits & ~L::EXPONENT) | ORDINARY);
+            }
         auto* const weight = zeros<uint8_t>(num_panels * panel_bytes<L>(num_blocks));
         auto* const panels = zeros<int64_t>(2 * num_panels);
         for (long p = 0; p < num_panels; p++) {
@@ -50,8 +55,8 @@ void lay_blocks(Matrix& m) {
             int64_t order[WIDTH];
             std::iota(order, order + WIDTH, p * WIDTH);
             const long count = std::min(WIDTH, long(m.out) - p * WIDTH);
-            fill_panel<L>(file.data(), order, count, num_blocks, weight + panels[2 * p]);
-            for (long unit = 0; unit < num_blocks / L::UNIT_BLOCKS; unit++)  // scales and minimums of an ordinary size
+            fill_panel<L>(file.data(), order, count, m.in, weight + panels[2 * p]);
+            if constexpr (!L::IS_PLAIN) for (long unit = 0; unit < num_blocks / L::UNIT_BLOCKS; unit++)  // scales and minimums of an ordinary size
                 for (long i = 0; i < count * (1 + L::HAS_MINIMUM); i++) {
                     const uint64_t place = ((p * WIDTH + i % count) * 2 + i / count) * num_blocks + unit;
                     const uint32_t some = hashed(first + (1u << 31) + place);
