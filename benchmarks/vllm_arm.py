@@ -4,7 +4,7 @@
     python benchmarks/vllm_arm.py --embedded /tmp/embedded --only 'embedded pair, sweep-k'
     python benchmarks/vllm_arm.py --stories bitstories-3M stories260K-wide --only 'stories pair, serve'
 
-The counts of `bench` are those of vLLM's `/metrics`; beside them stand the sums of the lines that vLLM logs itself.
+The counts of `bench` are those of vLLM's answers; beside them stand the sums of the lines that vLLM logs itself.
 Options behind `--` go to `bench` and `compare-drafts`. A part that fails keeps its sentence.
 """
 
@@ -46,7 +46,7 @@ def specdec(words: list[str]) -> dict[str, Any]:
 
 
 def counted(given: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """The counts of some answers by `/metrics` and by the lines that vLLM logs; `more` are keys of the recipe."""
+    """The counts of some answers by themselves and by the lines that vLLM logs; `more` are keys of the recipe."""
     sets = ("engine.name=vllm", "target.dtype=float32", "sampling.max_new_tokens=48", *more)
     command = f"env VLLM_LOG_STATS_INTERVAL={_LOGGED_SECONDS} {given.engine_command}"
     shared = Shared(sets=sets, takes_engine=True, engine_command=command, engine_args=given.engine_args)

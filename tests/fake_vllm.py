@@ -3,7 +3,8 @@
 FAKE_VLLM holds words with `=` and commas that say how it behaves: `die` (before it is ready), `never` (never ready),
 `deaf` (ignores SIGTERM), `crash=N` (killed at the N-th request), `busy=FILE` (its port is taken until FILE exists),
 `version=1.2.3`, `stuck` (listens, and loads for ever), `cut=N` (killed after the N-th event of a stream),
-`differs` (another text with a draft), `seen=FILE` (writes its arguments there).
+`differs` (another text with a draft), `seen=FILE` (writes its arguments there), `shared` (its metrics count as many
+drafts of other clients), `ragged` (a step drafts no more than the answer still needs).
 Every answer is the prompt's words again; with a draft, a step accepts all of its tokens but the last.
 """
 
@@ -150,14 +151,15 @@ class Handler(BaseHTTPRequestHandler):
         SAID.update(sum(map(ord, word)) for word in words)
         if "differs" in WAYS and k:
             words[-1] = "otherwise"
-        place = 0
+        place, steps = 0, list[tuple[int, int]]()
         while place < len(words):
             size = 1 if place == 0 or not k else min(k, len(words) - place)
             with counts.lock:
                 counts.generated += size
                 if place and k:
+                    steps.append((size if "ragged" in WAYS else k, size - 1))
                     counts.drafts += 1
-                    counts.drafted += k
+                    counts.drafted += steps[-1][0]
                     counts.accepted += size - 1
             piece = words[place : place + size]
             place += size
@@ -168,9 +170,9 @@ class Handler(BaseHTTPRequestHandler):
             field = {"delta": {"content": text}} if "messages" in body else {"text": text}
             self._event({"choices": [{"index": 0, **field, **ids, "finish_reason": end}]})
         usage = {"prompt_tokens": len(str(prompt).split()), "completion_tokens": len(words)}
-        stats = {"num_draft_tokens": counts.drafted, "num_accepted_draft_tokens": counts.accepted}
-        told = self.server.options.per_request_spec_decode_metrics and k
-        self._event({"choices": [], "usage": usage} | ({"metrics": {"speculative_decoding": stats}} if told else {}))
+        level = self.server.options.per_request_spec_decode_metrics
+        stats = spec_decode_metrics(steps, k, level) if level in ("summary", "detailed") and k else None
+        self._event({"choices": [], "usage": usage, "metrics": {"speculative_decoding": stats}})
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
@@ -200,6 +202,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
+def spec_decode_metrics(steps: list[tuple[int, int]], k: int, level: str) -> dict[str, Any]:
+    """A request's acceptance, from the drafted and accepted tokens of its steps."""
+    drafted, accepted = [drafted for drafted, _ in steps], [accepted for _, accepted in steps]
+    listed = {"per_step_accepted": accepted, "per_step_drafted": drafted} if accepted and level == "detailed" else {}
+    return {
+        "mean_acceptance_length": 1 + sum(accepted) / len(accepted) if accepted else 1.0,
+        "draft_acceptance_rate": sum(accepted) / sum(drafted) if accepted else 0.0,
+        "acceptance_histogram": [accepted.count(num) for num in range(k + 1)],
+        "num_spec_steps": len(accepted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": k,
+    } | listed
+
+
 def one_token(body: dict[str, Any]) -> dict[str, Any]:
     """An answer that is not streamed: the prompt's ids, and two tokens that are almost as likely."""
     gap = float(WAYS.get("gap", "0.01"))
@@ -211,13 +228,13 @@ def one_token(body: dict[str, Any]) -> dict[str, Any]:
 
 def metrics(server: Server) -> str:
     """vLLM's counters in Prometheus text."""
-    counts, name = server.counts, server.options.model
+    counts, name, times = server.counts, server.options.model, 2 if "shared" in WAYS else 1
     values = {"generation_tokens": counts.generated, "aborted": counts.aborted}
     if server.k:
         values |= {
-            "spec_decode_num_drafts": counts.drafts,
-            "spec_decode_num_draft_tokens": counts.drafted,
-            "spec_decode_num_accepted_tokens": counts.accepted,
+            "spec_decode_num_drafts": times * counts.drafts,
+            "spec_decode_num_draft_tokens": times * counts.drafted,
+            "spec_decode_num_accepted_tokens": times * counts.accepted,
         }
     return "".join(
         f'# TYPE vllm:{key}_total counter\nvllm:{key}_total{{model_name="{name}"}} {value}\n'

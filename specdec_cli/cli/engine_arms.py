@@ -14,6 +14,7 @@ from specdec_cli.drafters.elsewhere import REMEMBER_REQUESTS
 from specdec_cli.measure.documents.parts import EngineResult
 from specdec_cli.measure.elsewhere.near_ties import LeftText, left_texts, words
 from specdec_cli.measure.elsewhere.server_arm import ServerArm, requests_of
+from specdec_cli.measure.endpoint.request_counts import joint_source
 from specdec_cli.measure.machine.load import look_at_load
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class EngineArms(Arms):
             version=self._version(),
             commands={name: shlex.join(arm.process.words) for name, arm in self._arms.items()},
             differences=[difference for left in self._left.values() for difference in left],
+            acceptance_from=joint_source(arm.acceptance_from for arm in self._arms.values()),
         )
         return {"engine": engine.as_json()}
 

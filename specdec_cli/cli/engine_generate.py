@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from specdec_cli.timing import Timing, joined_timing, timing_of
 if TYPE_CHECKING:
     from specdec_cli.engine.prompts import PromptRow
     from specdec_cli.measure.endpoint.answer import Answer
+    from specdec_cli.measure.endpoint.request_counts import AnswerCounts
 
 _FINISHED = ("stop", "length")
 
@@ -60,7 +61,7 @@ class EngineGenerateRun(GenerateRun):
         return showing_log(self.screen)
 
     def decode(self, stopped: Callable[[], bool]) -> None:
-        """Every prompt alone, so that the server's counters tell what each one accepted."""
+        """Every prompt alone, so that the server's counters tell what each one accepted if its answer does not."""
         made, process = self.engine.server(), self.engine.process(self.screen, stopped=stopped)
         self.screen.say(f"starting {made.name}")
         self._arm = arm = ServerArm(
@@ -76,8 +77,8 @@ class EngineGenerateRun(GenerateRun):
                 if stopped():
                     return
                 with _streamed(texts, writer, row.index) as watch:
-                    answer, counters = arm.decode(row, watch)
-                self._take(row, answer, counters)
+                    answer, counted = arm.decode(row, watch)
+                self._take(row, answer, counted)
 
     def summarize(self) -> None:
         """Show the figures, and what the engine says of itself."""
@@ -95,13 +96,13 @@ class EngineGenerateRun(GenerateRun):
             )
             self.screen.console.print(run_table([column]))
 
-    def _take(self, row: PromptRow, answer: Answer, counters: Mapping[str, float]) -> None:
+    def _take(self, row: PromptRow, answer: Answer, counted: AnswerCounts) -> None:
         num = answer.num_tokens
         if num is None or len(answer.token_ids) != num:
             raise RunError("the engine does not tell the tokens of its answers", "use a newer release of it")
         counts = ServerCounts()
         for totals in (counts, self._counts):
-            totals.add_run(counters, max(num - 1, 0))
+            totals.add_run(counted.counts, max(num - 1, 0), counted.outcomes)
         first = answer.ttft_s
         timing = Timing() if first is None else timing_of(0.0, first, max(answer.arrivals[-1], first), num - 1)
         output = Output(row.index, row.prompt, [], answer.text, answer.token_ids)
@@ -133,6 +134,7 @@ class EngineGenerateRun(GenerateRun):
                 name=self.recipe.engine.name,
                 version=self._arm.version,
                 command=shlex.join(self._arm.process.words),
+                acceptance_from=self._arm.acceptance_from,
             ),
         ).as_json()
 

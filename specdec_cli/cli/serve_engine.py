@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.cli.honoured import other_engine
@@ -42,16 +41,12 @@ def engine_behind(resolved: Resolved, shared: Shared) -> OtherEngine | None:
     other = other_engine(resolved, shared)
     if other is None:
         return None
-    made, path = other.server(), "serve.per_request_spec_decode_metrics"
+    made = other.server()
     for key in Serve.model_fields:
         if key not in _BY_THE_FRONT and key not in made.serve_keys and resolved.origins[f"serve.{key}"] != "default":
             hint = "leave it out, or give the engine's own option with --engine-args"
             raise UsageError(f"`serve.{key}` has no effect with --engine {resolved.recipe.engine.name}", hint)
-    option = made.acceptance
-    if not made.drafts or option is None or option in other.arguments or resolved.origins[path] != "default":
-        return other  # the engine's own argument, or the recipe's setting among the engine's
-    value = resolved.recipe.serve.per_request_spec_decode_metrics
-    return replace(other, arguments=(*other.arguments, option, value))
+    return other
 
 
 def show_command(other: OtherEngine, shared: Shared) -> None:

@@ -190,6 +190,7 @@ class EngineSweepRun(SweepRun["EngineSweep"]):
         with timed_progress(self.arms.screen) as self._tell:
             study.run()
         self._seconds = perf_counter() - begin
+        self.running.acceptance_from = study.acceptance_from
         assert study.traced is not None, "a sweep that has run has a trace"
         self.keep_trace(study.traced)
 

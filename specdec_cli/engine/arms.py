@@ -6,8 +6,9 @@ another engine as a subprocess, which `start` launches and waits for, `run` asks
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from specdec_cli.engine.decoding import Decoding, Request, Stopped, decode
@@ -29,7 +30,8 @@ class ArmRun:
         events: what an engine of ours said; empty for others.
         sequence_ids: by which the events name the requests, in their order; empty for others.
         counted: number of each request's output tokens, where `token_ids` is None.
-        counters: by how much a server's counters of speculation grew; None from an arm without any.
+        counters: what a server counted of speculation; None from an arm that is none.
+        outcomes: its steps by drafted and accepted tokens, where it lists them.
         lost_share: share of its time that other programs took; None from an arm that computes in this process, whose
             own waiting tells, and where it is not known.
     """
@@ -40,7 +42,8 @@ class ArmRun:
     events: tuple[Event, ...] = ()
     sequence_ids: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
-    counters: Mapping[str, float] | None = None
+    counters: Mapping[str, int] | None = None
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     lost_share: float | None = None
 
     @property

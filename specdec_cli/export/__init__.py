@@ -53,7 +53,6 @@ class ServerCommand:
         refused_with_draft: sampling settings that the engine refuses together with speculation.
         refused_sampling: sampling settings that it does not have at all.
         serve_keys: keys of `serve` that its command line has.
-        acceptance: option by which it reports each request's acceptance; None where it always does.
         verifies_by: its rule above temperature 0; None where the recipe chooses one.
         wheel: a program of ours for a Python that has the engine's wheel; None where only its own program starts it.
     """
@@ -70,7 +69,6 @@ class ServerCommand:
     refused_with_draft: tuple[str, ...]
     refused_sampling: tuple[str, ...]
     serve_keys: frozenset[str]
-    acceptance: str | None
     verifies_by: str | None
     wheel: Path | None
 
@@ -102,7 +100,6 @@ def server_command(name: str, resolved: Resolved) -> ServerCommand:
         refused_with_draft=module.REFUSED_WITH_DRAFT,
         refused_sampling=module.REFUSED_SAMPLING,
         serve_keys=module.SERVE_KEYS,
-        acceptance=module.ACCEPTANCE,
         verifies_by=module.VERIFIES_BY,
         wheel=module.WHEEL,
     )

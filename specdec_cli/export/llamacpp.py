@@ -44,7 +44,6 @@ SPECULATES = "--spec-type"
 """The option of every command line that speculates."""
 REFUSED_WITH_DRAFT, REFUSED_SAMPLING = (), ("stop_token_ids", "min_tokens", "skip_special_tokens")
 SERVE_KEYS = frozenset({"served_model_name"})
-ACCEPTANCE = None
 VERIFIES_BY = "exact-match"
 WHEEL = Path(__file__).parents[1] / "measure" / "elsewhere" / "xllamacpp_server.py"
 _TYPES = {

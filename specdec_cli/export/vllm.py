@@ -28,8 +28,6 @@ SPECULATES = "--speculative-config"
 """The option of every command line that speculates."""
 REFUSED_WITH_DRAFT, REFUSED_SAMPLING = ("min_p", "logit_bias"), ()
 SERVE_KEYS = frozenset({"served_model_name", "tool_call_parser", "reasoning_parser", "per_request_spec_decode_metrics"})
-ACCEPTANCE = "--per-request-spec-decode-metrics"
-"""An engine without a draft may refuse it."""
 VERIFIES_BY = WHEEL = None
 _NO_END = 2**20  # sequences, the end of the last range of a table
 _HEADS = {
@@ -60,13 +58,16 @@ def server_words(settings: ExportSettings) -> list[str]:
 
 
 def _with_acceptance(settings: ExportSettings, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the recipe's wish for each request's acceptance; vLLM refuses it without a draft."""
+    """The arguments with each request's acceptance: here as in our own server, in an export where the recipe sets it.
+
+    vLLM refuses it without a draft, and releases before 0.32 do not have it: `none` leaves it out.
+    """
     path = "serve.per_request_spec_decode_metrics"
-    level = settings.given(path)
+    level = settings.value(path) if settings.is_here else settings.given(path)
     if "speculative_config" not in arguments:
         settings.without(path, "there is no draft")
         return arguments
-    return arguments if level is None else arguments | {"per_request_spec_decode_metrics": level}
+    return arguments if level in (None, "none") else arguments | {"per_request_spec_decode_metrics": level}
 
 
 def speculation_of(words: Sequence[str]) -> dict[str, Any]:

@@ -56,6 +56,41 @@ def test_both_arms_are_measured_and_counted_as_the_engine_counts(capsys: pytest.
     assert found["workload"]["prompt_tokens"] is None
 
 
+ACCEPTANCE = "serve.per_request_spec_decode_metrics"
+
+
+def test_acceptance_is_that_of_the_answers_not_of_other_clients(capsys: pytest.CaptureFixture[str], ways: Any) -> None:
+    """The stand-in's /metrics count the drafts of other clients, too: twice as many."""
+    ways("shared")
+    found = measured(capsys)
+    counts, own = found["draft"]["speculative"], found["engine"]["acceptance_from"]
+    assert (counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"]) == (6, 18, 10)
+    assert counts["per_position_acceptance_rates"] == pytest.approx([1, 4 / 6, 0])
+    assert own == "answers"
+    assert "--per-request-spec-decode-metrics summary" in found["engine"]["commands"]["with the draft"]
+    assert "per-request" not in found["engine"]["commands"]["without a draft"]
+    found = measured(capsys, "--set", f"{ACCEPTANCE}=none")
+    counts, own = found["draft"]["speculative"], found["engine"]["acceptance_from"]
+    assert (counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"]) == (12, 36, 20)
+    assert own == "counters"
+    assert "per-request" not in found["engine"]["commands"]["with the draft"]
+
+
+def test_steps_that_are_listed_give_rates_by_position_for_drafts_of_any_length(
+    capsys: pytest.CaptureFixture[str], ways: Any
+) -> None:
+    ways("ragged")
+    summary, detailed = (measured(capsys, "--set", f"{ACCEPTANCE}={level}") for level in ("summary", "detailed"))
+    # three steps for each prompt, which drafted 3, 3 and 2 tokens and accepted 2, 2 and 1
+    for found in (summary, detailed):
+        counts = found["draft"]["speculative"]
+        assert (counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"]) == (6, 16, 10)
+    assert summary["draft"]["speculative"]["per_position_acceptance_rates"] == []
+    assert detailed["draft"]["speculative"]["per_position_acceptance_rates"] == pytest.approx([1, 4 / 6, 0])
+    by_task = [task["draft"]["speculative"] for task in detailed["by_task"].values()]
+    assert all(task["conditional_acceptance_rates"] for task in by_task)
+
+
 def test_a_difference_is_named_with_its_gap(capsys: pytest.CaptureFixture[str], ways: Any) -> None:
     ways("differs,gap=0.01")
     found = measured(capsys)

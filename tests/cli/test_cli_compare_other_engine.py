@@ -20,7 +20,7 @@ DRAFTS = ["-d", "builtin:draft", "-d", "ngram", "-d", "none"]
 def test_drafts_are_compared_with_one_plain_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_VLLM", "differs")
+    monkeypatch.setenv("FAKE_VLLM", "differs,shared")
     more = [
         "--num-prompts",
         "1",
@@ -40,6 +40,7 @@ def test_drafts_are_compared_with_one_plain_server(
         assert (rows[name]["best_k"], rows[name]["predicted"], rows[name]["memory_bytes"]) == (3, None, None)
         assert rows[name]["speculative"]["num_accepted_tokens"] == 5
         assert rows[name]["speculative"]["num_drafts"] == 3
+    assert found["engine"]["acceptance_from"] == "answers"
     assert found["plan"]["order"] == "A A B B"
     assert set(found["engine"]["commands"]) == {"without a draft", "builtin:draft k=3", "ngram k=3"}
     assert [one["arm"] for one in found["engine"]["differences"]] == ["builtin:draft k=3", "ngram k=3"]

@@ -27,7 +27,8 @@ def test_a_prompt_s_text_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> N
     assert "55.6%" in shown.err
 
 
-def test_each_prompt_has_its_own_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_prompt_has_its_own_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "shared")
     assert run([*ARGUMENTS, "--json", "--quiet", "the cat sat", "a dog"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     jsonschema.validate(found, GenerateDocument.json_schema())
@@ -38,7 +39,7 @@ def test_each_prompt_has_its_own_counts(capsys: pytest.CaptureFixture[str]) -> N
     assert [one["prompt_tokens"] for one in found["outputs"]] == [3, 2]
     assert found["totals"]["speculative"]["num_drafts"] == 6
     assert found["lossless"]["verify"] == "greedy"
-    assert found["engine"]["version"] == "0.33.0"
+    assert (found["engine"]["version"], found["engine"]["acceptance_from"]) == ("0.33.0", "answers")
 
 
 def test_an_engine_that_dies_is_one_sentence(

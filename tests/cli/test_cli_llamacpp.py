@@ -133,7 +133,7 @@ def test_both_arms_are_measured_and_counted_as_the_server_counts(
     assert (counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"]) == (6, 18, 10)
     assert (found["lossless"]["checked_tokens"], found["lossless"]["mismatches"]) == (18, 0)
     assert found["lossless"]["verify"] == "greedy"
-    assert found["engine"]["version"] == "b11549"
+    assert (found["engine"]["version"], found["engine"]["acceptance_from"]) == ("b11549", "counters")
     assert "xllamacpp_server.py" in found["engine"]["commands"]["with the draft"]
     assert "--spec-type" not in found["engine"]["commands"]["without a draft"]
     assert any("`ngram-mod` drafts from earlier requests" in notice for notice in found["notices"])

@@ -67,7 +67,7 @@ def test_every_k_is_predicted_and_the_best_measured(swept: tuple[dict[str, Any],
     jsonschema.validate(found, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
     engine, sweep = found["engine"], found["engine_sweep"]
     assert sweep["starts"] == [0, 1, 3, 2]
-    assert engine["name"] == "vllm"
+    assert (engine["name"], engine["acceptance_from"]) == ("vllm", "answers")
     assert engine["version"] == "0.33.0"
     assert list(engine["commands"]) == ["without a draft", "k = 1", "k = 3", "k = 2"]
     assert all("--no-enable-prefix-caching" in command for command in engine["commands"].values())

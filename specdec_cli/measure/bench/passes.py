@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -109,7 +110,7 @@ class Track:
         self.passes.append(replace(pass_, run=replace(pass_.run, events=())))
         requests = pass_.group.requests
         if pass_.run.counters is not None:
-            self._add_counters(pass_, pass_.run.counters)
+            self._add_counters(pass_, pass_.run.counters, pass_.run.outcomes)
         for request in requests:
             self.task_counts.setdefault(task_of(request.row), SpeculativeCounts())
         tasks = {place: task_of(request.row) for place, request in zip(pass_.run.sequence_ids, requests, strict=False)}
@@ -118,14 +119,14 @@ class Track:
             if isinstance(event, Stepped):
                 self._add_step(event, tasks)
 
-    def _add_counters(self, pass_: Pass, counters: Mapping[str, float]) -> None:
+    def _add_counters(self, pass_: Pass, counters: Mapping[str, int], outcomes: Counter[tuple[int, int]]) -> None:
         """Count a server's pass, for its task too where it has one."""
         self.server = self.server or ServerCounts()
-        self.server.add_run(counters, pass_.num_decoded_tokens)
+        self.server.add_run(counters, pass_.num_decoded_tokens, outcomes)
         if pass_.group.task:
             of_task = self.task_counts.setdefault(pass_.group.task, ServerCounts())
             assert isinstance(of_task, ServerCounts), "every pass of a server has counters"
-            of_task.add_run(counters, pass_.num_decoded_tokens)
+            of_task.add_run(counters, pass_.num_decoded_tokens, outcomes)
 
     def _add_step(self, event: Stepped, tasks: Mapping[int, str]) -> None:
         decoded = [emitted for emitted in event.emitted if not emitted.from_prefill]

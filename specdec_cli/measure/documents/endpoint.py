@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from specdec_cli.document import Count, Result, ResultDocument, Seconds, SpeculativeResult, absent
-from specdec_cli.measure.documents.parts import GateResult
+from specdec_cli.measure.documents.parts import AcceptanceSource, GateResult
 from specdec_cli.measure.endpoint.endpoint_bench import (
     Answered,
     AnsweredAcceptance,
@@ -148,9 +148,7 @@ class EndpointDocument(ResultDocument):
     by_task: dict[str, PartResult]
     by_turn: dict[str, PartResult] = Field(description="From 1; empty where every prompt is one turn.")
     acceptance: AnsweredAcceptance | None
-    acceptance_from: Literal["answers", "counters"] | None = Field(
-        description="The source of the report's acceptance: every answer's own counts, else the server's counters."
-    )
+    acceptance_from: AcceptanceSource
     counters: CountersResult | None
     errors: list[RequestError]
     notices: list[str]
@@ -171,7 +169,6 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, inter
     """The document's own fields, after those that every document has. `gates` is empty until the gates are judged."""
     plan, arm, sender, whole = bench.plan, bench.arm, bench.sender, _part(bench, len(bench.rows), bench.answered())
     turns = bench.turns if len(bench.turns) > 1 else {}
-    has_own = whole.acceptance is not None and whole.acceptance.covers(bench.num_answered)
     return EndpointDocument(
         workload=PromptsResult(dataset=dataset, num_prompts=len(bench.rows), tasks=bench.tasks),
         plan=RequestPlan(
@@ -215,10 +212,10 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: LoadResult, inter
         by_task={task: _part(bench, num, bench.answered(task)) for task, num in bench.tasks.items()},
         by_turn={str(turn): _part(bench, num, bench.answered(turn=turn)) for turn, num in turns.items()},
         acceptance=whole.acceptance,
-        acceptance_from="answers" if has_own else "counters" if bench.counters.page is not None else None,
+        acceptance_from=bench.acceptance_from,
         counters=bench.counters.as_dict(),
         errors=_errors(bench),
-        notices=[*_notices(bench), *(() if has_own else bench.counters.notices)],
+        notices=[*_notices(bench), *(() if bench.own_counts is not None else bench.counters.notices)],
     ).as_json()
 
 

@@ -17,7 +17,7 @@ from specdec_cli.document import (
     absent,
 )
 from specdec_cli.engine.output_result import OutputResult
-from specdec_cli.measure.documents.parts import lossless
+from specdec_cli.measure.documents.parts import AcceptanceSource, lossless
 
 if TYPE_CHECKING:
     from specdec_cli.engine.comparison import Comparison
@@ -55,6 +55,7 @@ class CommandResult(Result):
     name: str
     version: str | None
     command: str
+    acceptance_from: AcceptanceSource
 
 
 class GenerateDocument(ResultDocument):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from specdec_cli.document import (
     Count,
@@ -16,6 +18,7 @@ from specdec_cli.document import (
     absent,
 )
 from specdec_cli.measure.elsewhere.near_ties import LeftText
+from specdec_cli.measure.endpoint.request_counts import CountsSource
 from specdec_cli.measure.workload.workload import Skipped
 
 if TYPE_CHECKING:
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 UNCHECKED = DifferencesResult()
 NO_INTERVAL = Interval(nan, None, 0)
+AcceptanceSource = Annotated[
+    CountsSource | None,
+    Field(description="Source of acceptance: every answer's own counts, else the server's counters."),
+]
 
 
 class WorkloadResult(Result):
@@ -76,6 +83,7 @@ class EngineResult(Result):
     version: str | None
     commands: dict[str, str]
     differences: list[LeftText]
+    acceptance_from: AcceptanceSource
 
 
 def engine_of_another() -> Any:

@@ -28,6 +28,7 @@ from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_arm import NO_USAGE, EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.endpoint.request_counts import CountsSource, joint_source
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.machine.interruption import MachineUsage, look_at_machine
 from specdec_cli.measure.machine.load import Load, look_at_load
@@ -241,6 +242,11 @@ class EngineSweep(Study):
         ordered = sorted(gains, key=lambda shape: (-gains[shape], shape))[: self.num_measured + len(set(self.starts))]
         return [shape for shape in ordered if shape not in self.starts][: self.num_measured]
 
+    @property
+    def acceptance_from(self) -> CountsSource | None:
+        """The source of the measured acceptance."""
+        return joint_source(totals.acceptance_from for at_size in self.by_size for totals in at_size.passes())
+
     def median_error(self) -> float:
         """Median error of predicted speed-ups against all that were measured, sign aside.
 
@@ -262,7 +268,7 @@ class EngineSweep(Study):
 def measured_pass(
     plan: EndpointPlan, sampling: Sampling, rows: Sequence[PromptRow], *, drafts: bool, may_find_none: bool = False
 ) -> PassTotals:
-    """Send prompts and count the steps that the engine took for them, by its own counters.
+    """Send prompts and count the steps that the engine took for them, by its answers or by its own counters.
 
     Args:
         plan: where the server is and how it is asked.
@@ -281,11 +287,12 @@ def measured_pass(
     seconds, num_tokens = decode_totals([answer for _, answer in bench.answered()])
     if not drafts:
         return PassTotals(seconds, num_tokens)
-    added = bench.counters.added
-    counts = [added.get(name) for name in (DRAFTS, DRAFTED, ACCEPTED)]
-    if None in counts or not (counts[0] or may_find_none):
-        raise RunError("the engine's counters show no drafted tokens", "check its log, and whether others use it")
-    return PassTotals(seconds, num_tokens, *(round(added[name]) for name in (DRAFTS, DRAFTED, ACCEPTED)))
+    counts = bench.counted.counts
+    if any(name not in counts for name in (DRAFTS, DRAFTED, ACCEPTED)) or not (counts[DRAFTS] or may_find_none):
+        raise RunError("the engine counts no drafted tokens", "check its log, and whether others use it")
+    return PassTotals(
+        seconds, num_tokens, counts[DRAFTS], counts[DRAFTED], counts[ACCEPTED], acceptance_from=bench.acceptance_from
+    )
 
 
 def decode_totals(answers: Sequence[Answer]) -> tuple[float, int]:

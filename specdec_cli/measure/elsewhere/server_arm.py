@@ -1,12 +1,13 @@
 """Another engine as an arm: its server is started, asked like any endpoint, and ended.
 
-Each run is one request at a time or a batch sent together; the increase of the server's own counters goes with it.
+Each run is one request at a time or a batch sent together. Its counts of speculation are those of the answers; where
+these do not count their steps, the increase of the server's own counters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,12 @@ from specdec_cli.engine.arms import ArmRun
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, Address, parse_address
-from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.answer import Answer, own_counts
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint import Endpoint
-from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, counts_and_times
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.endpoint.request_counts import AnswerCounts, CountsSource
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.workload.turns import request_of, turn_ends
 from specdec_cli.measure.workload.workload import Workload
@@ -54,6 +56,7 @@ class ServerArm(EndpointArm):
 
     Attributes:
         notices: sentences about its counters.
+        acceptance_from: source of its counts of speculation; None as long as there are none.
     """
 
     is_computing = None
@@ -72,6 +75,7 @@ class ServerArm(EndpointArm):
         plan = EndpointPlan(address, chat=chat, concurrency=concurrency, timeout_s=_SILENCE_SECONDS, protocol=protocol)
         super().__init__(plan, sampling, name)
         self.notices: list[str] = []
+        self.acceptance_from: CountsSource | None = None
         self.process, self.drafts = process, drafts
         self._page: MetricsPage | None = None
 
@@ -94,7 +98,7 @@ class ServerArm(EndpointArm):
         super().start()
         if self.version is None and (told := _VERSION.search(self.process.log_text)):
             self.version = told[1]
-        self._page = self.page()
+        self._page = self.page() if self.drafts else None
 
     def run(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> ArmRun | None:
         """Decode requests together; None where it was stopped before the end.
@@ -105,24 +109,33 @@ class ServerArm(EndpointArm):
         """
         before = interruption.look_at_machine(self.process.cpu_seconds)
         with self._giving_reason():
-            run = super().run(requests, stopped)
+            answers = self.answers(requests, stopped)
         lost = interruption.look_at_machine(self.process.cpu_seconds).others_share_since(before)
-        return None if run is None else replace(run, counters=self._added(sum(run.lengths)), lost_share=lost)
+        if answers is None:
+            return None
+        run, counted = counts_and_times(answers), self._counted(answers)
+        return replace(run, counters=counted.counts, outcomes=counted.outcomes, lost_share=lost)
 
-    def decode(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
-        """Decode one prompt, as `ask`; gives its answer and the increase of the server's counters."""
+    def decode(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, AnswerCounts]:
+        """Decode one prompt, as `ask`; gives its answer and counts."""
         with self._giving_reason():
             answer = self.ask(row, watch)
-        return answer, self._added(answer.num_tokens)
+        return answer, self._counted([answer])
 
-    def _added(self, num_tokens: int | None) -> Mapping[str, float]:
-        """Increase of the server's counters since they were last read."""
+    def _counted(self, answers: Sequence[Answer]) -> AnswerCounts:
+        """Counts of answers, by their own or by the server's counters since they were last read."""
+        if not self.drafts:
+            return AnswerCounts({})
+        own = own_counts(answers)
+        if own is not None:
+            self.acceptance_from, self._page = "answers", None
+            return own
         with self._giving_reason():
             before, self._page = self._page, self.page()
-        counters = difference(before, self._page, num_tokens)
-        if self.drafts:
-            self.notices += [notice for notice in counters.notices if notice not in self.notices]
-        return counters.added
+        self.acceptance_from = None if self._page is None else "counters"
+        counters = difference(before, self._page, sum(answer.num_tokens or 0 for answer in answers))
+        self.notices += [notice for notice in counters.notices if notice not in self.notices]
+        return counters.counted
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request without model and sampling for an answer that is not streamed, at temperature 0."""

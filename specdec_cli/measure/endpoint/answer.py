@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_cli.measure.endpoint.request_counts import AnswerCounts, request_counts, whole
+from specdec_cli.measure.endpoint.request_counts import AnswerCounts, request_counts, together, whole
 
 _TEXT = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
 _CALLS = ("tool_calls", "function_call")
@@ -127,6 +128,13 @@ class Answer:
         has_calls = any(parts.get(key) for key in _CALLS)
         self.calls_tools = self.calls_tools or has_calls
         return has_calls or bool(text) or any(isinstance(parts.get(key), str) and parts[key] for key in _TEXT)
+
+
+def own_counts(answers: Sequence[Answer]) -> AnswerCounts | None:
+    """Counts of several answers by their own; None unless each of them counts its steps."""
+    counted = [answer.speculation for answer in answers if answer.speculation is not None]
+    has_all = len(counted) == len(answers) and all(own.has_steps for own in counted)
+    return together(counted) if counted and has_all else None
 
 
 def _updated(value: object, known: int | None) -> int | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.document import known
+from specdec_cli.measure.endpoint.request_counts import AnswerCounts
 from specdec_cli.measure.endpoint.server_counts import labelled, statistics
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class Counters:
     page: MetricsPage | None
     added: dict[str, float]
     notices: tuple[str, ...]
+
+    @property
+    def counted(self) -> AnswerCounts:
+        """Counts of all requests of the run together."""
+        return AnswerCounts({name: round(value) for name, value in self.added.items()})
 
     def as_dict(self) -> dict[str, Any] | None:
         """The JSON form; `speculative` has the acceptance statistics, or is null where nothing was counted."""

@@ -91,15 +91,19 @@ class EndpointArm:
         Raises:
             RunError: a request failed, or the server does not count its tokens.
         """
+        answers = self.answers(requests, stopped)
+        return None if answers is None else counts_and_times(answers)
+
+    def answers(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> list[Answer] | None:
+        """The whole answers to requests that are sent at once, as `run`; None where some are missing."""
         plan = replace(self.plan, request_rate=inf, repeats=1, concurrency=self.plan.concurrency or len(requests))
         sender = Sender(plan, self.body, stopped, lambda: None)
         rows = [replace(request.row, max_new_tokens=request.params.max_new_tokens) for request in requests]
         self.send(sender, rows)
         sender.raise_failure()
         by_row = {visit.row.index: visit.answer for visit in sender.visits}
-        answers = [by_row.get(row.index) for row in rows]
-        whole = [answer for answer in answers if answer is not None]
-        return counts_and_times(whole) if len(whole) == len(rows) else None
+        whole = [answer for row in rows if (answer := by_row.get(row.index)) is not None]
+        return whole if len(whole) == len(rows) else None
 
     def send(self, sender: Sender, rows: Sequence[PromptRow]) -> None:
         """Send prompts when they are due; what came back is in the sender's visits."""

@@ -17,11 +17,11 @@ from specdec_cli.document import Count, Ends, Interval, Seconds, SpeculativeResu
 from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
-from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.answer import Answer, own_counts
 from specdec_cli.measure.endpoint.counters import Counters, MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import Visit
-from specdec_cli.measure.endpoint.request_counts import pooled
+from specdec_cli.measure.endpoint.request_counts import AnswerCounts, CountsSource, pooled
 from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
@@ -73,10 +73,6 @@ class AnsweredAcceptance:
     rate: Interval
     length: Interval
     speculative: SpeculativeResult
-
-    def covers(self, num_answered: int) -> bool:
-        """Whether every answer told its own rate and length, so that the server's counters have nothing to add."""
-        return self.requests == num_answered and self.speculative.num_drafts is not None
 
 
 class EndpointBench:
@@ -168,6 +164,23 @@ class EndpointBench:
                 f"all of {self.num_answered} answers are empty: there is nothing to time",
                 "check the server's answers, and whether it needs --chat",
             )
+
+    @property
+    def counted(self) -> AnswerCounts:
+        """Counts of all answers: their own if each tells its steps, else the increase of the server's counters."""
+        return self.own_counts or self.counters.counted
+
+    @property
+    def acceptance_from(self) -> CountsSource | None:
+        """The source of `counted`."""
+        if self.own_counts is not None:
+            return "answers"
+        return None if self.counters.page is None else "counters"
+
+    @property
+    def own_counts(self) -> AnswerCounts | None:
+        """Counts of all answers by their own, or None."""
+        return own_counts([answer for _, answer in self.answered()])
 
     @property
     def num_answered(self) -> int:

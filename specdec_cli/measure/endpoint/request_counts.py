@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from specdec_cli.document import SpeculativeResult
 from specdec_cli.measure.endpoint.server_counts import (
@@ -14,7 +14,6 @@ from specdec_cli.measure.endpoint.server_counts import (
     DRAFTS,
     NODES,
     position_key,
-    positions_of,
     statistics,
 )
 
@@ -42,20 +41,27 @@ SGLANG = CountNames(
 )
 TRTLLM = CountNames("total_draft_tokens", "total_accepted_draft_tokens", "num_spec_steps", "acceptance_histogram")
 LLAMA = CountNames("draft_n", "draft_n_accepted")
+CountsSource = Literal["answers", "counters"]
+"""Answers that each count their own drafts, or else the increase of the server's counters."""
 _PER_STEP = "per_step_drafted", "per_step_accepted"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """Numbers of tokens that one request drafted and accepted.
+    """Numbers of tokens that requests drafted and accepted.
 
     Args:
         counts: by vLLM's names of counters, as `statistics` takes them.
-        outcomes: steps by the numbers of tokens that they drafted and accepted; None where only totals are reported.
+        outcomes: steps by the numbers of tokens that they drafted and accepted, where they are listed.
     """
 
-    counts: dict[str, int]
-    outcomes: Counter[tuple[int, int]] | None = field(default=None)
+    counts: Mapping[str, int]
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are counted, so that the server's counters have nothing to add."""
+        return DRAFTS in self.counts
 
 
 def request_counts(chunk: Mapping[str, Any]) -> AnswerCounts | None:
@@ -80,32 +86,41 @@ def request_counts(chunk: Mapping[str, Any]) -> AnswerCounts | None:
     return None if accepted is None or rejected is None else AnswerCounts(_totals(accepted + rejected, accepted))
 
 
-def pooled(requests: Sequence[AnswerCounts]) -> SpeculativeResult:
-    """Acceptance statistics of several requests together: ratios of their totals, never means of their ratios."""
-    total = Counter[str]()
+def joint_source(sources: Iterable[CountsSource | None]) -> CountsSource | None:
+    """The source of several counts together: counters if any needed them; None of none."""
+    known = set(sources)
+    return "counters" if "counters" in known else "answers" if "answers" in known else None
+
+
+def together(requests: Sequence[AnswerCounts]) -> AnswerCounts:
+    """Counts of several requests; without steps unless all count theirs."""
+    total, outcomes = Counter[str](), Counter[tuple[int, int]]()
     for own in requests:
         total.update(own.counts)
+        outcomes.update(own.outcomes)
         if NODES not in own.counts:
             total[NODES] += own.counts[DRAFTED]
-    if any(DRAFTS not in own.counts for own in requests):
+    if not all(own.has_steps for own in requests):
         del total[DRAFTS]
-    figures = statistics(total) or {}
-    outcomes = [own.outcomes for own in requests if own.outcomes is not None]
-    if len(outcomes) == len(requests):
-        figures |= positions_of(sum(outcomes, Counter()))
-    return SpeculativeResult(**figures)
+    return AnswerCounts(total, outcomes)
 
 
-def step_outcomes(figures: Mapping[str, Any], names: CountNames) -> Counter[tuple[int, int]] | None:
-    """Steps by drafted and accepted tokens, from vLLM's lists of `detailed`; None unless they add up to the totals."""
+def pooled(requests: Sequence[AnswerCounts]) -> SpeculativeResult:
+    """Acceptance statistics of several requests together: ratios of their totals, never means of their ratios."""
+    own = together(requests)
+    return SpeculativeResult(**(statistics(own.counts, own.outcomes) or {}))
+
+
+def step_outcomes(figures: Mapping[str, Any], names: CountNames) -> Counter[tuple[int, int]]:
+    """Steps by drafted and accepted tokens, from vLLM's lists of `detailed`; none unless they add up to the totals."""
     drafted, accepted = (figures.get(name) for name in _PER_STEP)
     if not isinstance(drafted, list) or not isinstance(accepted, list) or len(drafted) != len(accepted):
-        return None
+        return Counter()
     pairs = [(whole(most), whole(kept)) for most, kept in zip(drafted, accepted, strict=True)]
     known = [(most, kept) for most, kept in pairs if most is not None and kept is not None and kept <= most]
     listed = [len(known), sum(most for most, _ in known), sum(kept for _, kept in known)]
     totals = [whole(figures.get(name)) for name in (names.steps, names.drafted, names.accepted)]
-    return Counter(known) if len(known) == len(pairs) and listed == totals else None
+    return Counter(known if len(known) == len(pairs) and listed == totals else ())
 
 
 def whole(value: object) -> int | None:

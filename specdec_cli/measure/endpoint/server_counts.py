@@ -35,11 +35,15 @@ def reached_positions(counts: Mapping[str, float]) -> list[float]:
     return reached
 
 
-def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
+def statistics(added: Mapping[str, float], outcomes: Counter[tuple[int, int]] | None = None) -> dict[str, Any] | None:
     """Acceptance statistics from counters' differences; None without counters, null where one is missing.
 
     Rates by position need the number of steps that drafted so far, which engines do not count; they follow only
-    where every step drafted as much as there are positions. The histogram needs no such thing.
+    where every step drafted as much as there are positions, or is listed. The histogram needs no such thing.
+
+    Args:
+        added: counter to its increase.
+        outcomes: steps by drafted and accepted tokens; they count if they are all steps.
     """
     drafts, drafted, accepted = (_count(added, name) for name in (DRAFTS, DRAFTED, ACCEPTED))
     if drafts is None and drafted is None and accepted is None:
@@ -51,7 +55,11 @@ def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
         "num_emitted_tokens": None,
         "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
         "acceptance_length": 1 + accepted / drafts if drafts and accepted is not None else None,
-        **_positions(drafts, drafted, _by_position(added, accepted)),
+        **(
+            _listed_positions(outcomes)
+            if outcomes and outcomes.total() == drafts
+            else _positions(drafts, drafted, _by_position(added, accepted))
+        ),
         **_trees(added, drafted),
         "draft_seconds": None,
         "verify_seconds": None,
@@ -59,7 +67,7 @@ def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
     }
 
 
-def positions_of(outcomes: Counter[tuple[int, int]]) -> dict[str, Any]:
+def _listed_positions(outcomes: Counter[tuple[int, int]]) -> dict[str, Any]:
     """The statistics by position, exact for drafts of any length, from steps by drafted and accepted tokens."""
     counts = SpeculativeCounts(outcomes=outcomes)
     return {
@@ -113,10 +121,10 @@ def _ratios(numerators: Sequence[int], denominators: Sequence[int]) -> list[floa
 
 @dataclass(slots=True)
 class ServerCounts(SpeculativeCounts):
-    """Increase of a server's counters over some passes.
+    """A server's own counts over some passes, of its answers or of its counters.
 
     Servers count neither steps without a draft nor seconds, so `num_steps` and the seconds stay 0. Rates by position
-    are empty where steps drafted different numbers of tokens.
+    are empty where steps drafted different numbers of tokens and are not all listed.
 
     Args:
         added: counter to its increase.
@@ -124,11 +132,16 @@ class ServerCounts(SpeculativeCounts):
 
     added: Counter[str] = field(default_factory=Counter)
 
-    def add_run(self, counters: Mapping[str, float], num_decoded_tokens: int) -> None:
-        """Count a pass: its counters' increase, and its output tokens after the first ones."""
-        for name, value in counters.items():
-            self.added[name] += round(value)
+    def add_run(
+        self,
+        counters: Mapping[str, int],
+        num_decoded_tokens: int,
+        outcomes: Counter[tuple[int, int]] | None = None,
+    ) -> None:
+        """Count a pass: its counts, its output tokens after the first ones, and its steps where they are listed."""
+        self.added.update(counters)
         self.num_emitted_tokens += num_decoded_tokens
+        self.outcomes.update(outcomes or {})
 
     @property
     def num_drafts(self) -> int:
@@ -161,4 +174,4 @@ class ServerCounts(SpeculativeCounts):
         return self._listed("acceptance_histogram")
 
     def _listed(self, name: str) -> list[Any]:
-        return list((statistics(self.added) or {}).get(name) or [])
+        return list((statistics(self.added, self.outcomes) or {}).get(name) or [])

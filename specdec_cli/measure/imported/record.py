@@ -20,7 +20,6 @@ from specdec_cli.measure.endpoint.server_counts import (
     DRAFTED,
     DRAFTS,
     position_key,
-    positions_of,
     reached_positions,
     statistics,
 )
@@ -124,10 +123,6 @@ class ImportedRun:
             key = position_key(place)
             self.counts[key] = self.counts.get(key, 0.0) + count
 
-    def add_outcomes(self, outcomes: Counter[tuple[int, int]] | None) -> None:
-        """Count steps by drafted and accepted tokens; None of a request that does not list them."""
-        self.outcomes.update(outcomes or {})
-
     def add_rates(self, rates: Sequence[float], weight: float) -> None:
         """Average rates by position with those so far, by how many steps each is of."""
         if weight <= 0:
@@ -214,11 +209,10 @@ class ImportedRun:
 
     def stats(self) -> dict[str, Any] | None:
         """Acceptance statistics under the keys of a document's `speculative`; None where the tool gives no counts."""
-        figures = statistics({name: count for name, count in self.counts.items() if name not in self.partial})
+        known = {name: count for name, count in self.counts.items() if name not in self.partial}
+        figures = statistics(known, self.outcomes)
         if figures is None:
             return None
-        if self.outcomes and self.outcomes.total() == self._total(DRAFTS):
-            return figures | positions_of(self.outcomes)
         if self.rates and DRAFTS not in self.partial and not figures["per_position_acceptance_rates"]:
             before = [1.0, *self.rates[:-1]]
             figures["per_position_acceptance_rates"] = list(self.rates)

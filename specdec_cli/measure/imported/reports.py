@@ -143,7 +143,7 @@ def _add_requests(run: ImportedRun, requests: Sequence[Mapping[str, Any]], names
         columns = {DRAFTS: names.steps, DRAFTED: names.drafted, ACCEPTED: names.accepted}
         run.add({ours: _known(request.get(theirs)) for ours, theirs in columns.items()})
         run.add_histogram(_histogram(request.get(names.histogram)))
-        run.add_outcomes(step_outcomes(request, names))
+        run.outcomes.update(step_outcomes(request, names))
 
 
 def read_llama_responses(value: Any) -> ImportedRun | None:

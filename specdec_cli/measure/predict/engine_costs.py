@@ -23,6 +23,7 @@ import numpy as np
 
 from specdec_cli.document import Interval
 from specdec_cli.draft_shape import DraftShape
+from specdec_cli.measure.endpoint.request_counts import CountsSource
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS, ServerCounts
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, Rounds
 from specdec_cli.measure.predict.replay import Replay
@@ -44,6 +45,7 @@ class PassTotals:
         num_accepted_tokens: of them, accepted.
         lost_share: share of its time that other programs took; None where it is not known.
         num_discarded: interrupted attempts before it; none is decoded again.
+        acceptance_from: source of the counts; None without a draft.
     """
 
     seconds: float
@@ -53,6 +55,7 @@ class PassTotals:
     num_accepted_tokens: int = 0
     lost_share: float | None = None
     num_discarded: int = 0
+    acceptance_from: CountsSource | None = None
 
     @property
     def num_steps(self) -> int:
