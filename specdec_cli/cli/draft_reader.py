@@ -17,6 +17,7 @@ from specdec_cli.drafters import from_fields, lookups
 from specdec_cli.drafters.elsewhere import ELSEWHERE, TRACED
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.export.draft_kind import DRAFT_MODEL, draft_kind
+from specdec_cli.export.settings import is_gguf
 
 if TYPE_CHECKING:
     from specdec_cli.measure.predict.trace import Trace
@@ -28,6 +29,7 @@ _TOGETHER = 8
 """Prompts that are read at a time."""
 _NO_MODEL = "use one without: {lookups}; or name its server with --draft-endpoint"
 _NO_STATES = "use one without: {lookups}; or sweep with --engine, where the target's folder is on this machine"
+_OTHER_FORM = "sweep with the folders that target and draft were converted from, or measure k with bench --engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def draft_reader(recipe: Recipe, *, trust_remote_code: bool = False) -> DraftRea
         raise UsageError("there is no draft to sweep", "name one with --draft")
     if draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
-    method = draft_kind(draft.model, draft.method, draft.options).method
+    kind = draft_kind(draft.model, draft.method, draft.options)
+    method = kind.method
     if method in lookups() or method == TRACED:
         return LookupReader(recipe)
     if method in ELSEWHERE:
@@ -96,6 +99,10 @@ def draft_reader(recipe: Recipe, *, trust_remote_code: bool = False) -> DraftRea
         raise UsageError(message, "measure it: bench --engine")
     if method == DRAFT_MODEL:
         return ModelReader(recipe)
+    file = recipe.target.model if method == "mtp" and draft.model is None else draft.model
+    if file is not None and is_gguf(str(file)):
+        message = f"a sweep runs {kind.what} on the text itself, and does not read it from the GGUF file `{file}`"
+        raise UsageError(message, _OTHER_FORM)
     return PairReader(recipe, trust_remote_code, reads_states=method != "pard")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_cli.files import given_path
 from specdec_cli.lm.files.draft_formats import kind_by_name, published_kinds, recognize
-from specdec_cli.lm.files.names import DRAFT_TOKENS
+from specdec_cli.lm.files.names import DRAFT_TOKENS, GGUF
 from specdec_cli.recipe.values import QUANTIZATIONS
 
 DRAFT_MODEL = "draft_model"
@@ -63,8 +63,11 @@ class DraftKind:
 
 
 def draft_kind(model: str | None, method: str | None, options: Mapping[str, Any]) -> DraftKind:
-    """The kind of a recipe's draft: by its method, else as the engine tells its folder, else by a hub id's name."""
+    """The kind of a recipe's draft: by its method, else as its files tell it, else by a hub id's name."""
     folder = None if model is None else folder_of(model)
+    in_gguf = None if folder is None else _gguf_kind(str(model), folder)
+    if in_gguf is not None and method in (None, "model", _method_of(in_gguf)):
+        return DraftKind(in_gguf, model, dict(options))
     draft = None if folder is None else recognize(folder)
     most = None if draft is None else draft.format.most_tokens(draft.content)
     if method not in (None, "model") and (draft is None or draft.kind.method != method):
@@ -77,6 +80,20 @@ def draft_kind(model: str | None, method: str | None, options: Mapping[str, Any]
     if named is not None:
         return DraftKind(named.name, model, dict(options), guessed_by="its name")
     return DraftKind(DRAFT_MODEL, model, dict(options))
+
+
+def _method_of(kind: str) -> str:
+    """The drafting method that runs a kind."""
+    return next((published.method for published in published_kinds() if published.name == kind), kind)
+
+
+def _gguf_kind(name: str, path: Path) -> str | None:
+    """The kind of draft that a GGUF file holds for another file's target; None of a model and of other files."""
+    if path.suffix != GGUF or not path.is_file():
+        return None
+    from specdec_cli.lm.files.gguf_header import read_gguf_header
+
+    return read_gguf_header(name, path).draft
 
 
 def folder_of(name: str) -> Path | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from specdec_cli.drafters.elsewhere import ELSEWHERE, lookup_arguments
 from specdec_cli.errors import UsageError
-from specdec_cli.export.draft_kind import DRAFT_MODEL, folder_of
+from specdec_cli.export.draft_kind import DRAFT_MODEL
 from specdec_cli.export.exported import HERE, Export, ExportJob, flags, quoted, script
 from specdec_cli.export.settings import ExportSettings, is_gguf, is_hub_choice
 
@@ -122,12 +122,12 @@ def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]
         settings.chains_only()
         options = {name: draft.option(name) for name in draft.options}
         return _lookup(settings, draft.method, options) | synthetic
-    kind = _spec_type(settings)
+    kind = _TYPES.get(draft.method)
     if kind is None:
         settings.no_counterpart()
         return {}
     arguments: dict[str, Any] = {"spec_type": kind}
-    if draft.method != "mtp":
+    if draft.model is not None:
         arguments |= _gguf(settings, "draft", settings.draft_model, convert)
     arguments |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
     least = settings.chains_only(knows_confidence=True)
@@ -146,17 +146,6 @@ def _lookup(settings: ExportSettings, method: str, options: Mapping[str, Any]) -
 def speculation_of(words: Sequence[str]) -> dict[str, Any]:
     """The settings of speculation on a command line, by option."""
     return {word: value for word, value in pairwise(words) if word.startswith("--spec-")}
-
-
-def _spec_type(settings: ExportSettings) -> str | None:
-    """The type of a draft with a model: by the recipe's method, else by the architecture that its GGUF file names."""
-    draft = settings.draft
-    path = folder_of(draft.model) if draft.method == DRAFT_MODEL and draft.model is not None else None
-    if path is not None and path.is_file():
-        from specdec_cli.lm.files.gguf_header import read_gguf_header
-
-        return _TYPES.get(read_gguf_header(str(draft.model), path).architecture, _TYPES[DRAFT_MODEL])
-    return _TYPES.get(draft.method)
 
 
 def _server(settings: ExportSettings) -> dict[str, Any]:

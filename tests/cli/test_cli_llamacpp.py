@@ -196,12 +196,44 @@ def test_k_is_swept_with_its_own_rule_of_lookup(
     assert found["engine"]["version"] == "b11549"
 
 
-def write_draft() -> None:
-    """A GGUF file with an architecture and no weights."""
-    writer = GGUFWriter("d.gguf", "llama")
+def write_draft(architecture: str = "llama", tensor: str | None = None) -> None:
+    """A GGUF file with an architecture and at most one tensor."""
+    writer = GGUFWriter("d.gguf", architecture)
+    if tensor is not None:
+        writer.add_tensor(tensor, np.zeros((1, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
+
+
+HEADS = {
+    ("eagle3", "fc.weight"): "draft-eagle3",
+    ("dflash", "fc.weight"): "draft-dflash",
+    ("dflash", "selector_hidden.weight"): "draft-dflash",
+    ("dflash", "markov_w1.weight"): "draft-dspark",
+    ("qwen35", "blk.4.nextn.eh_proj.weight"): "draft-mtp",
+    ("gemma4-assistant", "token_embd.weight"): "draft-mtp",
+}
+"""llama.cpp's types of heads by architecture and a tensor of theirs."""
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_in_a_gguf_file_has_its_own_type(head: tuple[str, str]) -> None:
+    write_draft(*head)
+    assert f"--spec-type {HEADS[head]} --spec-draft-model {Path('d.gguf').resolve()} " in words("draft.model=d.gguf")
+
+
+def test_a_model_with_mtp_modules_is_a_draft_model() -> None:
+    write_draft("qwen35", "blk.0.nextn.eh_proj.weight")
+    assert "--spec-type draft-simple" in words("draft.model=d.gguf")
+
+
+@pytest.mark.parametrize(("draft", "refusal"), [("d.gguf", "runs an EAGLE-3 head"), ("mtp", "runs the target's MTP")])
+def test_a_head_in_a_gguf_file_is_not_swept(draft: str, refusal: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_draft("eagle3", "fc.weight")
+    assert run(["sweep-k", *ON_STAND_IN, "-d", draft]) == 2
+    assert refusal in " ".join(capsys.readouterr().err.split())
 
 
 def test_n_max_and_p_min_are_swept_together(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.files.draft_formats import recognize
+from specdec_cli.lm.files.draft_formats import published_kinds, recognize
 
 if TYPE_CHECKING:
     from specdec_cli.lm.files.gguf_header import GgufHeader
@@ -38,8 +38,6 @@ _OTHER_FORMATS = {
     "*.distcp": ("a distributed training checkpoint", "merge it into safetensors"),
 }
 """Files of formats that this engine does not read, what they are and what to do; asked where there are no weights."""
-_GGUF_DRAFTS = ("eagle3", "dflash")
-"""Architectures of drafts in GGUF files, beside those that end in `assistant`."""
 _HEAD_HINT = "name it as the draft of the target that it was made for"
 _DRAFT_HINT = "choose a small model of the target's family as the draft, or `--draft ngram`"
 
@@ -98,11 +96,10 @@ def _other_ggufs(header: GgufHeader) -> Iterator[tuple[str, str]]:
         yield "a control vector", model
     if kind == "imatrix" or any(name.endswith(".in_sum2") for name in names):
         yield "an importance matrix (imatrix), which guides a quantization", model
-    safetensors = "give the draft's folder with its safetensors"
-    if architecture in _GGUF_DRAFTS or architecture.endswith("assistant"):
-        yield f"a draft (`{architecture}`) that reads its target's hidden states, in a GGUF file", safetensors
-    if any(".nextn." in name for name in names) and not any(name.startswith("blk.0.") for name in names):
-        yield "an MTP module without its model", "draft with `-d mtp` from the model's folder with its safetensors"
+    if header.draft is not None:
+        known = {kind.name: kind.what for kind in published_kinds()}
+        what = known.get(header.draft, "an MTP module without its model")
+        yield f"{what}, in a GGUF file", "run it with --engine llamacpp, or give its folder with safetensors"
     if header.num_tokens and not names:
         yield "a vocabulary without weights", model
 

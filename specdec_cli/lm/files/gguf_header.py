@@ -108,6 +108,22 @@ class GgufHeader:
         return tuple(sorted(counts, key=lambda kind: -counts[kind]))
 
     @property
+    def draft(self) -> str | None:
+        """The kind of draft that the file holds for another file's target: `mtp`, or as `draft_formats` has it."""
+        if self.architecture == "dflash":
+            kinds = {"markov_w1.weight": "dspark", "selector_hidden.weight": "dflash2"}
+            return next((kind for name, kind in kinds.items() if name in self.tensors), "dflash")
+        is_alone = self.has_mtp and not any(name.startswith("blk.0.") for name in self.tensors)
+        if is_alone or self.architecture.endswith("assistant"):
+            return "mtp"
+        return "eagle3" if self.architecture == "eagle3" else None
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether it has MTP modules, with or without their model."""
+        return any(".nextn." in name for name in self.tensors)
+
+    @property
     def dtype(self) -> str:
         """The dtype that its numbers are in: that of its matrices where there is one, bfloat16 for blocks."""
         kinds = self.kinds

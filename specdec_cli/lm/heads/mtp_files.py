@@ -20,6 +20,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.checkpoint import find_checkpoint
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.draft_formats import tensor_names
+from specdec_cli.lm.files.gguf_folder import gguf_header_of
 from specdec_cli.lm.files.headers import read_headers, read_tensors
 from specdec_cli.lm.files.quantization import is_dequantized, method_of, stays_quantized, take_form
 from specdec_cli.lm.files.reading import quiet
@@ -180,6 +181,10 @@ def read_mtp(
     with quiet():
         config = checkpoint.config(trust_remote_code)
     modules = find_mtp(name, checkpoint.folder, config, trust_remote_code)
+    header = gguf_header_of(name, checkpoint.folder)
+    if header is not None and header.has_mtp:
+        hint = "run it with --engine llamacpp, or give the model's folder with safetensors"
+        raise UsageError(f"the MTP modules of `{name}` are in a GGUF file, from which they are not read", hint)
     if modules is None:
         raise UsageError(f"`{name}` has no MTP modules, which `--draft mtp` guesses with", _HINT)
     modules.check()

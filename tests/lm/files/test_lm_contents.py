@@ -305,6 +305,16 @@ def only_mtp(parts: Any) -> None:
     parts.tensors[0].name = "blk.1.nextn.eh_proj.weight"
 
 
+def dflash_with(tensor: str) -> Callable[[Any], object]:
+    """A draft of DFlash's architecture that has a tensor of another kind."""
+
+    def change(parts: Any) -> None:
+        as_entries(parts, general__architecture="dflash")
+        parts.tensors[0].name = tensor
+
+    return change
+
+
 OTHER_GGUFS: dict[str, tuple[Callable[[Any], object], str]] = {
     "a projector": (lambda parts: as_entries(parts, general__architecture="clip"), "a projector for images or sound"),
     "a projector by type": (lambda parts: as_entries(parts, general__type="mmproj"), "a projector for images or sound"),
@@ -321,12 +331,15 @@ OTHER_GGUFS: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda parts: (as_entries(parts, general__type="imatrix"), parts.entries.pop("general.architecture")),
         "an importance matrix (imatrix)",
     ),
-    "EAGLE-3": (lambda parts: as_entries(parts, general__architecture="eagle3"), "a draft (`eagle3`) that reads"),
+    "EAGLE-3": (lambda parts: as_entries(parts, general__architecture="eagle3"), "an EAGLE-3 head, in a GGUF file"),
+    "DFlash": (lambda parts: as_entries(parts, general__architecture="dflash"), "a DFlash draft, in a GGUF file"),
+    "DFlash2": (dflash_with("selector_hidden.weight"), "a DFlash2 draft, in a GGUF file"),
+    "DSpark": (dflash_with("markov_w1.weight"), "a DSpark draft, in a GGUF file"),
     "an assistant": (
         lambda parts: as_entries(parts, general__architecture="gemma4-assistant"),
-        "a draft (`gemma4-assistant`) that reads",
+        "an MTP module without its model, in a GGUF file",
     ),
-    "an MTP module": (only_mtp, "an MTP module without its model"),
+    "an MTP module": (only_mtp, "an MTP module without its model, in a GGUF file"),
     "a vocabulary": (lambda parts: parts.tensors.clear(), "a vocabulary without weights"),
 }
 
