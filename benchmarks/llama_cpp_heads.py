@@ -6,9 +6,9 @@
 
 Heads for the built-in target are trained for a few minutes into WORK, if they are not there already. The MTP module
 and its target, a Qwen3.5 with four layers, are made instead: the target mostly follows a random order of its tokens,
-the module knows it, and random layers disturb both. llama.cpp's own script converts everything, in float32; it is told
-the tokenizer's rules (`gpt-2`), because it knows tokenizers by a checksum. Greedy, each prompt alone. Times are not
-kept.
+the module knows it, and random layers disturb both. llama.cpp's own script converts everything, in float32. It finds a
+tokenizer's rules by a checksum, which this tokenizer's is not among, so they are set to `gpt-2`. Greedy, each prompt
+alone. Times are not kept.
 """
 
 from __future__ import annotations
