@@ -90,7 +90,7 @@ def pickled(folder: Path) -> Made:
 FORMS: dict[str, Callable[[Path], Made]] = {
     "pytorch_model.bin": pickled,
     "LoRA folder": adapter,
-    **{f"GGUF {form}": partial(gguf, form=form) for form in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M")},
+    **{f"GGUF {form}": partial(gguf, form=form) for form in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q4_K, F16")},
     "MXFP4 (gpt-oss)": mxfp4,
     **{form: partial(quantized, form=form) for form in tiny_quantized.FORMS},
 }

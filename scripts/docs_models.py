@@ -56,15 +56,15 @@ batches, beyond windows, with prompts in chunks and with prefix caching. A type 
 FORMS_HEAD = """## Forms of files
 
 {summary} Weights become plain numbers when they are loaded, as in the table,
-except that our own decoder keeps most blocks of [GGUF files](formats.md#gguf) as they are, and whole numbers with
+except that our own decoder keeps most matrices of [GGUF files](formats.md#gguf) as they are, and whole numbers with
 scales in [blocks of the same numbers](formats.md#gptq-awq-and-compressed-tensors). `--quantize int8` packs the
 plain numbers for the int8 kernel. Bits include a layer's scales. [Model files](formats.md) says what each form needs.
 
 `benchmarks/file_forms.py` tried each form on a tiny checkpoint on a CPU ({measured}, commit {commit}; GGUF files
-2026-11-28, commit 8b55c2c, and other forms that stay in blocks c75ce21). A form runs if its logits and tokens in
-float32 are those of transformers on the numbers that the form means, without a draft and with the model as its own
-draft, and if its logits in bfloat16 correlate with transformers' (at least {correlation:.4f}). Of forms that stay in
-blocks that holds for dequantized numbers.
+2026-11-28, commit 8b55c2c, but F16 and "Q4_K, F16" 2026-11-29; and other forms that stay in blocks c75ce21). A form
+runs if its logits and tokens in float32 are those of transformers on the numbers that the form means, without a draft
+and with the model as its own draft, and if its logits in bfloat16 correlate with transformers' (at least
+{correlation:.4f}). Of forms that stay as they are that holds for dequantized numbers.
 
 """
 COMMON = {
