@@ -406,7 +406,12 @@ TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
         "gguf_agreement_smollm2.json",
         "gguf_agreement_gemma3.json",
     ),
-    "llama-cpp-agreement": (llama_cpp_agreement, "llama_cpp_agreement.json", "llama_cpp_agreement_made.json"),
+    "llama-cpp-agreement": (
+        llama_cpp_agreement,
+        "llama_cpp_agreement.json",
+        "llama_cpp_agreement_made.json",
+        "llama_cpp_agreement_16_bits.json",
+    ),
     "llama-cpp-wheel": (
         llama_cpp_speed,
         "llama_cpp_qwen.json",
