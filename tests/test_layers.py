@@ -27,6 +27,7 @@ LAYERS = [
         "errors",
         "files",
         "libraries",
+        "likely_tree",
         "proxy",
         "quantities",
         "template_limits",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from specdec_cli.drafted import NOTHING, Drafted
+from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
@@ -90,13 +90,9 @@ class DraftRow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the draft's own scores alone say what is drafted: the likeliest tokens, or of a chain each by a draw.
-
-        A tree is plain where its shape is given.
-        """
-        has_shape = self.tree is None or not self.tree.is_dynamic
+        """Whether the draft's own scores alone say what is drafted: likeliest tokens, or of a chain each by a draw."""
         needs_more = self.is_drawn and (self.shares_noise or self.tree is not None)
-        return has_shape and self.p_min == 0 and not needs_more and not self.is_edited
+        return self.p_min == 0 and not needs_more and not self.is_edited
 
     @property
     def is_plain_but_noise(self) -> bool:
@@ -105,11 +101,17 @@ class DraftRow:
         return shares and self.p_min == 0 and not self.is_edited
 
     def draw(self, num: int, by_noise: Tensor | None = None) -> Draw | None:
-        """How its next `num` tokens are drawn if it is plain but for noise [num, V]; None takes the likeliest."""
+        """How its next `num` tokens are drawn if it is plain but for noise [num, V]; None takes the likeliest.
+
+        Of a dynamic tree it says how probabilities follow from logits, at temperature 0 as they are at 1.
+        """
         from specdec_cli.lm.door import Draw
         from specdec_cli.sampling import noise
 
         params = self.params
+        if self.tree is not None and self.tree.is_dynamic:
+            cut = (params.top_k, params.top_p, params.min_p) if params.temperature > 0 else (None, 1.0, 0.0)
+            return Draw(params.temperature or 1.0, *cut)
         if not self.is_drawn:
             return None
         if by_noise is not None:
@@ -130,7 +132,8 @@ class Guesses:
     In a tree, `q[i]` is the draft's distribution after node i's parent, the same for all siblings: they were drawn from
     it without replacement, in the order of their numbers. Whether a node exists never depends on its own token.
     `q` is None for a draft without chance (n-gram, the best of q): one-hot, or where the row does not need it.
-    Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
+    Of `unread` tokens the device alone knows which they are: stand-ins are in their places. In a dynamic tree the
+    nodes' parents are unread, too, and how many nodes there are: all that there may be follow the context's end.
     """
 
     drafted: Drafted = NOTHING
@@ -146,12 +149,13 @@ class Guesses:
         Args:
             rows: that are plain.
             continuations: of these.
-            tree: the static shape of them all; None makes chains.
+            tree: the shape of them all; None makes chains.
         """
         qs = (continuations.q.get(i) if row.needs_q else None for i, row in enumerate(rows))
-        parents = None if tree is None else tree.parents
         drafts = (
-            Drafted.chain(tokens) if parents is None else Drafted(tuple(tokens), parents)
+            Drafted.chain(tokens)
+            if tree is None
+            else Drafted(tuple(tokens), (CONTEXT_END,) * len(tokens) if tree.is_dynamic else tree.parents)
             for tokens in continuations.tokens
         )
         return [cls(drafted, q, continuations.unread) for drafted, q in zip(drafts, qs, strict=True)]
@@ -160,7 +164,8 @@ class Guesses:
         """The same with the tokens themselves; the host may wait for them."""
         if self.unread is None:
             return self
-        return Guesses(self.drafted.with_tokens(self.unread.known(self.drafted.tokens)), self.q)
+        nodes = self.unread.known_nodes(self.drafted)
+        return Guesses(nodes.first(self.unread.num_found(self.drafted)), self.q)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import log
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
@@ -14,6 +13,7 @@ from specdec_cli.drafters.contract import DraftRow, Guesses
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.likely_tree import LikelyTrees
     from specdec_cli.lm.door import Row
     from specdec_cli.sampling.chain import ChainRow, Distribution
     from specdec_cli.sampling.draft import ChildrenWanted
@@ -43,8 +43,8 @@ class GrowingDraft:
     _inner: list[int] = field(default_factory=list)
     # Of each node of a static tree: which node of the shape it is.
     _shape_nodes: list[int] = field(default_factory=list)
-    # Of each node: the logarithm of its path's draft probability, where that decides which nodes stay.
-    _scores: list[float] = field(default_factory=list)
+    # The nodes of a dynamic tree with the probabilities of their paths, which decide which ones stay.
+    _likely: LikelyTrees | None = None
     # q of every end that got children, and for each node which of them it was sampled from.
     _q: list[Tensor] = field(default_factory=list)
     _q_of: list[int] = field(default_factory=list)
@@ -137,23 +137,20 @@ class GrowingDraft:
     def grow_likely(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Take the likeliest children of every end and their probabilities, as far as the budget goes.
 
-        The nodes that stay are those with the highest cumulative probability of all so far. A node is never likelier
-        than its parent, so that the tree is the best one of its size whatever the order it grew in.
+        The nodes that stay are those with the highest cumulative probability of all so far.
         """
-        budget, begin = self.row.most_nodes, len(self.tokens)
-        least = sorted(self._scores)[-budget] if begin >= budget else -float("inf")
-        for end, likely in zip(self._ends, children, strict=True):
-            before = 0.0 if end == CONTEXT_END else self._scores[end]
-            for token, probability in likely:
-                score = before + log(min(probability, 1.0))
-                if score < least:
-                    break
-                self.tokens.append(token)
-                self.parents.append(end)
-                self._scores.append(score)
-        best = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[:budget]
-        self._keep(sorted(best))
-        self._go_on(sum(node < begin for node in best))
+        import torch
+
+        from specdec_cli.likely_tree import LikelyTrees
+
+        trees = self._likely or LikelyTrees.empty(1, self.row.most_nodes, torch.device("cpu"))
+        most = max(map(len, children))
+        padded = torch.tensor([[*its, *[(0, 0.0)] * (most - len(its))] for its in children], dtype=torch.float64)
+        tokens, probabilities = padded.view(1, len(children), most, 2).unbind(-1)
+        self._likely, _ = trees.grown(torch.tensor([[*self._ends]]), tokens.long(), probabilities)
+        num = int(self._likely.is_there.sum())
+        self.tokens, self.parents = (its[0, :num].tolist() for its in (self._likely.tokens, self._likely.parents))
+        self._go_on(int(self._likely.num_old))
 
     def guesses(self) -> Guesses:
         """The guess, its q stacked to [nodes, V]."""
@@ -167,13 +164,6 @@ class GrowingDraft:
         if self._q_of != list(range(len(q))):  # siblings were drawn from one q
             q = q[sent(self._q_of, torch.int64, q.device)]
         return Guesses(self.drafted, q)
-
-    def _keep(self, nodes: Sequence[int]) -> None:
-        """Keep some nodes alone, each together with its parent, and give them new numbers."""
-        number = {CONTEXT_END: CONTEXT_END} | {node: i for i, node in enumerate(nodes)}
-        self.parents = [number[self.parents[node]] for node in nodes]
-        self.tokens = [self.tokens[node] for node in nodes]
-        self._scores = [self._scores[node] for node in nodes]
 
     def _go_on(self, begin: int) -> None:
         """The nodes from `begin` on that may have children are the new ends."""

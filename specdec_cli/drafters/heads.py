@@ -178,12 +178,14 @@ class HeadDrafter(WithoutFeatures):
             place: min(row.most_depth(longest), most) for place, row in enumerate(rows) if self._is_drafted_whole(row)
         }
         able = [place for place, depth in depths.items() if depth > 0 and self._can_begin(rows[place])]
-        shapes: dict[TreeShape | None, list[int]] = {}
+        alike: dict[tuple[TreeShape | None, int], list[int]] = {}
         for place in able:
-            tree = rows[place].tree
-            if tree is None or self.sequences.records_trees:
-                shapes.setdefault(None if tree is None else tree.cut(depths[place]), []).append(place)
-        for shape, places in shapes.items():
+            tree, depth = rows[place].tree, depths[place]
+            if tree is None:
+                alike.setdefault((None, 0), []).append(place)  # however long
+            elif self.sequences.records_trees:
+                alike.setdefault((tree.cut(depth), depth), []).append(place)
+        for (shape, _), places in alike.items():
             guesses |= self._in_a_graph(shape, {place: rows[place] for place in places}, depths)
         return guesses
 

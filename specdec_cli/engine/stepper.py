@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -163,13 +163,14 @@ class Stepper:
         """
         if not rows:
             return
+        sizes = [len(row.guesses.drafted) + 1 for row in rows]
         try:
             self._verify(rows, logits)
         except Exception:
-            parts = torch.split(logits, [len(row.guesses.drafted) + 1 for row in rows])
+            parts = torch.split(logits, sizes)
             for row, its_logits in zip(rows, parts, strict=True):
                 try:
-                    self._verify([row], its_logits)
+                    self._verify([row], its_logits[: len(row.guesses.drafted) + 1])
                 except Exception as error:
                     row.error = error
 
@@ -180,15 +181,15 @@ class Stepper:
             drafted = row.guesses.drafted
             chain_rows.append(ChainRow(s.params, s.tokens, s.num_prompt_tokens, drafted, s.stop_ids, row.allowed))
         p = distribution(logits, chain_rows, self.num_tokens)
+        # A tree that the device has chosen may turn out to have fewer nodes than places.
+        starts = [*accumulate((len(row.drafted) + 1 for row in chain_rows), initial=0)][:-1]
         verify_rows = []
         for row in rows:
             s = row.sequence
             row.guesses = row.guesses.read()  # after `distribution`, which has waited for the device anyway
             verify_rows.append(VerifyRow(s.rule, s.params, len(s.tokens), row.guesses, self.rates))
-        first = 0
-        for row, verdict in zip(rows, verify(p, verify_rows), strict=True):
-            row.p, row.first_place, row.verdict = p, first, verdict
-            first += len(row.guesses.drafted) + 1
+        for row, start, verdict in zip(rows, starts, verify(p, verify_rows, starts), strict=True):
+            row.p, row.first_place, row.verdict = p, start, verdict
         listed = [row for row in rows if row.sequence.params.logprobs is not None]
         wanted = [row.logprobs_wanted(row.verdict) for row in listed if row.verdict is not None]
         logprobs = iter(p.logprobs([one for its in wanted for one in its]))

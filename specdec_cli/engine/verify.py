@@ -201,18 +201,20 @@ def together(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
+def verify(p: Distribution, rows: Sequence[VerifyRow], starts: Sequence[int] = ()) -> list[Verdict]:
     """Judge every row's guesses.
 
     Args:
         p: the target's distribution, at len(guesses.drafted) + 1 places of each row, rows in order.
         rows: the sequences; modes and lengths may differ.
+        starts: each row's first place in p, where some rows have further places, of which nothing is needed.
 
     Returns:
         One verdict per row; it depends on that row alone.
     """
-    starts = [0, *accumulate(len(row.guesses.drafted) + 1 for row in rows)]
-    assert len(p.likeliest) == starts[-1], "p has a place for each drafted token and one more per row"
+    if not starts:
+        starts = [0, *accumulate(len(row.guesses.drafted) + 1 for row in rows)]
+        assert len(p.likeliest) == starts[-1], "p has a place for each drafted token and one more per row"
     places_by_rule: dict[Rule, list[int]] = {}
     for place, row in enumerate(rows):
         is_sampled = not p.one_hot[starts[place]]

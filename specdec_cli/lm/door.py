@@ -47,6 +47,8 @@ class Tapped:
 class Draw:
     """How a continuation is drawn by chance: by the inverse of each token's cumulative probabilities, or by noise.
 
+    A dynamic tree draws nothing: of it these say how probabilities follow from logits.
+
     Args:
         temperature: above 0.
         top_k: as in SamplingParams; None leaves all.

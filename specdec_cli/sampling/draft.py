@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
 
+from specdec_cli.likely_tree import likeliest
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import NEVER, Distribution, inverse_cdf
 from specdec_cli.sampling.params import SamplingParams
@@ -79,7 +81,7 @@ def likely_children(q: Distribution, nums: Sequence[int]) -> list[list[tuple[int
     """
     return [
         list(zip(tokens, values, strict=True))[:num]
-        for tokens, values, num in zip(*_best(_at_temperature(q), q.likeliest, max(nums)), nums, strict=True)
+        for tokens, values, num in zip(*_best(_at_temperature(q), q.argmax, max(1, *nums)), nums, strict=True)
     ]
 
 
@@ -113,27 +115,20 @@ def _at_temperature(q: Distribution) -> Tensor:
     return torch.where(sent(q.one_hot, torch.bool, plain.device)[:, None], plain, q.probs)
 
 
-def _best(
-    values: Tensor, likeliest: Sequence[int], num: int, least: float = 0.0
-) -> tuple[list[list[int]], list[list[float]]]:
-    """The tokens of the largest values [n, V] above `least`, the likeliest first, and these values."""
-    top = values.topk(min(num, values.shape[1]), dim=-1)
-    tokens, largest = [], []
-    ids_and_values = torch.stack((top.indices.double(), top.values.double()))  # a device is waited for once
-    for ids, row_values, first in zip(*ids_and_values.tolist(), likeliest, strict=True):
-        pairs = sorted(zip(ids, row_values, strict=True), key=lambda pair: (pair[0] != first, -pair[1], pair[0]))
-        if pairs and pairs[0][0] != first:  # of tokens that tie for the largest value, another one was found
-            pairs = [(first, pairs[0][1]), *pairs[:-1]]
-        tokens.append([int(token) for token, value in pairs if value > least])
-        largest.append([value for _, value in pairs if value > least])
-    return tokens, largest
+def _best(values: Tensor, first: Tensor, num: int, least: float = 0.0) -> tuple[list[list[int]], list[list[float]]]:
+    """The tokens of the largest values [n, V] above `least`, that of `first` [n] leading, and these values."""
+    ids, largest = likeliest(values, first, num)
+    pairs = torch.stack((ids.double(), largest.double())).tolist()  # a device is waited for once
+    kept = [[value > least for value in row] for row in pairs[1]]
+    tokens = [[int(token) for token in compress(row, its)] for row, its in zip(pairs[0], kept, strict=True)]
+    return tokens, [list(compress(row, its)) for row, its in zip(pairs[1], kept, strict=True)]
 
 
 def _ranked_by_noise(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
     """The tokens with the largest log q + g, of probs [n, V]."""
     keys = [node.params.seed for node in wanted], [node.params.index for node in wanted]
     values = noise.perturbed(probs, *keys, [node.step_position + node.depth for node in wanted])
-    tokens, _ = _best(values, values.argmax(dim=-1).tolist(), max(node.num for node in wanted), least=NEVER)
+    tokens, _ = _best(values, values.argmax(dim=-1), max(node.num for node in wanted), least=NEVER)
     return [best[: node.num] for best, node in zip(tokens, wanted, strict=True)]
 
 

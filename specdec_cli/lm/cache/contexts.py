@@ -78,7 +78,7 @@ class CachedSequence:
         """Replace stand-ins by the tokens themselves, which the host may wait for."""
         if self.unread is not None:
             self.tokens = self.unread.known(self.tokens)
-            self.tree = self.tree.with_tokens(self.unread.known(self.tree.tokens))
+            self.tree = self.unread.known_nodes(self.tree)
             self.unread = None
 
     def common_prefix(self, context: list[int], limit: int) -> int:
@@ -151,7 +151,7 @@ class ForwardInput:
         """Replace stand-ins by the tokens themselves, which the host may wait for."""
         if self.unread is not None:
             self.context = self.unread.known(self.context)
-            self.tree = self.tree.with_tokens(self.unread.known(self.tree.tokens))
+            self.tree = self.unread.known_nodes(self.tree)
             self.unread = None
 
 

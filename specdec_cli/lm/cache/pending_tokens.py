@@ -6,12 +6,13 @@ target's result, and the guess has come with it by then. Until it is read, conte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError
 
 _FIRST = -2  # -1 is a token that only fills a shape, or that is none
@@ -22,18 +23,23 @@ class PendingTokens:
 
     Args:
         tokens: [B, most] int64 on its device, at a place of its own; -1 where a largest logit was no finite number.
+        paths: of nodes of trees that the device has chosen: the nodes on the path to each, its own among them, as the
+            bits of a mask [B, most] int64; 0 for a node that is missing, none of which comes before another. None where
+            the host knows the trees.
     """
 
-    def __init__(self, tokens: Tensor) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: Tensor, paths: Tensor | None = None) -> None:
+        self.tokens, self.paths = tokens, paths
         self._most = tokens.shape[1]
-        self._here = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=tokens.is_cuda)
-        self._here.copy_(tokens, non_blocking=True)
+        given = [tokens] if paths is None else [tokens, paths]
+        self._here = torch.empty((len(given), *tokens.shape), dtype=tokens.dtype, pin_memory=tokens.is_cuda)
+        for here, one in zip(self._here, given, strict=True):
+            here.copy_(one, non_blocking=True)
         cuda: Any = torch.cuda
         self._arrival = cuda.Event() if tokens.is_cuda else None
         if self._arrival is not None:
             self._arrival.record(cuda.current_stream(tokens.device))
-        self._values: list[int] | None = None
+        self._values: list[list[int]] | None = None
 
     @property
     def is_read(self) -> bool:
@@ -43,7 +49,7 @@ class PendingTokens:
     @property
     def is_whole(self) -> bool:
         """Whether all of them are tokens; it reads them."""
-        return min(self._read()) >= 0
+        return min(self._read()[0]) >= 0
 
     def check(self, name: str, hint: str) -> None:
         """Refuse a guess that the host has read by now and that holds something else than tokens.
@@ -61,15 +67,35 @@ class PendingTokens:
 
     def known(self, context: Iterable[int]) -> list[int]:
         """A context with the tokens themselves, which the host may wait for; 0, as it was fed, for an invalid one."""
-        values = self._read()
+        values = self._read()[0]
         return [max(values[_FIRST - token], 0) if token <= _FIRST else token for token in context]
 
-    def _read(self) -> list[int]:
+    def known_nodes(self, drafted: Drafted) -> Drafted:
+        """Drafted nodes with the tokens themselves and with their parents, a missing one's being the context's end."""
+        nodes = drafted
+        if self.paths is not None:
+            masks = [self._read()[1][_FIRST - token] for token in drafted.tokens]
+            parents = [(mask & (1 << node) - 1).bit_length() - 1 for node, mask in enumerate(masks)]
+            nodes = Drafted(drafted.tokens, parents)
+        return nodes.with_tokens(self.known(drafted.tokens))
+
+    def num_found(self, drafted: Drafted) -> int:
+        """How many first nodes of these are not missing."""
+        if self.paths is None:
+            return len(drafted)
+        return sum(self._read()[1][_FIRST - token] != 0 for token in drafted.tokens)
+
+    def _read(self) -> list[list[int]]:
         if self._values is None:
             if self._arrival is not None and not self._arrival.query():
                 self._arrival.synchronize()
-            self._values = self._here.flatten().tolist()
+            self._values = self._here.flatten(1).tolist()
         return self._values
+
+
+def shifted(tokens: Sequence[int], num: int) -> Sequence[int]:
+    """Tokens whose stand-ins stand for unread ones behind so many of other guesses."""
+    return [token - num if token <= _FIRST else token for token in tokens] if num else tokens
 
 
 def put_in(tokens: Tensor, unread: Tensor) -> Tensor:
@@ -79,6 +105,10 @@ def put_in(tokens: Tensor, unread: Tensor) -> Tensor:
         tokens: int64, any shape.
         unread: the tokens behind the stand-ins, [n] int64.
     """
+    return torch.where(tokens <= _FIRST, stood_for(tokens, unread), tokens).clamp(min=0)
+
+
+def stood_for(tokens: Tensor, unread: Tensor) -> Tensor:
+    """The unread values [n] int64 that stand-ins among tokens stand for; 0 for all other tokens."""
     is_stand_in = tokens <= _FIRST
-    replaced = unread[torch.where(is_stand_in, _FIRST - tokens, 0)]
-    return torch.where(is_stand_in, replaced, tokens).clamp(min=0)
+    return torch.where(is_stand_in, unread[torch.where(is_stand_in, _FIRST - tokens, 0)], 0)

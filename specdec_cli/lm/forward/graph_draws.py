@@ -9,6 +9,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from specdec_cli.likely_tree import likeliest
 from specdec_cli.lm.door import Draw
 from specdec_cli.lm.forward.graph_inputs import NOTHING, fill
 
@@ -98,13 +99,11 @@ class Choices:
 
         A token is drawn by the inverse of the cumulative probabilities, as `sampling.chain.inverse_cdf` draws it.
         """
-        scores = logits[:, : self.inputs.num_tokens]
-        best, tokens = scores.max(-1, keepdim=True)
+        scores, best, tokens = self._scores(logits)
         is_number = best.isfinite()
         if self.inputs.kind.is_drawn:
             temperature = self.inputs.numbers[:, :1]
-            q = self._distribution(scores.float(), best.float())
-            q = torch.where(is_number, q, 1 / q.shape[1])  # never used, but no kernel that reads it may meet a NaN
+            q = self._distribution(scores, best)
             cumulative = q.cumsum(-1, dtype=torch.float64)
             place = _NUM_SETTINGS + len(self._tokens)
             point = self.inputs.numbers[:, place : place + 1] * cumulative[:, -1:]
@@ -130,6 +129,19 @@ class Choices:
         self._tokens.append(tokens.flatten(1).index_select(1, children))
         return self._tokens[-1]
 
+    def likely_children(self, logits: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest children of n nodes, in the order of `sampling.draft.likely_children`; none is taken.
+
+        Args:
+            logits: of the nodes [n, V_model], as many of each row.
+            most: children of one node.
+
+        Returns:
+            Their tokens and probabilities [n, most], and whether the largest logit is a finite number [n, 1].
+        """
+        scores, best, tokens = self._scores(logits)
+        return *likeliest(self._distribution(scores, best), tokens[:, 0], most), best.isfinite()
+
     @property
     def tokens(self) -> Tensor:
         """All tokens so far [B, n] int64."""
@@ -140,24 +152,30 @@ class Choices:
         """Distributions of the tokens so far [B, n, V] float32, alone; nothing where none was drawn."""
         return (torch.stack(self._q, 1),) if self._q else ()
 
+    def _scores(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of tokens that exist [n, V], the largest ones and their tokens [n, 1]."""
+        scores = logits[:, : self.inputs.num_tokens]
+        return scores, *scores.max(-1, keepdim=True)
+
     def _distribution(self, scores: Tensor, best: Tensor) -> Tensor:
-        """Probabilities [B, V] of scores [B, V], whose largest are [B, 1]."""
-        temperature, top_k, top_p, min_p = (self.inputs.numbers[:, i : i + 1] for i in range(4))
+        """Probabilities [n, V] of scores [n, V], as many of each row, whose largest are [n, 1]; never a NaN."""
+        settings = self.inputs.numbers[:, :_NUM_SETTINGS].repeat_interleave(len(scores) // len(self.inputs.numbers), 0)
+        temperature, top_k, top_p, min_p = (settings[:, i : i + 1] for i in range(4))
         smallest = torch.finfo(torch.float32).tiny
         safe = torch.where(temperature > 0, temperature.clamp(min=smallest), 1.0).float()
-        scaled = (scores - best) / safe
-        if not self.inputs.kind.is_cut:
-            return scaled.softmax(-1)
-        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-        keep, weight = top_k.long(), ordered.exp()
-        held = weight.cumsum(-1, dtype=torch.float64)
-        enough = torch.where(top_p < 1, top_p, inf) * held.gather(1, keep - 1)
-        keep = torch.minimum(keep, torch.searchsorted(held, enough) + 1)
-        likely = weight.double() >= min_p * weight[:, :1]
-        keep = torch.minimum(keep, likely.sum(-1, keepdim=True)).clamp(min=1)
-        is_kept = torch.arange(scores.shape[1], device=scores.device) < keep
-        kept = torch.empty_like(is_kept).scatter_(1, order, is_kept)
-        return scaled.masked_fill(~kept, -inf).softmax(-1)
+        scaled = (scores.float() - best.float()) / safe
+        if self.inputs.kind.is_cut:
+            ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+            keep, weight = top_k.long(), ordered.exp()
+            held = weight.cumsum(-1, dtype=torch.float64)
+            enough = torch.where(top_p < 1, top_p, inf) * held.gather(1, keep - 1)
+            keep = torch.minimum(keep, torch.searchsorted(held, enough) + 1)
+            likely = weight.double() >= min_p * weight[:, :1]
+            keep = torch.minimum(keep, likely.sum(-1, keepdim=True)).clamp(min=1)
+            is_kept = torch.arange(scores.shape[1], device=scores.device) < keep
+            scaled = scaled.masked_fill(~torch.empty_like(is_kept).scatter_(1, order, is_kept), -inf)
+        # Without a number it is never used, but no kernel that reads it may meet a NaN.
+        return torch.where(best.isfinite(), scaled.softmax(-1), 1 / scores.shape[1])
 
 
 def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -166,9 +184,9 @@ def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Ten
     Args:
         draws: of each row.
         counts: tokens of each row.
-        q: as `Choices.q` gives it.
+        q: as `Choices.q` gives it; empty where no token was drawn.
     """
-    wanted = [i for i, draw in enumerate(draws) if draw is not None]
+    wanted = [i for i, draw in enumerate(draws) if draw is not None and q]
     return {i: q[0][i, : counts[i]].clone() for i in wanted}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.lm.cache.contexts import ForwardInput
+from specdec_cli.lm.cache.pending_tokens import shifted
 
 NOTHING = -1
 """A place, a position or a block that only fills the shape."""
@@ -82,7 +83,13 @@ class GraphInputs:
         return cls(tokens, places, positions, ancestors, parts[4], parts[5].view(rows, bucket.num_blocks), parts[6])
 
 
-def values(bucket: Bucket, feeds: Sequence[ForwardInput], counts: Sequence[int], more: Sequence[int]) -> list[int]:
+def values(
+    bucket: Bucket,
+    feeds: Sequence[ForwardInput],
+    counts: Sequence[int],
+    more: Sequence[int],
+    shifts: Sequence[int] | None = None,
+) -> list[int]:
     """A step's inputs one after another, as `GraphInputs.views` takes them apart.
 
     Args:
@@ -90,16 +97,17 @@ def values(bucket: Bucket, feeds: Sequence[ForwardInput], counts: Sequence[int],
         feeds: of each sequence; none makes a vector that only fills the shape.
         counts: how many first tokens of each are fed.
         more: at most one number for each token.
+        shifts: of each sequence, how many unread tokens of other guesses stand before those of its own; None has none.
     """
     tokens: list[int] = []
     places: list[int] = []
     positions: list[int] = []
     ancestors: list[int] = []
     tables: list[int] = []
-    for feed, num in zip(feeds, counts, strict=True):
+    for feed, num, shift in zip(feeds, counts, shifts or [0] * len(feeds), strict=True):
         missing = bucket.num_tokens - num
         nothing = [NOTHING] * missing
-        tokens += [*feed.context[feed.keep : feed.keep + num], *[0] * missing]
+        tokens += [*shifted(feed.context[feed.keep : feed.keep + num], shift), *[0] * missing]
         places += [*range(feed.keep, feed.keep + num), *nothing]
         positions += [*feed.positions[:num], *nothing]
         ancestors += [*map(_signed, feed.ancestors[:num]), *[0] * missing]

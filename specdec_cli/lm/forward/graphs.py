@@ -4,8 +4,8 @@ A step's rows are padded to a `Bucket`: so many sequences, so many tokens of eac
 All that differs between two steps of a bucket is a vector of integers (`graph_inputs`), which goes to the device in one
 copy that nothing waits for; slots and masks follow from it on the device, those of drafted trees too. The forward is
 the model's own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the
-target's graph takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a
-prompt's chunk, hundreds of tokens) runs as it always does, beside the graph of the rows that fit.
+target's graph takes all guesses of a step from where they are (`unread`): a greedy step needs one wait for the device.
+What fits no bucket (a prompt's chunk, hundreds of tokens) runs as always, beside the graph of the rows that fit.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
-from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in
+from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in, stood_for
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
@@ -42,18 +44,25 @@ class _Graph:
     """A recorded forward with its inputs and outputs, which stay where they are."""
 
     inputs: Tensor
-    drafted: Tensor  # [B·R] int64, tokens that the host has not read
+    drafted: Tensor  # [2, B·R] int64, tokens that the host has not read, and their paths where it does not know these
     replay: Replay
     outputs: Outputs
 
-    def takes(self, unread: PendingTokens | None) -> bool:
+    def takes(self, unread: Sequence[PendingTokens]) -> bool:
         """Whether there is room for these tokens."""
-        return unread is None or unread.tokens.numel() <= len(self.drafted)
+        return sum(guess.tokens.numel() for guess in unread) <= self.drafted.shape[1]
 
-    def run(self, values: list[int], unread: PendingTokens | None = None) -> Outputs:
-        """Replay it on other inputs; the outputs are overwritten by the next run."""
-        if unread is not None:
-            self.drafted[: unread.tokens.numel()].copy_(unread.tokens.flatten())
+    def run(self, values: list[int], unread: Sequence[PendingTokens] = ()) -> Outputs:
+        """Replay it on other inputs and on guesses one behind another; the outputs are overwritten by the next run."""
+        rest = self.drafted
+        for guess in unread:
+            tokens, paths = rest[:, : guess.tokens.numel()].view(2, *guess.tokens.shape)
+            rest = rest[:, guess.tokens.numel() :]
+            tokens.copy_(guess.tokens)
+            if guess.paths is None:
+                paths.zero_()
+            else:
+                paths.copy_(guess.paths)
         fill(self.inputs, values)
         self.replay()
         return self.outputs
@@ -119,18 +128,20 @@ class Graphs:
         graph = self._scores.get(key)
         if graph is None:
             graph = self._scores[key] = self._recorded(partial(self._score, *key), bucket)
-        unread = feeds[0].unread
-        if any(feed.unread is not unread for feed in feeds) or not graph.takes(unread):
-            unread = None
+        unread = list(dict.fromkeys(feed.unread for feed in feeds if feed.unread is not None))
+        if not graph.takes(unread):
+            unread = []
             for feed in feeds:
                 feed.settle()
+        behind = dict(zip(unread, accumulate((guess.tokens.numel() for guess in unread), initial=0), strict=False))
+        shifts = [0 if feed.unread is None else behind[feed.unread] for feed in feeds]
         row_tokens = bucket.num_tokens
         wanted = [
             row * row_tokens + place
             for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True))
             for place in range(length - feed.num_logits, length)
         ]
-        logits, *states = graph.run(values(bucket, feeds, lengths, wanted), unread)
+        logits, *states = graph.run(values(bucket, feeds, lengths, wanted, shifts), unread)
         for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
             if feed.is_tapped:
                 feed.states = HiddenStates.of(states[0][row * row_tokens : row * row_tokens + length].clone())
@@ -197,10 +208,10 @@ class Graphs:
     def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> _Graph:
         """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
 
-        Beside it stand drafted tokens that the host has not read, at most as many as the bucket's.
+        Beside it stand drafted tokens that the host has not read, and their paths, at most as many as the bucket's.
         """
         inputs = torch.tensor(values(bucket, (), (), ()), device=self._device)
-        drafted = torch.zeros(bucket.num_fed, dtype=torch.int64, device=self._device)
+        drafted = torch.zeros(2, bucket.num_fed, dtype=torch.int64, device=self._device)
         name = f"a forward of `{self._model.config.model_type}`"
         replay, outputs = recorded(lambda: forward(inputs, drafted), self._device, self._pool, name)
         return _Graph(inputs, drafted, replay, outputs)
@@ -209,8 +220,12 @@ class Graphs:
         """The logits [B·R, V] float32 that are wanted, and behind them any; hidden states [B·R, taps, hidden]."""
         step = GraphInputs.views(bucket, inputs)
         slots = slots_of(step.tables, self._block_size, self._nowhere)
-        nodes = DraftedNodes.among(step.places, step.positions, step.ancestors, step.num_text, slots.shape[1])
-        forward = partial(self._forward, put_in(step.tokens, drafted), step.positions, slots, nodes)
+        paths = stood_for(step.tokens, drafted[1])
+        # The host takes a node whose path it does not know for a child of the context's end.
+        depths = (paths[:, :, None] >> torch.arange(MOST_NODES, device=self._device) & 1).sum(2)
+        ancestors, positions = step.ancestors | paths, step.positions + (depths - 1).clamp(min=0)
+        nodes = DraftedNodes.among(step.places, positions, ancestors, step.num_text, slots.shape[1])
+        forward = partial(self._forward, put_in(step.tokens, drafted[0]), positions, slots, nodes)
         if not is_tapped:
             return (forward()[step.more].float(),)
         with self._hooks.copying() as states:

@@ -2,8 +2,8 @@
 
 One graph feeds the states of all sequences and then drafts depth by depth. Sequences, new positions and blocks are
 padded to a `Bucket`, and what differs from step to step is one vector of integers, as in `lm.forward.graphs`. The shape
-of a tree is part of what is recorded; a chain is the one with a child per node. Nothing is kept of drafted nodes: the
-next step writes over their slots.
+of a tree, or the size of a dynamic one, is part of what is recorded (`recorded_rounds`). Nothing is kept of drafted
+nodes: the next step writes over their slots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.layout import DraftedNodes
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
@@ -25,6 +24,7 @@ from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fi
 from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, pool_of, recorded, slots_of
 from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.recorded_feed import RecordedFeed
+from specdec_cli.lm.heads.recorded_rounds import RecordedDraft, RecordedShape, chain_of, nodes_of, shape_to_record
 from specdec_cli.tree_shape import TreeShape
 
 _NO_PLACE = -(1 << 30)  # however many tokens follow it
@@ -39,7 +39,7 @@ class HeadDraftRow:
         context: of the sequence.
         features: the target's states [n, taps, target hidden] of the last n positions that a token follows.
         num_tokens: to draft one after another, at least 1; of a tree, its depth.
-        draw: how a chain's are drawn; None takes the likeliest.
+        draw: how a chain's are drawn, or a dynamic tree's probabilities follow from logits; None takes the likeliest.
     """
 
     handle: int
@@ -112,90 +112,6 @@ def _values(
     return [*values, *(row.context[-1] for row in rows), *[0] * missing]
 
 
-@dataclass(frozen=True, slots=True)
-class _Depth:
-    """One round of a recorded draft: the nodes that a module runs, and the children that they get.
-
-    A node is run if it has children, by the first module that has none of them yet; it stands behind the text in the
-    order of its number among those. In one pass no node is run: all nodes of a depth choose from the same logits.
-
-    Args:
-        module: which one runs.
-        nodes: that are run, by their numbers in the shape [n] int64; none at the context's end.
-        parents: of each its parent's place among the module's outputs before, that of the context's end first [n].
-        places: of each behind the text [n] int64.
-        sees: whether it looks at text, at each node that was run, and at what is behind these [n, 1 + run + 1] bool;
-            None for a chain, which is text like any other.
-        num_ends: how many last nodes get children.
-        most: children of one node.
-        children: those that are taken of all nodes' `most` likeliest ones [C] int64.
-    """
-
-    module: int
-    nodes: Tensor
-    parents: Tensor
-    places: Tensor
-    sees: Tensor | None
-    num_ends: int
-    most: int
-    children: Tensor
-
-
-class _RecordedShape:
-    """The rounds in which a head drafts a static shape, with their indices on the device.
-
-    Args:
-        shape: static.
-        num_modules: of the head.
-        is_one_pass: whether the head drafts all depths in one pass.
-        device: of the head.
-
-    Attributes:
-        rounds: one for each depth.
-        depths: of each node that is run, counted from 0 [run] int64.
-    """
-
-    def __init__(self, shape: TreeShape, num_modules: int, is_one_pass: bool, device: torch.device) -> None:
-        drafted = Drafted(tuple(range(len(shape.parents))), shape.parents)  # any tokens
-        run = inner_nodes(shape)
-        number = {CONTEXT_END: -1} | {node: i for i, node in enumerate(run)}
-        at = partial(torch.tensor, device=device)
-        self.depths = at([drafted.depth(node) - 1 for node in run], dtype=torch.int64)
-        self.rounds: list[_Depth] = []
-        for depth in range(shape.depth):
-            module = min(depth, num_modules - 1)
-            ends = [node for node in run if drafted.depth(node) == depth] if depth else [CONTEXT_END]
-            nodes = [node for node in run if drafted.depth(node) <= depth] if depth == module else ends
-            paths = [[number[above] for above in drafted.path(node)] for node in nodes if node != CONTEXT_END]
-            nums = [len(shape.children(end)) for end in ends]
-            taken = [(not is_one_pass) * i * max(nums) + rank for i, num in enumerate(nums) for rank in range(num)]
-            sees = torch.zeros(len(paths), len(run) + 2, dtype=torch.bool)
-            for row, path in zip(sees, paths, strict=True):
-                row[[0, *(1 + i for i in path)]] = True
-            self.rounds.append(
-                _Depth(
-                    module,
-                    at([node for node in nodes if node != CONTEXT_END], dtype=torch.int64),
-                    at([1 + number[drafted.parents[node]] for node in nodes if node != CONTEXT_END], dtype=torch.int64),
-                    at([path[-1] for path in paths], dtype=torch.int64),
-                    None if shape.is_chain else sees.to(device),
-                    1 if is_one_pass else len(ends),
-                    max(nums),
-                    at(taken, dtype=torch.int64),
-                )
-            )
-
-
-def inner_nodes(shape: TreeShape) -> list[int]:
-    """The nodes of a static shape that have children: a head runs them, and no others."""
-    return sorted(set(shape.parents) - {CONTEXT_END})
-
-
-def chain_of(num_tokens: int) -> TreeShape:
-    """The shape of a chain."""
-    return TreeShape(((1,),) * num_tokens)
-
-
 @dataclass(slots=True)
 class _DraftGraph:
     """A recorded draft: what it reads, how it runs, what it leaves.
@@ -206,7 +122,8 @@ class _DraftGraph:
         before: each module's output before the new positions [M, B, hidden].
         choice: chooses the tokens.
         replay: runs it.
-        outputs: tokens [B, nodes], each module's output at the last kept slot [M, B, hidden], the q of drawn tokens.
+        outputs: as `RecordedDraft.nodes`, each module's output at the last kept slot [M, B, hidden], the q of drawn
+            tokens.
     """
 
     inputs: Tensor
@@ -233,7 +150,7 @@ class HeadGraphs:
         self._kernels = kernels_for(self._device)
         with torch.inference_mode():
             self._width = modules[0].head.mix(like.new_zeros(2, *state_shape)).shape[-1]
-        self._graphs: dict[tuple[Bucket, TreeShape, int, ChoiceKind], _DraftGraph] = {}
+        self._graphs: dict[tuple[Bucket, TreeShape, int, int, ChoiceKind], _DraftGraph] = {}
         self.drop()
 
     def try_out(self) -> None:
@@ -250,7 +167,7 @@ class HeadGraphs:
             if obstacle is not None:
                 raise RunError(f"{self._what} cannot be recorded: {obstacle}", "use --decoder transformers")
         num_tokens = min(len(self._modules) + 1, first.most_tokens or MOST_TOKENS)
-        self._recorded(bucket, chain_of(num_tokens), first.vocab_size, ChoiceKind())
+        self._recorded(bucket, chain_of(num_tokens), num_tokens, first.vocab_size, ChoiceKind())
 
     def drop(self) -> None:
         """Forget what was recorded, as the caches move."""
@@ -265,7 +182,7 @@ class HeadGraphs:
         Args:
             rows: sequences with blocks for their new positions and drafted nodes; at most `MOST_TOKENS` are new.
             num_tokens: V, the real vocabulary; no token is beyond it.
-            tree: the shape of all of them, which draw nothing; None makes chains.
+            tree: the shape of all of them, which draw nothing and are equally deep; None makes chains.
 
         Returns:
             Their tokens, and each module's output at the last kept slot [M, rows, hidden], tensors of their own.
@@ -275,20 +192,19 @@ class HeadGraphs:
         """
         counts = [0 if row.features is None else len(row.features) for row in rows]
         blocks = [len(module.cache.of(row.handle).blocks) for row in rows for module in self._modules]
-        shape, draws = tree or chain_of(max(row.num_tokens for row in rows)), [row.draw for row in rows]
+        depth, draws = max(row.num_tokens for row in rows), [row.draw for row in rows]
         # However many tokens of such a draft are accepted: one shape for all further steps.
-        num_new = max(*counts, min(shape.depth + 1, MOST_TOKENS))
-        bucket = Bucket.around(len(rows), num_new, max(blocks))
-        key = bucket, shape, num_tokens, ChoiceKind.of(draws, num_tokens)
+        bucket = Bucket.around(len(rows), max(*counts, min(depth + 1, MOST_TOKENS)), max(blocks))
+        key = bucket, tree or chain_of(depth), depth, num_tokens, ChoiceKind.of(draws, num_tokens)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._recorded(*key)
         self._fill(graph, bucket, rows, counts)
         graph.choice.fill(draws)
         graph.replay()
-        drafted, ends, *q = graph.outputs
-        unread = PendingTokens(drafted[: len(rows)].clone())
-        nums = [row.num_tokens if tree is None else len(tree.parents) for row in rows]
+        nodes, ends, *q = graph.outputs
+        unread = PendingTokens(*nodes[:, : len(rows)].clone())
+        nums = [row.num_tokens if tree is None else tree.num_nodes(depth) for row in rows]
         tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q)), ends[:, : len(rows)].clone()
 
@@ -310,12 +226,13 @@ class HeadGraphs:
                 elif reads_before:
                     graph.before[m, i].zero_()  # at a text's beginning
 
-    def _recorded(self, bucket: Bucket, shape: TreeShape, num_tokens: int, kind: ChoiceKind) -> _DraftGraph:
+    def _recorded(self, bucket: Bucket, shape: TreeShape, depth: int, num_tokens: int, kind: ChoiceKind) -> _DraftGraph:
         inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
         states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
         before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
-        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, shape.depth, self._device)
-        plan = _RecordedShape(shape, len(self._modules), self._modules[0].head.is_one_pass, self._device)
+        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, depth, self._device)
+        is_one_pass = self._modules[0].head.is_one_pass
+        plan = shape_to_record(shape, depth, len(self._modules), is_one_pass, self._device)
         run = partial(self._guess, bucket, plan, choice, inputs, states, before)
         replay, outputs = recorded(run, self._device, self._pool, self._what)
         return _DraftGraph(inputs, states, before, choice, replay, outputs)
@@ -323,46 +240,68 @@ class HeadGraphs:
     def _guess(
         self,
         bucket: Bucket,
-        shape: _RecordedShape,
+        shape: RecordedShape,
         choice: ChoiceInputs,
         inputs: Tensor,
         states: Tensor,
         before: Tensor,
     ) -> Outputs:
-        """Tokens [B, nodes], each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
+        """The nodes, each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
         step = _Inputs.views(bucket, len(self._modules), inputs)
         caches = [module.cache for module in self._modules]
         slots = [slots_of(its, cache.block_size, cache.nowhere) for its, cache in zip(step.tables, caches, strict=True)]
         ends = self._feed(step, states, before, slots)
+        choices = Choices(choice)
+        draft = shape.begin(choices, bucket.num_rows)
+        if self._modules[0].head.is_one_pass:
+            self._choose_ahead(draft, choices, shape.depth, step, ends[0], slots[0])
+        else:
+            self._choose_by_rounds(draft, shape, step, ends, slots)
+        return draft.nodes, torch.stack(ends), *choices.q
+
+    def _choose_by_rounds(
+        self,
+        draft: RecordedDraft,
+        shape: RecordedShape,
+        step: _Inputs,
+        ends: Sequence[Tensor],
+        slots: Sequence[Tensor],
+    ) -> None:
+        """Run what was drafted before each round, and take the tokens of the round.
+
+        Args:
+            draft: of the shape.
+            shape: says how deep it is.
+            step: its inputs.
+            ends: output of the last kept slot of each sequence [B, hidden], of each module.
+            slots: of every place of each sequence [B, T], of each module.
+        """
         heads, source = [module.head for module in self._modules], 0
-        outputs, choices = ends[0][:, None], Choices(choice)
-        if heads[0].is_one_pass:
-            self._choose_ahead(choices, shape.rounds, step, ends[0], slots[0])
-            return choices.tokens, torch.stack(ends), *choices.q
-        for each in shape.rounds:
-            m = each.module
-            if len(each.nodes):
-                # A module of its own reads the one before it at every node so far; the last one goes on with its own.
-                feature = heads[source].recycled(outputs.index_select(1, each.parents).flatten(0, 1))
-                tokens = choices.tokens.index_select(1, each.nodes)
-                places = step.begin[:, None] - m + each.places
-                nodes = (
-                    None if each.sees is None else nodes_of(step.begin - m, each.sees, shape.depths, places, slots[m])
-                )
-                output = self._run(m, tokens, feature.view(*tokens.shape, -1), places, slots[m], nodes)
-                outputs = torch.cat([outputs if m == source else ends[m][:, None], output], 1)
+        outputs = _with_room(ends[0], shape.num_slots)
+        for depth in range(shape.depth):
+            # A module of its own reads the one before it at every node so far; the last one goes on with its own.
+            m = min(depth, len(heads) - 1)
+            if depth:
+                new = draft.to_run(depth, is_all=depth == m)
+                feature = heads[source].recycled(_at_slots(outputs, new.parents).flatten(0, 1))
+                begin, is_there = step.begin - m, new.slots < shape.num_slots
+                places = torch.where(is_there, begin[:, None] + new.slots, _NO_PLACE)
+                nodes = None if new.sees is None else nodes_of(begin, new.sees, new.depths, places, slots[m])
+                output = self._run(m, new.tokens, feature.view(*places.shape, -1), places, slots[m], nodes)
+                outputs = outputs if m == source else _with_room(ends[m], shape.num_slots)
+                outputs = outputs.scatter(1, (new.slots + 1)[:, :, None].expand_as(output), output)
                 source = m
-            self._choose(choices, heads[m].logits(outputs[:, -each.num_ends :].flatten(0, 1)), each)
-        return choices.tokens, torch.stack(ends), *choices.q
+            draft.take(depth, heads[m].logits(_at_slots(outputs, draft.ends(depth)).flatten(0, 1)))
 
     def _choose_ahead(
-        self, choices: Choices, rounds: Sequence[_Depth], step: _Inputs, end: Tensor, slots: Tensor
+        self, draft: RecordedDraft, choices: Choices, num: int, step: _Inputs, end: Tensor, slots: Tensor
     ) -> None:
         """Take the tokens of all rounds by the logits of one pass.
 
         Args:
-            choices: of tokens.
-            rounds: of the draft.
+            draft: of some shape.
+            choices: of its tokens.
+            num: rounds.
             step: its inputs.
             end: output of the last kept slot of each sequence [B, hidden].
             slots: of every place of each sequence [B, T].
@@ -371,20 +310,13 @@ class HeadGraphs:
         def feed(num: int) -> RecordedFeed:
             return self._new_slots(0, step.begin[:, None] + torch.arange(num, device=self._device), slots)
 
-        ahead = self._modules[0].head.recorded_ahead(len(rounds), step.anchors, end, feed)
+        ahead = self._modules[0].head.recorded_ahead(num, step.anchors, end, feed)
         before = step.anchors[:, None]
-        for depth, each in enumerate(rounds):
+        for depth in range(num):
             logits = ahead.logits[:, depth] if ahead.behind is None else ahead.behind(depth, before)
-            self._choose(choices, logits, each)
-            before = torch.cat([step.anchors[:, None], choices.tokens.clamp(min=0)], 1)
-
-    @staticmethod
-    def _choose(choices: Choices, logits: Tensor, each: _Depth) -> None:
-        """Take the tokens of a round by the logits of its ends, row after row."""
-        if len(each.children) == 1:
-            choices.take(logits)
-        else:
-            choices.take_likeliest(logits.view(-1, each.num_ends, logits.shape[1]), each.most, each.children)
+            draft.take(depth, logits)
+            if ahead.behind is not None:
+                before = torch.cat([step.anchors[:, None], choices.tokens.clamp(min=0)], 1)
 
     def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
         """Take new positions, module after module; the output [B, hidden] of each at its last kept slot.
@@ -431,20 +363,11 @@ def _shifted(before: Tensor, each: Tensor) -> Tensor:
     return torch.cat([before[:, None], each[:, :-1]], 1)
 
 
-def nodes_of(begin: Tensor, sees: Tensor, depths: Tensor, places: Tensor, slots: Tensor) -> DraftedNodes:
-    """Positions of some nodes of a static tree, and the places that they see.
+def _with_room(end: Tensor, num_slots: int) -> Tensor:
+    """Outputs [B, 1 + slots + 1, hidden]: that of the context's end [B, hidden], room for nodes, and for nothing."""
+    return torch.cat([end[:, None], end.new_zeros(len(end), num_slots + 1, end.shape[1])], 1)
 
-    Args:
-        begin: place of the first node of each sequence [B]; negative where there is no sequence.
-        sees: as `_Depth` has it [R, 1 + run + 1].
-        depths: of all nodes that are run, counted from 0 [run].
-        places: of the nodes [B, R].
-        slots: of every place of each sequence [B, T].
-    """
-    every = torch.arange(slots.shape[1], device=slots.device)
-    node = (every - begin[:, None]).clamp(-1, len(depths))
-    is_seen = sees[:, node + 1].transpose(0, 1).contiguous()
-    is_seen = is_seen | ((places < 0)[:, :, None] & (every == 0))  # what only fills the shape sees something
-    depth = torch.cat([depths, depths.new_zeros(1)])[node.clamp(min=0)]
-    positions = torch.where((node >= 0) & (node < len(depths)), begin[:, None] + depth, every).clamp(min=0)
-    return DraftedNodes(places, positions, is_seen)
+
+def _at_slots(outputs: Tensor, slots: Tensor) -> Tensor:
+    """Outputs [B, n, hidden] of some slots [B, n]; -1 is the context's end."""
+    return outputs.gather(1, (slots + 1)[:, :, None].expand(-1, -1, outputs.shape[2]))

@@ -22,9 +22,10 @@ from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences, HeadRow
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, Path
-from specdec_cli.lm.heads.head_graphs import HeadDraftRow, HeadGraphs, inner_nodes
+from specdec_cli.lm.heads.head_graphs import HeadDraftRow, HeadGraphs
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
+from specdec_cli.lm.heads.recorded_rounds import num_slots_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Continuations
@@ -269,7 +270,8 @@ class HeadSequences(DraftSequences):
                 sequence = module.cache.of(row.handle)
                 sequence.forget_nodes()
                 module.cache.publish(sequence)
-                num_run = max(len(inner_nodes(tree)) if tree else 0, module.head.num_rows(row.num_tokens))
+                num_run = 0 if tree is None else num_slots_of(tree, row.num_tokens)
+                num_run = max(num_run, module.head.num_rows(row.num_tokens))
                 module.cache.reserve(sequence, len(row.context) - 1 - m + num_run)
         continuations, ends = self._graphs.guess(news, num_tokens, tree)
         for i, row in enumerate(news):

@@ -20,6 +20,7 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.lm import decoders
 from specdec_cli.lm.cache.contexts import ForwardInput
 from specdec_cli.lm.cache.layout import DraftedNodes
+from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.door import Row, Tapped
 from specdec_cli.lm.forward import graph_inputs, graphs
 from specdec_cli.lm.load import load_lm
@@ -113,6 +114,24 @@ def test_a_tree_may_have_as_many_nodes_as_a_mask_has_bits(pair) -> None:
     assert_close(plain, recorded, [Row(0, TEXT[:10], 65, LONGEST)])
 
 
+def test_a_tree_that_the_device_alone_knows_is_scored_as_one_that_the_host_knows(pair) -> None:
+    """Two of them, then along accepted paths; a missing node changes nothing."""
+    plain, recorded = pair("mistral")
+    assert_close(plain, recorded, [Row(0, TEXT[:19], 1), Row(1, TEXT[30:37], 1)])
+    trees = [TREE, Drafted((*SIDE.tokens, 7, 9), (*SIDE.parents, 4, 2))]
+    paths = [[tree.ancestors(node) for node in range(7)] for tree in trees]
+    paths[1][6] = 0
+    unread = PendingTokens(torch.tensor([tree.tokens for tree in trees]), torch.tensor(paths))
+    stars = [Drafted(tuple(unread.stand_ins(row, 7)), (-1,) * 7) for row in range(2)]
+    texts = [TEXT[:20], TEXT[30:38]]
+    expected = plain.score([Row(row, texts[row], 8, tree) for row, tree in enumerate(trees)])
+    found = recorded.score([Row(row, texts[row], 8, star, unread) for row, star in enumerate(stars)])
+    assert torch.allclose(expected[:15], found[:15], atol=2e-4)
+    assert unread.known_nodes(stars[0]) == TREE
+    assert [unread.num_found(star) for star in stars] == [7, 6]
+    assert_close(plain, recorded, [Row(0, [*TEXT[:20], 5, 8, 10, 40], 1), Row(1, [*TEXT[30:38], 1, 4, 5, 7, 3], 1)])
+
+
 def test_a_chain_and_a_tree_of_its_size_are_one_graph(pair, recorder) -> None:
     _, recorded = pair()
     recorded.score([Row(0, TEXT[:9], 1)])
@@ -169,6 +188,12 @@ def test_planted_faults_are_caught(fault, pair, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(*FAULTS[fault])
     with pytest.raises(AssertionError, match="place"):
         check(recorded)
+
+
+def test_paths_that_the_target_does_not_read_are_noticed(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "stood_for", lambda tokens, unread: torch.zeros_like(tokens))
+    with pytest.raises(AssertionError):
+        test_a_tree_that_the_device_alone_knows_is_scored_as_one_that_the_host_knows(pair)
 
 
 def test_a_mask_that_lost_its_highest_bit_is_caught(pair, monkeypatch: pytest.MonkeyPatch) -> None:

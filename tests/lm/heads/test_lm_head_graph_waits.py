@@ -82,14 +82,15 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "masks": ("p-eagle", 3, 0, FORCED, 1),
     "masks of a model on states": ("pard2", 3, 0, FORCED, 1),
     "heads side by side": ("medusa", 3, 0, FORCED, 1),
-    "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6"}, 7),
+    "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
+    "dynamic tree of a block": ("dflash", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
     "sampled, plain": ("official", 0, 1, {}, 2),
     "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
     "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 4),
     "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 19),
     "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
 }
-BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "sampled, chain"]
+BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "dynamic tree", "sampled, chain"]
 
 
 @pytest.fixture

@@ -27,11 +27,13 @@ from typed import not_none, stand_in
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.engine.caveats import slow_forwards
+from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import RunError
 from specdec_cli.lm import decoders
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.forward import graphs
-from specdec_cli.lm.heads import head_graphs, stacks
+from specdec_cli.lm.heads import head_graphs, recorded_rounds, stacks
 from specdec_cli.lm.heads.draft_sequences import RecordedAhead
 from specdec_cli.lm.heads.medusa import MedusaHead
 from specdec_cli.lm.load import load_lm
@@ -183,13 +185,13 @@ class Round:
 
     def guess(self, rows) -> list[tuple[int, ...]]:
         """What both drafters guess, which is the same."""
-        expected = [guess.drafted.tokens for guess in self.plain.propose([replace(row) for row in rows])]
+        expected = [guess.drafted for guess in self.plain.propose([replace(row) for row in rows])]
         found = self.recorded.propose(rows)
         assert all(guess.unread is not None for guess in found), "the host has not waited"
         for module in self.recorded.sequences.modules:
             module.cache.check()
-        assert [guess.read().drafted.tokens for guess in found] == expected
-        return expected
+        assert [guess.read().drafted for guess in found] == expected
+        return [drafted.tokens for drafted in expected]
 
     def go_on(self, drafted, accepted, bonus: int = 5) -> None:
         """Keep some drafted tokens of each sequence, and add another one."""
@@ -222,7 +224,9 @@ def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch:
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[20:22]}
     rounds.go_on(rounds.guess(rounds.rows(rounds.texts)), [4, 1])
-    rounds.guess(rounds.rows(rounds.texts, tree=TreeShape.parse("2,2,1")))
+    rounds.go_on(rounds.guess(rounds.rows(rounds.texts, tree=TreeShape.parse("2,2,1"))), [1, 0])
+    rows = rounds.rows(rounds.texts, tree=TreeShape.parse("dynamic:3"))
+    rounds.guess([replace(row, k=2) for row in rows])
 
 
 @pytest.mark.parametrize(
@@ -244,6 +248,40 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
         assert [len(one) for one in drafted] == [row.most_nodes for row in rows]
         rounds.go_on(drafted, accepted)
     rounds.guess(rounds.rows(rounds.texts))
+
+
+@pytest.mark.parametrize("head", HEADS + ONE_PASS)
+def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
+    """Of several sizes and depths in a call, sampled ones beside them, of which a cut may leave fewer nodes."""
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: [*TEXT, *TEXT[3:23]], 2: TEXT[20:23], 3: TEXT[40:51]}
+    cut = SamplingParams(temperature=0.6, top_k=2, seed=5)
+    sizes = ([6, 6, 6, 6], [9, 6, 17, 9], [1, 6, 33, 64])
+    for nums, ks, accepted in zip(sizes, ([4, 4, 4, 4], [4, 2, 5, 4], [3, 1, 3, 4]), ([2, 0, 1, 3],) * 3, strict=True):
+        rows = rounds.rows(rounds.texts)
+        rows = [
+            replace(row, k=k, tree=TreeShape(budget=num), params=GREEDY if row.handle else cut)
+            for row, num, k in zip(rows, nums, ks, strict=True)
+        ]
+        rounds.go_on(rounds.guess(rows), accepted)
+    rounds.guess(rounds.rows(rounds.texts))
+
+
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 2}])
+@pytest.mark.parametrize("num_rows", [1, 4, 16])
+def test_texts_with_dynamic_trees_are_those_without_graphs(num_rows: int, sampled: dict[str, Any], both) -> None:
+    """Of whole paths, parts and nothing accepted; of two tokens, some trees lack nodes."""
+    (plain, layer_by_layer), (target, drafter) = both()
+    prompts = [TEXT[i : 9 + 2 * i] for i in range(num_rows)]
+    params = [SamplingParams(max_new_tokens=12 + i % 4, seed=3, index=i, **sampled) for i in range(num_rows)]
+    options: dict[str, Any] = {"tree": "dynamic:7", "verify": "synthetic"}
+    options["synthetic_acceptance_rates"] = (0.8, 0.7, 0.5)
+    expected = decode(plain, layer_by_layer, 3, prompts, params, **options)
+    found = decode(target, drafter, 3, prompts, params, **options)
+    assert tokens(found) == tokens(expected)
+    counts = [[one.speculative for one in outputs] for outputs in (found, expected)]
+    assert list(map(repr, counts[0])) == list(map(repr, counts[1]))
+    assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
 @pytest.mark.parametrize("verify", ["auto", "synthetic"])
@@ -292,7 +330,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
         {"tree": TreeShape.parse("2,2,1"), "params": SamplingParams(temperature=1.0, seed=5), "needs_q": True},
         {"params": SamplingParams(temperature=1.0, seed=5, presence_penalty=0.1)},
         {"p_min": 1e-6},
-        {"tree": TreeShape.parse("dynamic:6")},
+        {"tree": TreeShape.parse("dynamic:6"), "params": SamplingParams(presence_penalty=0.1)},
     ]
     for other in others:
         drafted = rounds.guess(rounds.rows(rounds.texts))
@@ -410,24 +448,71 @@ def one_place_off(bucket, modules, rows, counts):
 
 
 def siblings_seen(begin, sees, depths, places, slots):
-    """Nodes see all that was run before them."""
-    return real_nodes(begin, sees.cummax(1).values.flip(1).cummax(1).values.flip(1), depths, places, slots)
+    """Nodes see all nodes, those of other paths too."""
+    return real_nodes(begin, torch.ones_like(sees), depths, places, slots)
 
 
 def keys_at_their_places(begin, sees, depths, places, slots):
     """A node's position is its place."""
-    return real_nodes(begin, sees, torch.arange(len(depths)), places, slots)
+    return real_nodes(begin, sees, torch.arange(depths.shape[1]).expand_as(depths), places, slots)
 
 
-real_values, real_nodes = head_graphs._values, head_graphs.nodes_of
+real_values, real_nodes = head_graphs._values, recorded_rounds.nodes_of
 
 
+@pytest.mark.parametrize(
+    "trees_of_a_kind",
+    [
+        test_trees_in_graphs_are_those_of_rounds_without,
+        test_dynamic_trees_in_graphs_are_those_of_rounds_without,
+    ],
+)
 @pytest.mark.parametrize("fault", [siblings_seen, keys_at_their_places])
 @pytest.mark.parametrize("head", ["official", "llama 1"])
-def test_a_planted_fault_of_trees_is_caught(head: str, fault, both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_of_trees_is_caught(
+    head: str, fault, trees_of_a_kind, both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head_graphs, "nodes_of", fault)
     with pytest.raises(AssertionError):
-        test_trees_in_graphs_are_those_of_rounds_without(head, both)
+        trees_of_a_kind(head, both)
+
+
+def slots_of_others(draft, before):
+    """A new node takes the slot after its own."""
+    real_place(draft, before)
+    draft._slots = torch.where(draft._slots < draft._num, (draft._slots + 1) % draft._num, draft._slots)
+
+
+def paths_of_others(draft, before):
+    """A node sees the path of the node before its parent."""
+    draft._trees = replace(draft._trees, parents=draft._trees.parents.roll(1, 1))
+    real_place(draft, before)
+
+
+def grandparents_lost(draft):
+    """Nodes tell the target of their parents alone."""
+    nodes = real_result(draft)
+    own = torch.arange(nodes.shape[2])
+    parent = nodes[1] & ~(1 << own)
+    parents_bit = torch.where(parent > 0, 1 << parent.double().clamp(min=1).log2().long(), 0)
+    return torch.stack((nodes[0], torch.where(nodes[1] > 0, parents_bit | (1 << own), 0)))
+
+
+Likeliest = recorded_rounds._LikeliestDraft
+real_place, real_result = Likeliest._place, vars(Likeliest)["nodes"].fget
+
+
+@pytest.mark.parametrize("fault", [slots_of_others, paths_of_others])
+def test_a_planted_fault_of_dynamic_trees_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Likeliest, "_place", fault)
+    with pytest.raises(AssertionError):
+        test_dynamic_trees_in_graphs_are_those_of_rounds_without("official", both)
+
+
+def test_ancestors_that_the_target_does_not_see_are_noticed(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Likeliest, "nodes", property(grandparents_lost))
+    with pytest.raises(AssertionError):
+        test_texts_with_dynamic_trees_are_those_without_graphs(4, {}, both)
 
 
 def test_a_planted_fault_of_states_before_is_caught(both, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,31 +563,47 @@ def test_whole_texts_are_the_targets(head: str, both) -> None:
     assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
-def test_the_target_reads_a_chain_before_the_host_does(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wait in a step: by the time the host reads what was drafted, the target has judged it."""
-    _, (target, drafter) = both()
-    told: list[Any] = []
-    score, known = target.score, PendingTokens.known
+# Of each request what it asks for: guesses of one shape, or of several beside a row without any.
+ROWS_OF_A_STEP: dict[str, list[dict[str, Any]]] = {
+    "chains": [{}, {}],
+    "dynamic trees": [{"tree": "dynamic:6"}, {"tree": "dynamic:6", "num_speculative_tokens": 2}],
+    "all kinds": [{}, {"tree": "dynamic:6"}, {"tree": "2,2,1"}, {"draft": "none"}],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS_OF_A_STEP)
+def test_the_target_judges_guesses_before_the_host_reads_them(kind: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wait in a step, whatever guesses come together: the host reads them behind the target's run."""
+    (plain, _), (target, drafter) = both()
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    expected = tokens(decode(plain, None, 0, PROMPTS, params))
+    judged: set[PendingTokens] = set()
+    num_read, score, read = 0, target.score, PendingTokens._read
 
     def scored(rows):
-        told.append(("score", [row.unread is not None and not row.unread.is_read for row in rows]))
-        return score(rows)
+        logits = score(rows)
+        judged.update(row.unread for row in rows if row.unread is not None)
+        return logits
 
-    def read(self, context):
-        if not self.is_read:
-            told.append(("read", None))
-        return known(self, context)
+    def read_when_judged(self):
+        nonlocal num_read
+        num_read += not self.is_read
+        assert self in judged, "the host has waited for a guess before the target judged it"
+        return read(self)
 
     monkeypatch.setattr(target, "score", scored)
-    monkeypatch.setattr(PendingTokens, "known", read)
-    decode(target, drafter, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True))
-    steps = [one for one in told if one != ("score", [False, False])]
-    assert len(steps) >= 6
-    assert {what for what, _ in steps[::2]} == {"score"}
-    assert {what for what, _ in steps[1::2]} == {"read"}
+    monkeypatch.setattr(PendingTokens, "_read", read_when_judged)
+    outputs = Outputs()
+    driver = Driver(tiny_engine(target, drafter, 3))
+    for prompt, asked in zip(PROMPTS, ROWS_OF_A_STEP[kind], strict=False):
+        outputs.add(driver, list(prompt), params=params, **asked)
+    for event in (event for events in driver.steps() for event in events):
+        outputs.observe(event)
+    assert tokens(outputs.finished()) == expected[: len(ROWS_OF_A_STEP[kind])]
+    assert num_read >= 6
 
 
-@pytest.mark.parametrize("tree", [None, "2,2,1"])
+@pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:6"])
 def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(tree: str | None, both) -> None:
     (plain, _), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
