@@ -105,6 +105,8 @@ def _drafted(row: DraftRow, probs: Tensor) -> Drafted:
     if row.tree.is_dynamic:
         growth = GrowingDraft(row, 0)
         for its in probs:
+            if growth.is_done:
+                break
             best = its.topk(min(row.most_nodes, len(its)))
             growth.grow_likely([list(zip(best.indices.tolist(), best.values.tolist(), strict=True))] * growth.num_ends)
         return growth.guesses().drafted
