@@ -40,7 +40,7 @@ class EngineGenerateRun(GenerateRun):
     _arm: ServerArm = field(init=False)
     _outputs: list[Output] = field(init=False, default_factory=list)
     _rows: list[PromptRow] = field(init=False, default_factory=list)
-    _prompt_tokens: list[int] = field(init=False, default_factory=list)
+    _usages: list[tuple[int, int]] = field(init=False, default_factory=list)  # tokens of each prompt and its answer
     _counts: ServerCounts = field(init=False, default_factory=ServerCounts)
 
     def __post_init__(self) -> None:
@@ -84,48 +84,52 @@ class EngineGenerateRun(GenerateRun):
         """Show the figures, and what the engine says of itself."""
         arm = self._arm
         unknown = self.engine.unknown_version(arm.version)
-        for message in (*([unknown] if unknown else []), *arm.notices):
+        told = all(len(output.token_ids) == num for output, (_, num) in zip(self._outputs, self._usages, strict=True))
+        unheard = [] if told else [f"{self.recipe.engine.name} left out token ids, so `token_ids` is empty there"]
+        for message in (*([unknown] if unknown else []), *arm.notices, *unheard):
             self.note(message)
         if not self.screen.is_quiet and self._outputs:
             name = f"{arm.name} {arm.version or ''}".strip()
             column = Column(
                 name if arm.drafts else WITHOUT,
                 self.engine.k if arm.drafts else 0,
-                Meter(num_tokens=sum(len(output.token_ids) for output in self._outputs), counts=self._counts),
+                Meter(num_tokens=sum(num for _, num in self._usages), counts=self._counts),
                 self._timing().decode_tokens_per_second,
             )
             self.screen.console.print(run_table([column]))
 
     def _take(self, row: PromptRow, answer: Answer, counted: AnswerCounts) -> None:
         num = answer.num_tokens
-        if num is None or len(answer.token_ids) != num:
-            raise RunError("the engine does not tell the tokens of its answers", "use a newer release of it")
+        if num is None:
+            raise RunError("the engine does not count the tokens of its answers", "use a newer release of it")
+        # llama-server streams no ids of tokens that end inside a character.
+        token_ids = answer.token_ids if len(answer.token_ids) == num else []
         counts = ServerCounts()
         for totals in (counts, self._counts):
             totals.add_run(counted.counts, max(num - 1, 0), counted.outcomes)
         first = answer.ttft_s
         timing = Timing() if first is None else timing_of(0.0, first, max(answer.arrivals[-1], first), num - 1)
-        output = Output(row.index, row.prompt, [], answer.text, answer.token_ids)
+        output = Output(row.index, row.prompt, [], answer.text, token_ids)
         output.finish_reason = "stop" if answer.finish_reason == "stop" else "length"
         if answer.finish_reason not in _FINISHED:
             raise RunError(f"the engine ended an answer with `{answer.finish_reason}`", "see its documentation")
         output.stop_reason, output.speculative, output.timing = answer.stop_reason, counts, timing
         self._outputs.append(output)
         self._rows.append(row)
-        self._prompt_tokens.append(answer.prompt_tokens or 0)
+        self._usages.append((answer.prompt_tokens or 0, num))
 
     def _timing(self) -> Timing:
         timings = [output.timing for output in self._outputs]
-        num = sum(max(len(output.token_ids) - 1, 0) for output in self._outputs)
+        num = sum(max(num - 1, 0) for _, num in self._usages)
         firsts = sorted(timing.ttft_s for timing in timings if timing.ttft_s is not None)
         return joined_timing(timings, firsts[len(firsts) // 2] if firsts else None, num)
 
     def body(self) -> dict[str, Any]:
         """The document's own fields."""
         outputs = []
-        for row, output, num in zip(self._rows, self._outputs, self._prompt_tokens, strict=True):
+        for row, output, usage in zip(self._rows, self._outputs, self._usages, strict=True):
             outputs.append(named_output(output, row))
-            outputs[-1].prompt_tokens = num
+            outputs[-1].prompt_tokens, outputs[-1].completion_tokens = usage
         return GenerateDocument(
             outputs=outputs,
             totals=TotalsResult(speculative=self._counts, timing=self._timing()),

@@ -164,6 +164,21 @@ def test_it_generates(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert only["speculative"]["num_accepted_tokens"] == 5
 
 
+def test_an_answer_whose_ids_it_withholds_keeps_its_text_and_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways(monkeypatch, "withholds")
+    loud = [word for word in ON_STAND_IN if word != "--quiet"]
+    assert run(["generate", *loud, "-d", "ngram-simple", "-k", "3", "--json", "the cat sat"]) == 0
+    shown = capsys.readouterr()
+    found: dict[str, Any] = json.loads(shown.out)
+    only = found["outputs"][0]
+    assert (only["token_ids"], only["completion_tokens"]) == ([], 9)
+    assert only["text"].split()[:2] == ["the", "sat"]
+    assert found["totals"]["speculative"]["num_emitted_tokens"] == 8  # without the first
+    assert "llamacpp left out token ids, so `token_ids` is empty there" in " ".join(shown.err.split())
+
+
 @pytest.mark.parametrize(
     ("way", "more", "reason"),
     [

@@ -145,6 +145,8 @@ class Handler(BaseHTTPRequestHandler):
         end = {"stop": True, "stop_type": "limit", "stopping_word": "", "timings": {"predicted_n": most} | drafted}
         end |= {"tokens_predicted": most, "tokens_evaluated": num_read}
         if body.get("stream"):
+            if "withholds" in WAYS:  # as llama-server does inside a character of several tokens
+                del rows[1]
             rows.append({"content": "", "tokens": []} | end)
             self._send("".join(f"data: {json.dumps(row)}\n\n" for row in rows), kind="text/event-stream")
             return
