@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec_cli.drafted import MOST_DEPTH, Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals, grow_whole, rows_at
+from specdec_cli.drafters.growing_draft import GrowingDraft, by_shape, grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
 
@@ -177,16 +177,10 @@ class HeadDrafter(WithoutFeatures):
         depths = {
             place: min(row.most_depth(longest), most) for place, row in enumerate(rows) if self._is_drafted_whole(row)
         }
-        able = [place for place, depth in depths.items() if depth > 0 and self._can_begin(rows[place])]
-        alike: dict[tuple[TreeShape | None, int], list[int]] = {}
-        for place in able:
-            tree, depth = rows[place].tree, depths[place]
-            if tree is None:
-                alike.setdefault((None, 0), []).append(place)  # however long
-            elif self.sequences.records_trees:
-                alike.setdefault((tree.cut(depth), depth), []).append(place)
-        for (shape, _), places in alike.items():
-            guesses |= self._in_a_graph(shape, {place: rows[place] for place in places}, depths)
+        able = {place: depth for place, depth in depths.items() if self._can_begin(rows[place])}
+        for shape, places in by_shape(rows, able):
+            if shape is None or self.sequences.records_trees:
+                guesses |= self._in_a_graph(shape, {place: rows[place] for place in places}, depths)
         return guesses
 
     def _in_a_graph(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import GrowingDraft, grow_deeper
+from specdec_cli.drafters.growing_draft import GrowingDraft, by_shape, grow_deeper
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LMDrafter(WithoutFeatures):
         self._num_tokens = 0
         self._num_fed: dict[int, int] = {}
         self._mask: int | None = None  # stands for tokens that come from one pass
-        self._unread: PendingTokens | None = None
+        self._unread: list[PendingTokens] = []
 
     @property
     def lm(self) -> LM:
@@ -73,9 +73,9 @@ class LMDrafter(WithoutFeatures):
         Raises:
             RunError: what it guessed before, unread, was no token.
         """
-        unread, self._unread = self._unread, None
-        if unread is not None:
+        for unread in self._unread:
             unread.check(self._name, "try --draft-dtype float32, or another checkpoint if it is float32 already")
+        self._unread.clear()
         self.read_contexts(rows)
         guesses = self._continue_plain(rows)
         drafts = [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]
@@ -106,22 +106,28 @@ class LMDrafter(WithoutFeatures):
             num_fed[row.handle] = len(row.context)
 
     def _continue_plain(self, rows: Sequence[DraftRow]) -> dict[int, Guesses]:
-        """Chains of plain rows by their places, all from one call of the LM; none where it has no such call.
+        """Guesses of plain rows by their places, those of each shape from one call of the LM, where it has such a call.
 
         A row without a first token is left out: `_grow` raises its error.
         """
-        from specdec_cli.lm.door import Row
+        from specdec_cli.lm.door import DraftForm, Row
 
-        longest = self.lm.max_context
-        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.tree is None and row.is_plain}
-        plain = [(place, rows[place], depth) for place, depth in depths.items() if depth > 0]
-        lm_rows = [Row(row.handle, row.context, depth, draw=row.draw(depth)) for _, row, depth in plain]
-        continuations = self.lm.guess(lm_rows, self._num_tokens, self._mask) if plain else None
-        if continuations is None:
-            return {}
-        self._unread = continuations.unread
-        chains = Guesses.plain([row for _, row, _ in plain], continuations)
-        return {place: chain for (place, _, _), chain in zip(plain, chains, strict=True) if chain.drafted}
+        longest, guesses = self.lm.max_context, dict[int, Guesses]()
+        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
+        for tree, places in by_shape(rows, depths):
+            its = [rows[place] for place in places]
+            lm_rows = [
+                Row(row.handle, row.context, depths[place], draw=row.draw(depths[place]))
+                for row, place in zip(its, places, strict=True)
+            ]
+            continuations = self.lm.guess(lm_rows, self._num_tokens, DraftForm(tree, self._mask))
+            if continuations is None:
+                continue
+            if continuations.unread is not None:
+                self._unread.append(continuations.unread)
+            found = zip(places, Guesses.plain(its, continuations, tree), strict=True)
+            guesses |= {place: guess for place, guess in found if guess.drafted}
+        return guesses
 
     def release(self, handle: int) -> None:
         """Forget a sequence, and have the draft model forget it."""

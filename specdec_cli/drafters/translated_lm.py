@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import CHAIN, DraftForm, Row
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,7 @@ class TranslatedLM:
             return torch.empty(0, self.vocab_size, device=self.device)
         return self._over_target(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
 
-    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> None:
+    def guess(self, rows: Sequence[Row], num_tokens: int, form: DraftForm = CHAIN) -> None:
         """None: every token is chosen in the target's vocabulary."""
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:

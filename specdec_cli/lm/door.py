@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.hidden_states import HiddenStates
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.lm.traffic import Traffic
+    from specdec_cli.tree_shape import TreeShape
 
 Tap = int | Literal["final"]
 """Hidden states: the output of layer i, counted from 0, or what the output layer reads, behind the final norm."""
@@ -64,6 +65,36 @@ class Draw:
     min_p: float
     uniforms: Sequence[float] = ()
     noise: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftForm:
+    """The form of what `guess` finds behind a context; a chain of tokens each of which is read, unless it says more.
+
+    Args:
+        tree: the shape of a tree, whose nodes are likeliest tokens; None for a chain.
+        mask: stands for tokens that are not found yet, so that one pass gives all of them; None where each is read.
+    """
+
+    tree: TreeShape | None = None
+    mask: int | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether what is read behind the context is what was found, as text."""
+        return self.tree is None and self.mask is None
+
+    def num_known(self, num_tokens: int, num_logits: int) -> int:
+        """How many first tokens of a feed are known before any is found.
+
+        Args:
+            num_tokens: of the feed.
+            num_logits: the last known token of the context, and the places behind it.
+        """
+        return num_tokens + 1 - num_logits if self.mask is None else num_tokens
+
+
+CHAIN = DraftForm()
 
 
 @dataclass(slots=True)
@@ -221,17 +252,18 @@ class LM(Protocol):
         """Logits [n, V] float32 of hidden states behind the final norm [n, hidden], as `score` computes them."""
         ...
 
-    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> Continuations | None:
+    def guess(self, rows: Sequence[Row], num_tokens: int, form: DraftForm = CHAIN) -> Continuations | None:
         """Continuations: each token is the likeliest after all before it, or drawn as its row's `draw` says.
 
         Args:
-            rows: sequences; `num_logits` of each, at least 1, says how many tokens are to follow its context.
+            rows: sequences; `num_logits` of each, at least 1, says how many tokens are to follow its context, or how
+                deep the tree is; all are equally deep.
             num_tokens: V, the real vocabulary; no token is beyond it.
-            mask: stands for tokens that are not found yet, so that one pass gives all of them; None has each be read.
+            form: of all of them.
 
         Returns:
             A continuation for each row, shorter where its next largest logit is no finite number, unless it is unread;
-            None from an LM that knows no quicker way to them than `score`, token by token, or not to drawn ones.
+            None from an LM that knows no quicker way to them than `score`, round by round, or not to drawn ones.
         """
         ...
 

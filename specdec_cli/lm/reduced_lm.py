@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import CHAIN, DraftForm, Row
 from specdec_cli.lm.files.names import DRAFT_TOKENS
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ class ReducedLM:
         spread = torch.full((len(logits), self.vocab_size), -inf, device=logits.device)
         return spread.index_copy_(1, self._ids, logits)
 
-    def guess(self, rows: Sequence[Row], _num_tokens: int, mask: int | None = None) -> Continuations | None:
-        """As `LM.guess`, of likeliest tokens that the host knows; None where rows are drawn, by masks, or on a GPU."""
-        if self.own.device.type != "cpu" or mask is not None or any(row.draw is not None for row in rows):
+    def guess(self, rows: Sequence[Row], _num_tokens: int, form: DraftForm = CHAIN) -> Continuations | None:
+        """As `LM.guess`, of chains of likeliest tokens that the host knows; None where rows are drawn, or on a GPU."""
+        if self.own.device.type != "cpu" or not form.is_text or any(row.draw is not None for row in rows):
             return None
         found = self.own.guess([self._own_row(row) for row in rows], len(self._kept))
         return found and replace(found, tokens=[[self._kept[token] for token in tokens] for tokens in found.tokens])

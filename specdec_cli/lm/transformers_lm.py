@@ -24,12 +24,13 @@ from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.decoders import forward_for, own_obstacle, recording_of, self_draft_forward
-from specdec_cli.lm.door import Continuations, Recording, Row, Tap
+from specdec_cli.lm.door import CHAIN, Continuations, DraftForm, Recording, Row, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
+from specdec_cli.lm.forward.recorded_rounds import num_slots_of
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import QUANTIZED, Kind, is_quantized, takes_blocks
 from specdec_cli.lm.kernels.packing import weights_of
@@ -314,36 +315,40 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
-    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> Continuations | None:
-        """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
+    def guess(self, rows: Sequence[Row], num_tokens: int, form: DraftForm = CHAIN) -> Continuations | None:
+        """Continuations of contexts, `num_logits` deep each; None without our own decoder or graphs.
 
-        No guess crosses long rope's threshold.
+        No guess crosses long rope's threshold. Of a tree, or of masks, the cache keeps nothing: what is accepted is fed
+        with the next step.
 
         Raises:
             RunError: the cache has too few free blocks.
         """
         draws = [row.draw for row in rows]
-        can_draw, can_mask = self._forward.can_draw or not any(draws), self._forward.can_mask or mask is None
-        if not (self._forward.can_guess and can_draw and can_mask):
+        can_draw, can_guess = self._forward.can_draw or not any(draws), self._forward.can_guess
+        if not (can_guess and can_draw and (form.is_text or self._forward.can_branch)):
             return None
         assert num_tokens <= self.vocab_size, "there are more tokens to choose from than are scored"
         # The cache reserves places for the tokens to come: any token stands in for them, but the last is never fed.
-        filler = mask or 0
-        longer = [Row(row.handle, [*row.context, *[filler] * (row.num_logits - 1)], row.num_logits) for row in rows]
-        assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
-        if self._short_context is not None and any(row.longest > self._short_context for row in longer):
+        depths = [row.num_logits for row in rows]
+        nums = depths
+        if form.tree is not None and form.mask is None:
+            nums = [1 + num_slots_of(form.tree, depth) for depth in depths]
+        fillers = [[form.mask or 0] * (num - 1) for num in nums]
+        longer = [Row(row.handle, [*row.context, *its], num) for row, its, num in zip(rows, fillers, nums, strict=True)]
+        longest = max(len(row.context) + depth - 1 for row, depth in zip(rows, depths, strict=True))
+        assert longest <= self.max_context, "a context is longer than the model takes"
+        if self._short_context is not None and longest > self._short_context:
             return None  # texts beyond the threshold take other frequencies
         feeds = self._contexts.feeds(longer, is_long=False)
-        guessed = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens, mask is not None)
-        if guessed is None:  # no forward ran: give the reserved blocks back
+        guessed = self._forward.guess(feeds, depths, draws, num_tokens, form)
+        if guessed is not None:
+            for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
+                found = tokens[: row.num_logits - 1] if form.is_text else []
+                feed.sequence.record([*row.context, *found], guessed.unread if found else None)
+        if guessed is None or not form.is_text:  # give the reserved blocks back
             cached = [Row(row.handle, feed.sequence.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
             self._contexts.feeds(cached, is_long=False)
-            return None
-        for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
-            if mask is None:
-                feed.sequence.record([*row.context, *tokens[: row.num_logits - 1]], guessed.unread)
-            else:
-                feed.sequence.record(feed.context, None)
         return guessed
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:

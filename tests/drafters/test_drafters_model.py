@@ -180,7 +180,7 @@ class Leaping(Recorder):
     What it is to draw is drawn as a plain softmax at the row's temperature says.
     """
 
-    def guess(self, rows: Sequence[Row], num_tokens: int, mask: object = None) -> Continuations:  # type: ignore[override]
+    def guess(self, rows: Sequence[Row], num_tokens: int, form: object = None) -> Continuations:  # type: ignore[override]
         self.asked = [(row.handle, list(row.context), row.num_logits) for row in rows]
         self.draws = {row.handle: row.draw for row in rows}
         found, q = [], {}

@@ -13,7 +13,7 @@ from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
-from specdec_cli.lm.door import Draw, Tap
+from specdec_cli.lm.door import DraftForm, Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.forward.taps import output_layer
@@ -31,7 +31,7 @@ class EagerForward:
         hooks: copy hidden states while a forward runs.
     """
 
-    can_guess = can_draw = can_mask = False
+    can_guess = can_draw = can_branch = False
     graphs_obstacle: str | None = None
 
     def __init__(
@@ -88,7 +88,7 @@ class EagerForward:
         counts: Sequence[int],
         draws: Sequence[Draw | None],
         num_tokens: int,
-        is_one_pass: bool,
+        form: DraftForm,
     ) -> None:
         """None: transformers' forward continues a sequence no quicker than `score`, token by token."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.snapshots import Snapshots
-from specdec_cli.lm.door import Continuations, Draw, Tap
+from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Forward(Protocol):
         shape: what it keeps of a token, and the width of its logits.
         can_guess: `guess` continues rows with the likeliest tokens.
         can_draw: `guess` draws tokens, too.
-        can_mask: `guess` finds all tokens in one pass, too.
+        can_branch: `guess` gives trees, too, and tokens of one pass.
         spreads_nan: attention reads slots behind a row's own keys, masked. A NaN there reaches other rows, so the
             blocks of a row without a distribution must be wiped.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
@@ -53,7 +53,7 @@ class Forward(Protocol):
     shape: CacheShape
     can_guess: bool
     can_draw: bool
-    can_mask: bool
+    can_branch: bool
     spreads_nan: bool
     graphs_obstacle: str | None
 
@@ -97,17 +97,17 @@ class Forward(Protocol):
         counts: Sequence[int],
         draws: Sequence[Draw | None],
         num_tokens: int,
-        is_one_pass: bool,
+        form: DraftForm,
     ) -> Continuations | None:
-        """Continue sequences token by token in one call, or all tokens in one pass.
+        """Continue sequences in one call.
 
         Args:
-            feeds: contexts with any tokens in the places of those that are to be found, except the last; with masks
-                there if they come from one pass.
-            counts: tokens to find for each, at least 1.
+            feeds: contexts, and behind them masks, or any tokens in the places of those that are read; `num_logits`
+                counts these and the context's last token.
+            counts: tokens to find for each one after another, at least 1.
             draws: how those of each are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
-            is_one_pass: whether they come from one pass, if it `can_mask`.
+            form: a chain, unless it `can_branch`.
 
         Returns:
             A continuation for each; None where this many tokens take another way, and nothing was fed.

@@ -25,13 +25,15 @@ from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in, stood_for
-from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.door import Continuations, DraftForm, Draw
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, GraphInputs, fill, values
+from specdec_cli.lm.forward.recorded_rounds import NO_PLACE, RecordedShape, chain_of, nodes_of, shape_to_record
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.lm.kernels.kinds import has_triton
+from specdec_cli.tree_shape import TreeShape
 
 _WARM_UPS = 2  # runs before the recorded one: libraries make their workspaces in them
 
@@ -100,7 +102,7 @@ class Graphs:
         self._kernels = kernels_for(self._device)
         self._pool = pool_of(self._device)
         self._scores: dict[tuple[Bucket, bool], _Graph] = {}
-        self._guesses: dict[tuple[Bucket, int, bool, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
+        self._guesses: dict[tuple[Bucket, TreeShape, int, bool, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
         self._moves: dict[int, tuple[Tensor, Replay]] = {}
 
     def try_out(self) -> None:
@@ -153,38 +155,36 @@ class Graphs:
         counts: Sequence[int],
         draws: Sequence[Draw | None],
         num_tokens: int,
-        is_one_pass: bool,
+        form: DraftForm,
     ) -> Continuations:
-        """Continuations, as `LM.guess` gives them, of feeds with at most `MOST_TOKENS` that are known.
-
-        Args:
-            feeds: contexts with placeholders for the tokens to find, except the last; with masks in their places, if
-                they come from one pass.
-            counts: tokens to find for each, at least 1.
-            draws: how those of each are drawn; None takes the likeliest.
-            num_tokens: of these first tokens of the vocabulary.
-            is_one_pass: whether they come from one pass.
+        """Continuations, as `Forward.guess` gives them, of feeds with at most `MOST_TOKENS` to feed at first.
 
         Raises:
             RunError: the model's forward cannot be recorded.
         """
-        most, kind = max(counts), ChoiceKind.of(draws, num_tokens)
-        lasts = [feed.num_tokens - n for feed, n in zip(feeds, counts, strict=True)]
-        lengths = [feed.num_tokens for feed in feeds] if is_one_pass else [last + 1 for last in lasts]
-        # Masks do not stay in the cache: one shape for all further steps, however many tokens are accepted.
-        fewest = min(2 * most, MOST_TOKENS) if is_one_pass else 1
+        depth, tree, is_one_pass = max(counts), form.tree, form.mask is not None
+        lengths = [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds]
+        # Nothing of a tree or of masks stays in the cache: one shape for all further steps, however much is accepted.
+        fewest = 1 if form.is_text else min(2 * depth if is_one_pass else depth + 1, MOST_TOKENS)
         bucket = Bucket.around(len(feeds), max(*lengths, fewest), max(len(feed.sequence.blocks) for feed in feeds))
-        key = bucket, most, is_one_pass, num_tokens, kind
+        key = bucket, tree or chain_of(depth), depth, is_one_pass, num_tokens, ChoiceKind.of(draws, num_tokens)
         if key not in self._guesses:
-            choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, most, self._device)
-            run = partial(self._guess, bucket, most, is_one_pass, choice)
-            self._guesses[key] = self._recorded(run, bucket), choice
+            self._guesses[key] = self._recorded_guess(*key)
         graph, choice = self._guesses[key]
         choice.fill(draws)
-        guessed, *q = graph.run(values(bucket, feeds, lengths, lasts))
-        unread = PendingTokens(guessed[: len(feeds)].clone())
-        tokens = [unread.stand_ins(row, n) for row, n in enumerate(counts)]
-        return Continuations(tokens, unread, drawn_q(draws, counts, q))
+        lasts = [feed.num_tokens - feed.num_logits for feed in feeds]
+        nodes, *q = graph.run(values(bucket, feeds, lengths, lasts))
+        unread = PendingTokens(*nodes[:, : len(feeds)].clone())
+        nums = [num if tree is None else tree.num_nodes(depth) for num in counts]
+        tokens = [unread.stand_ins(row, num) for row, num in enumerate(nums)]
+        return Continuations(tokens, unread, drawn_q(draws, nums, q))
+
+    def _recorded_guess(
+        self, bucket: Bucket, shape: TreeShape, depth: int, is_one_pass: bool, num_tokens: int, kind: ChoiceKind
+    ) -> tuple[_Graph, ChoiceInputs]:
+        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, depth, self._device)
+        to_record = shape_to_record(shape, depth, 1, is_one_pass, self._device)
+        return self._recorded(partial(self._guess, bucket, to_record, is_one_pass, choice), bucket), choice
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others, in one graph that the host does not wait for."""
@@ -233,21 +233,35 @@ class Graphs:
         return logits, states()
 
     def _guess(
-        self, bucket: Bucket, most: int, is_one_pass: bool, choice: ChoiceInputs, inputs: Tensor, _drafted: Tensor
+        self,
+        bucket: Bucket,
+        shape: RecordedShape,
+        is_one_pass: bool,
+        choice: ChoiceInputs,
+        inputs: Tensor,
+        _drafted: Tensor,
     ) -> Outputs:
-        """Continuations [B, most], `NOTHING` where no largest logit is a finite number; and the q of drawn ones."""
+        """The nodes, as `RecordedDraft` has them, and the q of drawn ones."""
         step = GraphInputs.views(bucket, inputs)
         slots = slots_of(step.tables, self._block_size, self._nowhere)
         last = step.more[: bucket.num_rows, None]
         logits = self._forward(step.tokens, step.positions, slots).view(*step.tokens.shape, -1)
-        places, choices = step.positions.gather(1, last), Choices(choice)
-        for depth in range(most if is_one_pass else 1):
+        choices = Choices(choice)
+        draft = shape.begin(choices, bucket.num_rows)
+        for depth in range(shape.depth if is_one_pass else 1):
             column = (last + depth).clamp(max=bucket.num_tokens - 1)[:, :, None]  # of a shorter row it is not read
-            token = choices.take(logits.gather(1, column.expand(-1, -1, logits.shape[2]))[:, 0])
-        for _ in range(0 if is_one_pass else most - 1):
-            places = torch.where(places == NOTHING, places, places + 1)
-            token = choices.take(self._forward(token.clamp(min=0), places, slots))
-        return choices.tokens, *choices.q
+            draft.take(depth, logits.gather(1, column.expand(-1, -1, logits.shape[2]))[:, 0])
+        if is_one_pass:
+            return draft.nodes, *choices.q
+        before = step.positions.gather(1, last)
+        begin = torch.where(before == NOTHING, NO_PLACE, before + 1)[:, 0]
+        for depth in range(1, shape.depth):
+            new = draft.to_run(depth, is_all=False)
+            places = torch.where(new.slots < shape.num_slots, begin[:, None] + new.slots, NO_PLACE)
+            nodes = None if new.sees is None else nodes_of(begin, new.sees, new.depths, places, slots)
+            positions = torch.where(places < 0, NOTHING, (begin + depth - 1)[:, None])
+            draft.take(depth, self._forward(new.tokens.clamp(min=0), positions, slots, nodes))
+        return draft.nodes, *choices.q
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> Tensor:
         """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]; all text without nodes."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
-from specdec_cli.lm.door import Continuations, Draw, Tap
+from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import WithoutState, on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
@@ -18,7 +18,7 @@ from specdec_cli.lm.forward.graphs import Graphs
 class RecordedForward(WithoutState):
     """Graphs over the cache of another forward, which runs what no graph is made for."""
 
-    can_guess = can_draw = can_mask = True
+    can_guess = can_draw = can_branch = True
     graphs_obstacle: str | None = None
 
     def __init__(self, inner: EagerForward, max_context: int) -> None:
@@ -89,16 +89,15 @@ class RecordedForward(WithoutState):
         counts: Sequence[int],
         draws: Sequence[Draw | None],
         num_tokens: int,
-        is_one_pass: bool,
+        form: DraftForm,
     ) -> Continuations:
         """Continuations in one graph. More text than a graph is made for is fed before it."""
-        later = [0 if is_one_pass else n - 1 for n in counts]
-        surplus = [feed.num_tokens - num - MOST_TOKENS for feed, num in zip(feeds, later, strict=True)]
+        surplus = [form.num_known(feed.num_tokens, feed.num_logits) - MOST_TOKENS for feed in feeds]
         parts = [feed.cut(num) if num > 0 else [feed] for feed, num in zip(feeds, surplus, strict=True)]
         begins = [part[0] for part in parts if len(part) > 1]
         if begins:
             self._inner.score(begins)
-        return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens, is_one_pass)
+        return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens, form)
 
     @on_its_device
     def move(self, moves: Moves) -> None:

@@ -22,12 +22,17 @@ from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fill
 from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, pool_of, recorded, slots_of
+from specdec_cli.lm.forward.recorded_rounds import (
+    NO_PLACE,
+    RecordedDraft,
+    RecordedShape,
+    chain_of,
+    nodes_of,
+    shape_to_record,
+)
 from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.recorded_feed import RecordedFeed
-from specdec_cli.lm.heads.recorded_rounds import RecordedDraft, RecordedShape, chain_of, nodes_of, shape_to_record
 from specdec_cli.tree_shape import TreeShape
-
-_NO_PLACE = -(1 << 30)  # however many tokens follow it
 
 
 @dataclass(slots=True)
@@ -103,7 +108,7 @@ def _values(
             values += [NOTHING] * (each - num)
         values += [NOTHING] * (missing * each)
     values += [*(num - 1 if num else NOTHING for num in counts), *[NOTHING] * missing]
-    values += [*(len(row.context) - 1 for row in rows), *[_NO_PLACE] * missing]
+    values += [*(len(row.context) - 1 for row in rows), *[NO_PLACE] * missing]
     for module in modules:
         for row in rows:
             blocks = module.cache.of(row.handle).blocks
@@ -285,7 +290,7 @@ class HeadGraphs:
                 new = draft.to_run(depth, is_all=depth == m)
                 feature = heads[source].recycled(_at_slots(outputs, new.parents).flatten(0, 1))
                 begin, is_there = step.begin - m, new.slots < shape.num_slots
-                places = torch.where(is_there, begin[:, None] + new.slots, _NO_PLACE)
+                places = torch.where(is_there, begin[:, None] + new.slots, NO_PLACE)
                 nodes = None if new.sees is None else nodes_of(begin, new.sees, new.depths, places, slots[m])
                 output = self._run(m, new.tokens, feature.view(*places.shape, -1), places, slots[m], nodes)
                 outputs = outputs if m == source else _with_room(ends[m], shape.num_slots)

@@ -19,13 +19,13 @@ from specdec_cli.lm.cache.budget import count_in
 from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
+from specdec_cli.lm.forward.recorded_rounds import num_slots_of
 from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences, HeadRow
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, Path
 from specdec_cli.lm.heads.head_graphs import HeadDraftRow, HeadGraphs
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
-from specdec_cli.lm.heads.recorded_rounds import num_slots_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Continuations

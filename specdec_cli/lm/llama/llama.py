@@ -24,7 +24,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.memory import Arena, zeros
-from specdec_cli.lm.door import Continuations, Draw, Tap
+from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.forward.forward import CacheShape, WithoutState
 from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
@@ -58,7 +58,7 @@ class LlamaDecoder(WithoutState):
 
     name = "own"
     can_guess = can_draw = True
-    can_mask = False
+    can_branch = False
     spreads_nan = False  # attention reads a row's own keys alone
     has_taken_cache = False  # a CPU's memory is taken as it is written
     graphs_obstacle: str | None = None
@@ -235,10 +235,10 @@ class LlamaDecoder(WithoutState):
         counts: Sequence[int],
         draws: Sequence[Draw | None],
         num_tokens: int,
-        is_one_pass: bool,
+        form: DraftForm,
     ) -> Continuations:
         """Continue sequences token by token in one call; all but their last new tokens go into the cache."""
-        assert not is_one_pass, "the decoder reads each token that it guesses"
+        assert form.is_text, "the own decoder guesses chains"
         layout = self.layouts.of(feeds)
         num_wanted = len(layout.wanted)
         q = torch.empty(num_wanted, num_tokens) if any(draws) else None

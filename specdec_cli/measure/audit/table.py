@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.door import LM, Recording, Row, Tap
+from specdec_cli.lm.door import CHAIN, LM, DraftForm, Recording, Row, Tap
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import Traffic
@@ -44,7 +44,7 @@ class LMWithoutWeights:
         """The name alone."""
         return Origin(self.name)
 
-    def guess(self, rows: Sequence[Row], num_tokens: int, mask: int | None = None) -> None:
+    def guess(self, rows: Sequence[Row], num_tokens: int, form: DraftForm = CHAIN) -> None:
         """None: it has no faster way than `score`."""
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from head_drafts import loaded as loaded_head
 from host_waits import HostWaits
-from test_lm_graph_masks import loaded as loaded_pard
+from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
 from tiny_models import make_tiny
@@ -84,9 +84,13 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "heads side by side": ("medusa", 3, 0, FORCED, 1),
     "dynamic tree": ("official", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
     "dynamic tree of a block": ("dflash", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
+    "tree of a model": ("model", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
+    "dynamic tree of a model": ("model", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
+    "tree by masks of a model": ("pard", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "sampled, plain": ("official", 0, 1, {}, 2),
     "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
     "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 4),
+    "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 4),
     "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 19),
     "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
 }
@@ -111,7 +115,7 @@ def pair(tmp_path, device, recorder):  # noqa: F811
             return lm, load_lm(str(make_tiny("llama", tmp_path / "draft", 2, **shape)), **how)
         if draft == "pard":
             publish_pard(tmp_path / "draft", max_position_embeddings=640)
-            return lm, loaded_pard(load_lm(str(tmp_path / "draft"), **how))
+            return lm, loaded_model("pard", load_lm(str(tmp_path / "draft"), **how))
         publish_head(tmp_path / "head", draft)
         return lm, loaded_head(lm, tmp_path / "head")
 

@@ -32,8 +32,8 @@ from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import RunError
 from specdec_cli.lm import decoders
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
-from specdec_cli.lm.forward import graphs
-from specdec_cli.lm.heads import head_graphs, recorded_rounds, stacks
+from specdec_cli.lm.forward import graphs, recorded_rounds
+from specdec_cli.lm.heads import head_graphs, stacks
 from specdec_cli.lm.heads.draft_sequences import RecordedAhead
 from specdec_cli.lm.heads.medusa import MedusaHead
 from specdec_cli.lm.load import load_lm

@@ -23,6 +23,9 @@ from specdec_cli.lm.forward.graph_draws import Choices
 from specdec_cli.lm.forward.graph_inputs import NOTHING
 from specdec_cli.tree_shape import TreeShape
 
+NO_PLACE = -(1 << 30)
+"""Of what only fills a shape, however many tokens follow it."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodesToRun:
