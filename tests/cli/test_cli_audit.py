@@ -70,10 +70,10 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(
 ) -> None:
     right = stepper.verify
 
-    def wrong(p, rows):
+    def wrong(p, rows, starts=()):
         return [
             Verdict(tuple(range(min(len(v.path) + 1, len(row.guesses.drafted)))), v.own)
-            for v, row in zip(right(p, rows), rows, strict=True)
+            for v, row in zip(right(p, rows, starts), rows, strict=True)
         ]
 
     monkeypatch.setattr(stepper, "verify", wrong)
@@ -147,10 +147,10 @@ def test_the_verdict_says_how_much_ran(verdict: str, runs: int, words: str) -> N
 def test_a_difference_fails_its_junit_case(models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = stepper.verify
 
-    def wrong(p, rows):
+    def wrong(p, rows, starts=()):
         return [
             Verdict(tuple(range(min(len(v.path) + 1, len(row.guesses.drafted)))), v.own)
-            for v, row in zip(right(p, rows), rows, strict=True)
+            for v, row in zip(right(p, rows, starts), rows, strict=True)
         ]
 
     monkeypatch.setattr(stepper, "verify", wrong)

@@ -165,13 +165,21 @@ def test_49_12_a_truncated_file_is_one_sentence_wherever_it_ends(base: Path, tmp
     assert READ + "it has the entry `` twice" in refusal(path).message
 
 
-@pytest.mark.parametrize("kind", ["IQ2_XS", "TQ1_0", "BF16", "F16"])
+@pytest.mark.parametrize("kind", ["IQ2_XS", "TQ1_0"])
 def test_49_12_types_that_our_kernels_do_not_take_are_dequantized(base: Path, tmp_path: Path, kind: str) -> None:
     parts = Parts.of(base)
     of_type(kind)(parts)
     path = str(parts.write(tmp_path / "mixed.gguf"))
     assert describe(path).decoder == load_lm(path).decoder == "own"
     assert f"`{UP}` is in `{kind}`" in refusal(path, compute="native").message
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_matrices_in_16_bits_among_blocks_are_native(base: Path, tmp_path: Path, kind: str) -> None:
+    parts = Parts.of(base)
+    of_type(kind)(parts)
+    path = str(parts.write(tmp_path / "mixed.gguf"))
+    assert describe(path).decoder == load_lm(path).decoder == "own, native"
 
 
 def test_49_12_an_end_that_is_no_token_is_the_usual_one(base: Path, tmp_path: Path) -> None:

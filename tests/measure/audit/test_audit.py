@@ -100,10 +100,10 @@ def test_every_configuration_is_compared() -> None:
 def test_accepting_one_token_too_many_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     right = stepper.verify
 
-    def wrong(p, rows):
+    def wrong(p, rows, starts=()):
         return [
             Verdict(tuple(range(min(len(v.path) + 1, len(row.guesses.drafted)))), v.own)
-            for v, row in zip(right(p, rows), rows, strict=True)
+            for v, row in zip(right(p, rows, starts), rows, strict=True)
         ]
 
     monkeypatch.setattr(stepper, "verify", wrong)

@@ -109,10 +109,10 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
     """It takes caches and cores from it, more so when sampling; here a forward behind it takes half as long again."""
     engine, verified = timed_engine(clock), []
 
-    def verify_and_empty_caches(p, rows):
+    def verify_and_empty_caches(p, rows, starts=()):
         verified.append([(len(row.guesses.drafted), row.guesses.q is not None) for row in rows])
         engine.target.fixed = 0.03
-        return verify(p, rows)
+        return verify(p, rows, starts)
 
     monkeypatch.setattr("specdec_cli.engine.stepper.verify", verify_and_empty_caches)
     costs = profile(engine, 2, (16,), time_limit_seconds=0.0, params=SamplingParams(temperature=1.0), batch_size=2)
