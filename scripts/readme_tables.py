@@ -392,6 +392,7 @@ TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
     "gpu-heads": (gpu_heads, "gpu_day_nvidia_h200.json"),
     "engine-sweep": (engine_sweep, "engine_sweep_vllm.json"),
     "what-pays": (what_pays, "what_pays_qwen.json"),
+    "what-pays-eagle3": (what_pays, "what_pays_qwen_eagle3.json"),
     "what-pays-avx2": (what_pays, "what_pays_qwen_avx2.json"),
     "builtin": (builtin, "builtin_pair.json"),
     "builtin-quiet-cache": (builtin, "builtin_pair_zen4.json"),
