@@ -2,6 +2,7 @@
 
     python -m venv E; E/bin/pip install xllamacpp
     python benchmarks/llama_cpp.py model-Q4_K_M.gguf --llama-cpp E/bin/python --save llama_cpp_qwen
+    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --dequantized --loads 2 --save llama_cpp_versions
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only drafts --drafts suffix:k=24 --save llama_cpp_drafts
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only streams --save llama_cpp_streams
     python benchmarks/llama_cpp.py FILE --llama-cpp B/bin/llama-server --save llama_cpp_native_qwen
@@ -12,7 +13,7 @@ Loading is counted from a process' start to its first token behind 16, in new pr
 of the processor, which other processes disturb less, and the most memory, pages of the mapped file included. Then one
 process of each stays, and they take turns with the same token ids: a prompt of 500 tokens, and 128 tokens behind it.
 Medians, and their ratio; `--rounds 0` measures loading alone. With `--avx2` ours leaves out what a processor has beyond
-AVX2, as llama.cpp's wheel does.
+AVX2, as llama.cpp's wheel does. With `--dequantized` ours takes part twice, also with the weights dequantized at load.
 
 Drafts: every arm decodes the prompts of `workloads/` in turn, each in a process of its own: ours plain and with our
 drafts, llama.cpp's plain and with each of its drafts without a model. A speed-up is a prompt's, over plain decoding of
@@ -46,12 +47,13 @@ from served import serving
 from specdec_cli.measure.stats import bootstrap_median
 
 OURS = """
-import json, sys
+import json, os, sys
 from specdec_cli import Engine, SamplingParams
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 draft, _, k = (*sys.argv[3:], "")[0].partition(":k=")
 options = {"num_speculative_tokens": int(k)} if k else {}
+options["compute"] = os.environ.get("COMPUTE", "auto")
 engine = Engine.load(sys.argv[1], draft or None, max_model_len=2048, **options)
 print(json.dumps({"decoder": engine.target.decoder}), flush=True)
 for line in sys.stdin:
@@ -148,6 +150,9 @@ def prompts_of(workload: str, num: int) -> list[str]:
 def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
     """Load, a prompt and plain decoding."""
     arms = {"specdec": ours(), "llama.cpp": theirs()}
+    if given.dequantized:
+        command, environment = ours()
+        arms["specdec, dequantized"] = command, environment | {"COMPUTE": "dequantized"}
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     loaded: dict[str, Arm] = {}
     for turn in range(given.loads):
@@ -305,6 +310,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--streams", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--avx2", action="store_true", help="leave out our AVX-512 kernels")
+    parser.add_argument("--dequantized", action="store_true", help="plain: ours with dequantized weights, too")
     parser.add_argument("--save", help="name of the result; printed alone without it")
     given = parser.parse_args()
     before = record.machine()

@@ -358,6 +358,19 @@ def llama_cpp_speed(*documents: dict[str, Any]) -> str:
     return f"{said}.\n\n" + markdown(head, rows)
 
 
+def versions(document: dict[str, Any]) -> str:
+    """Weights dequantized at load and computed as they are, and llama.cpp, in turn."""
+    medians = document["results"]["medians"]
+    before, now, theirs = (medians[name] for name in ("specdec, dequantized", "specdec", "llama.cpp"))
+    rows = [
+        [label, *(f"{arm[key]:.{0 if arm[key] >= 10 else 1}f}" for arm in (before, now, theirs))]
+        + [f"{now[key] / other[key]:.2f}" for other in (before, theirs)]
+        for label, key in _SPEED_ROWS.items()
+    ]
+    head = ["", "dequantized", "native", "llama.cpp", "native over dequantized", "native over llama.cpp"]
+    return f"{_speed_head(document['results'])}, {measured_on(document)}.\n\n" + markdown(head, rows)
+
+
 def _speed_head(results: dict[str, Any]) -> str:
     quantization = results["file"].removesuffix(".gguf").rpartition("-")[2].upper()
     return f"{quantization}, {results['instructions of ours']}, {_build(results)}"
@@ -413,6 +426,7 @@ TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
         "llama_cpp_agreement_made.json",
         "llama_cpp_agreement_16_bits.json",
     ),
+    "llama-cpp-versions": (versions, "llama_cpp_versions.json"),
     "llama-cpp-wheel": (
         llama_cpp_speed,
         "llama_cpp_qwen.json",

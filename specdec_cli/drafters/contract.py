@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -370,3 +370,18 @@ class WithoutModel(WithoutFeatures):
     builds_trees = False
     draws = False
     sizes = (0, 0)
+
+
+def by_shape(rows: Sequence[DraftRow], depths: Mapping[int, int]) -> list[tuple[TreeShape | None, list[int]]]:
+    """Places of rows by the shape that they want: chains (None) of any length, or trees of one shape and depth.
+
+    Args:
+        rows: in the call.
+        depths: of some of these by their places, how deep they may be drafted; none where that is 0.
+    """
+    alike: dict[tuple[TreeShape | None, int], list[int]] = {}
+    for place, depth in depths.items():
+        tree = rows[place].tree
+        if depth > 0:
+            alike.setdefault((None, 0) if tree is None else (tree.cut(depth), depth), []).append(place)
+    return [(shape, places) for (shape, _), places in alike.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from specdec_cli.lm.door import Row
     from specdec_cli.sampling.chain import ChainRow, Distribution
     from specdec_cli.sampling.draft import ChildrenWanted
-    from specdec_cli.tree_shape import TreeShape
 
 
 @dataclass(slots=True)
@@ -183,22 +182,6 @@ class GrowingDraft:
     def _shape_node(self, node: int) -> int:
         """The node of a static shape whose place a node takes."""
         return CONTEXT_END if node == CONTEXT_END else self._shape_nodes[node]
-
-
-def by_shape(rows: Sequence[DraftRow], depths: Mapping[int, int]) -> Iterator[tuple[TreeShape | None, list[int]]]:
-    """Places of rows by the shape that they want: chains (None) of any length, or trees of one shape and depth.
-
-    Args:
-        rows: in the call.
-        depths: of some of these by their places, how deep they may be drafted; none where that is 0.
-    """
-    alike: dict[tuple[TreeShape | None, int], list[int]] = {}
-    for place, depth in depths.items():
-        tree = rows[place].tree
-        if depth > 0:
-            alike.setdefault((None, 0) if tree is None else (tree.cut(depth), depth), []).append(place)
-    for (shape, _), places in alike.items():
-        yield shape, places
 
 
 def grow_deeper(

@@ -12,8 +12,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec_cli.drafted import MOST_DEPTH, Drafted
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import GrowingDraft, by_shape, grow_marginals, grow_whole, rows_at
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
 

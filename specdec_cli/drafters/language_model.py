@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
-from specdec_cli.drafters.growing_draft import GrowingDraft, by_shape, grow_deeper
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape
+from specdec_cli.drafters.growing_draft import GrowingDraft, grow_deeper
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
