@@ -91,7 +91,7 @@ class DraftRow:
     @property
     def is_plain(self) -> bool:
         """Whether the draft's own scores alone say what is drafted: likeliest tokens, or of a chain each by a draw."""
-        needs_more = self.is_drawn and (self.shares_noise or self.tree is not None)
+        needs_more = (self.shares_noise or self.tree is not None) and self.is_drawn
         return self.p_min == 0 and not needs_more and not self.is_edited
 
     @property
@@ -112,7 +112,7 @@ class DraftRow:
         if self.tree is not None and self.tree.is_dynamic:
             cut = (params.top_k, params.top_p, params.min_p) if params.temperature > 0 else (None, 1.0, 0.0)
             return Draw(params.temperature or 1.0, *cut)
-        if not self.is_drawn:
+        if self.tree is not None or params.temperature == 0:  # a drawn tree is not plain
             return None
         if by_noise is not None:
             return Draw(params.temperature, params.top_k, params.top_p, params.min_p, noise=by_noise)
@@ -372,16 +372,22 @@ class WithoutModel(WithoutFeatures):
     sizes = (0, 0)
 
 
-def by_shape(rows: Sequence[DraftRow], depths: Mapping[int, int]) -> list[tuple[TreeShape | None, list[int]]]:
-    """Places of rows by the shape that they want: chains (None) of any length, or trees of one shape and depth.
+def by_shape(
+    rows: Mapping[int, DraftRow], max_context: int, most_depth: int | None = None
+) -> list[tuple[TreeShape | None, dict[int, int]]]:
+    """Depths of rows by their places, by the shape that they want: chains (None) of any length, or trees of one depth.
 
     Args:
-        rows: in the call.
-        depths: of some of these by their places, how deep they may be drafted; none where that is 0.
+        rows: by their places in the call; left out where there is no room.
+        max_context: tokens that the draft reads.
+        most_depth: of the draft, if that is limited.
     """
-    alike: dict[tuple[TreeShape | None, int], list[int]] = {}
-    for place, depth in depths.items():
-        tree = rows[place].tree
+    alike: dict[tuple[TreeShape | None, int], dict[int, int]] = {}
+    for place, row in rows.items():
+        depth = row.most_depth(max_context)
+        if most_depth is not None:
+            depth = min(depth, most_depth)
         if depth > 0:
-            alike.setdefault((None, 0) if tree is None else (tree.cut(depth), depth), []).append(place)
-    return [(shape, places) for (shape, _), places in alike.items()]
+            key = (None, 0) if row.tree is None else (row.tree.cut(depth), depth)
+            alike.setdefault(key, {})[place] = depth
+    return [(shape, depths) for (shape, _), depths in alike.items()]

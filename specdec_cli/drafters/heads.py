@@ -173,14 +173,10 @@ class HeadDrafter(WithoutFeatures):
         guesses: dict[int, Guesses] = {}
         if not self.sequences.is_recorded:
             return guesses
-        most = self.most_depth or MOST_DEPTH
-        depths = {
-            place: min(row.most_depth(longest), most) for place, row in enumerate(rows) if self._is_drafted_whole(row)
-        }
-        able = {place: depth for place, depth in depths.items() if self._can_begin(rows[place])}
-        for shape, places in by_shape(rows, able):
+        able = {place: row for place, row in enumerate(rows) if self._is_drafted_whole(row) and self._can_begin(row)}
+        for shape, depths in by_shape(able, longest, self.most_depth or MOST_DEPTH):
             if shape is None or self.sequences.records_trees:
-                guesses |= self._in_a_graph(shape, {place: rows[place] for place in places}, depths)
+                guesses |= self._in_a_graph(shape, {place: rows[place] for place in depths}, depths)
         return guesses
 
     def _in_a_graph(

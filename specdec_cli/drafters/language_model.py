@@ -78,9 +78,9 @@ class LMDrafter(WithoutFeatures):
         self._unread.clear()
         self.read_contexts(rows)
         guesses = self._continue_plain(rows)
-        drafts = [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]
-        self._grow(drafts)
-        guesses |= {draft.place: draft.guesses() for draft in drafts}
+        if drafts := [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]:
+            self._grow(drafts)
+            guesses |= {draft.place: draft.guesses() for draft in drafts}
         return [guesses[place] for place in range(len(rows))]
 
     def _grow(self, drafts: Sequence[GrowingDraft]) -> None:
@@ -112,20 +112,20 @@ class LMDrafter(WithoutFeatures):
         """
         from specdec_cli.lm.door import DraftForm, Row
 
-        longest, guesses = self.lm.max_context, dict[int, Guesses]()
-        depths = {place: row.most_depth(longest) for place, row in enumerate(rows) if row.is_plain}
-        for tree, places in by_shape(rows, depths):
-            its = [rows[place] for place in places]
+        guesses: dict[int, Guesses] = {}
+        plain = {place: row for place, row in enumerate(rows) if row.is_plain}
+        for tree, depths in by_shape(plain, self.lm.max_context):
+            its = [rows[place] for place in depths]
             lm_rows = [
-                Row(row.handle, row.context, depths[place], draw=row.draw(depths[place]))
-                for row, place in zip(its, places, strict=True)
+                Row(row.handle, row.context, depth, draw=row.draw(depth))
+                for row, depth in zip(its, depths.values(), strict=True)
             ]
             continuations = self.lm.guess(lm_rows, self._num_tokens, DraftForm(tree, self._mask))
             if continuations is None:
                 continue
             if continuations.unread is not None:
                 self._unread.append(continuations.unread)
-            found = zip(places, Guesses.plain(its, continuations, tree), strict=True)
+            found = zip(depths, Guesses.plain(its, continuations, tree), strict=True)
             guesses |= {place: guess for place, guess in found if guess.drafted}
         return guesses
 

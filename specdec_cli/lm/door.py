@@ -79,11 +79,6 @@ class DraftForm:
     tree: TreeShape | None = None
     mask: int | None = None
 
-    @property
-    def is_text(self) -> bool:
-        """Whether what is read behind the context is what was found, as text."""
-        return self.tree is None and self.mask is None
-
     def num_known(self, num_tokens: int, num_logits: int) -> int:
         """How many first tokens of a feed are known before any is found.
 
@@ -95,6 +90,7 @@ class DraftForm:
 
 
 CHAIN = DraftForm()
+"""The one form whose tokens stand behind the context as text."""
 
 
 @dataclass(slots=True)

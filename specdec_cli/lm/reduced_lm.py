@@ -79,7 +79,7 @@ class ReducedLM:
 
     def guess(self, rows: Sequence[Row], _num_tokens: int, form: DraftForm = CHAIN) -> Continuations | None:
         """As `LM.guess`, of chains of likeliest tokens that the host knows; None where rows are drawn, or on a GPU."""
-        if self.own.device.type != "cpu" or not form.is_text or any(row.draw is not None for row in rows):
+        if self.own.device.type != "cpu" or form != CHAIN or any(row.draw is not None for row in rows):
             return None
         found = self.own.guess([self._own_row(row) for row in rows], len(self._kept))
         return found and replace(found, tokens=[[self._kept[token] for token in tokens] for tokens in found.tokens])

@@ -326,7 +326,7 @@ class TransformersLM:
         """
         draws = [row.draw for row in rows]
         can_draw, can_guess = self._forward.can_draw or not any(draws), self._forward.can_guess
-        if not (can_guess and can_draw and (form.is_text or self._forward.can_branch)):
+        if not (can_guess and can_draw and (form == CHAIN or self._forward.can_branch)):
             return None
         assert num_tokens <= self.vocab_size, "there are more tokens to choose from than are scored"
         # The cache reserves places for the tokens to come: any token stands in for them, but the last is never fed.
@@ -344,9 +344,9 @@ class TransformersLM:
         guessed = self._forward.guess(feeds, depths, draws, num_tokens, form)
         if guessed is not None:
             for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
-                found = tokens[: row.num_logits - 1] if form.is_text else []
+                found = tokens[: row.num_logits - 1] if form == CHAIN else []
                 feed.sequence.record([*row.context, *found], guessed.unread if found else None)
-        if guessed is None or not form.is_text:  # give the reserved blocks back
+        if guessed is None or form != CHAIN:  # give the reserved blocks back
             cached = [Row(row.handle, feed.sequence.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
             self._contexts.feeds(cached, is_long=False)
         return guessed

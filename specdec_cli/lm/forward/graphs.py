@@ -25,7 +25,7 @@ from specdec_cli.lm.cache.cache import BlockCache, cache_parameter
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in, stood_for
-from specdec_cli.lm.door import Continuations, DraftForm, Draw
+from specdec_cli.lm.door import CHAIN, Continuations, DraftForm, Draw
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, GraphInputs, fill, values
@@ -165,7 +165,7 @@ class Graphs:
         depth, tree, is_one_pass = max(counts), form.tree, form.mask is not None
         lengths = [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds]
         # Nothing of a tree or of masks stays in the cache: one shape for all further steps, however much is accepted.
-        fewest = 1 if form.is_text else min(2 * depth if is_one_pass else depth + 1, MOST_TOKENS)
+        fewest = 1 if form == CHAIN else min(2 * depth if is_one_pass else depth + 1, MOST_TOKENS)
         bucket = Bucket.around(len(feeds), max(*lengths, fewest), max(len(feed.sequence.blocks) for feed in feeds))
         key = bucket, tree or chain_of(depth), depth, is_one_pass, num_tokens, ChoiceKind.of(draws, num_tokens)
         if key not in self._guesses:

@@ -24,7 +24,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.memory import Arena, zeros
-from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
+from specdec_cli.lm.door import CHAIN, Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.forward.forward import CacheShape, WithoutState
 from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
@@ -238,7 +238,7 @@ class LlamaDecoder(WithoutState):
         form: DraftForm,
     ) -> Continuations:
         """Continue sequences token by token in one call; all but their last new tokens go into the cache."""
-        assert form.is_text, "the own decoder guesses chains"
+        assert form == CHAIN, "the own decoder guesses chains"
         layout = self.layouts.of(feeds)
         num_wanted = len(layout.wanted)
         q = torch.empty(num_wanted, num_tokens) if any(draws) else None
