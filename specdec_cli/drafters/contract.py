@@ -90,18 +90,16 @@ class DraftRow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the draft's own scores alone say what is drafted: likeliest tokens, or of a chain each by a draw."""
-        needs_more = (self.shares_noise or self.tree is not None) and self.is_drawn
-        return self.p_min == 0 and not needs_more and not self.is_edited
+        """Whether the draft's own scores alone say what is drafted: the likeliest tokens, or each by a draw."""
+        return self.p_min == 0 and not (self.shares_noise and self.is_drawn) and not self.is_edited
 
     @property
     def is_plain_but_noise(self) -> bool:
-        """Whether it would be plain if the target's noise did not choose its chain."""
-        shares = self.shares_noise and self.is_drawn and self.tree is None
-        return shares and self.p_min == 0 and not self.is_edited
+        """Whether it would be plain if the target's noise did not choose its tokens."""
+        return self.shares_noise and self.is_drawn and self.p_min == 0 and not self.is_edited
 
     def draw(self, num: int, by_noise: Tensor | None = None) -> Draw | None:
-        """How its next `num` tokens are drawn if it is plain but for noise [num, V]; None takes the likeliest.
+        """How its next `num` depths are drawn if it is plain but for noise [num, V]; None takes the likeliest.
 
         Of a dynamic tree it says how probabilities follow from logits, at temperature 0 as they are at 1.
         """
@@ -112,11 +110,12 @@ class DraftRow:
         if self.tree is not None and self.tree.is_dynamic:
             cut = (params.top_k, params.top_p, params.min_p) if params.temperature > 0 else (None, 1.0, 0.0)
             return Draw(params.temperature or 1.0, *cut)
-        if self.tree is not None or params.temperature == 0:  # a drawn tree is not plain
+        if not self.is_drawn:
             return None
         if by_noise is not None:
             return Draw(params.temperature, params.top_k, params.top_p, params.min_p, noise=by_noise)
-        uniforms = noise.uniforms(params.seed, params.index, len(self.context), noise.Purpose.DRAFT, num)
+        num_nodes = num if self.tree is None else self.tree.num_nodes(num)
+        uniforms = noise.uniforms(params.seed, params.index, len(self.context), noise.Purpose.DRAFT, num_nodes)
         return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
 
     def noise_keys(self, num: int) -> list[tuple[int, int, int]]:
@@ -132,8 +131,9 @@ class Guesses:
     In a tree, `q[i]` is the draft's distribution after node i's parent, the same for all siblings: they were drawn from
     it without replacement, in the order of their numbers. Whether a node exists never depends on its own token.
     `q` is None for a draft without chance (n-gram, the best of q): one-hot, or where the row does not need it.
-    Of `unread` tokens the device alone knows which they are: stand-ins are in their places. In a dynamic tree the
-    nodes' parents are unread, too, and how many nodes there are: all that there may be follow the context's end.
+    Of `unread` tokens the device alone knows which they are: stand-ins are in their places. In a dynamic tree, and in
+    one that was drawn by chance, the nodes' parents are unread, too, and how many nodes there are: all that there may
+    be follow the context's end.
     """
 
     drafted: Drafted = NOTHING
@@ -152,20 +152,22 @@ class Guesses:
             tree: the shape of them all; None makes chains.
         """
         qs = (continuations.q.get(i) if row.needs_q else None for i, row in enumerate(rows))
+        unread = continuations.unread
+        is_known = tree is not None and not tree.is_dynamic and (unread is None or unread.paths is None)
         drafts = (
             Drafted.chain(tokens)
             if tree is None
-            else Drafted(tuple(tokens), (CONTEXT_END,) * len(tokens) if tree.is_dynamic else tree.parents)
+            else Drafted(tuple(tokens), tree.parents if is_known else (CONTEXT_END,) * len(tokens))
             for tokens in continuations.tokens
         )
-        return [cls(drafted, q, continuations.unread) for drafted, q in zip(drafts, qs, strict=True)]
+        return [cls(drafted, q, unread) for drafted, q in zip(drafts, qs, strict=True)]
 
     def read(self) -> Guesses:
         """The same with the tokens themselves; the host may wait for them."""
         if self.unread is None:
             return self
-        nodes = self.unread.known_nodes(self.drafted)
-        return Guesses(nodes.first(self.unread.num_found(self.drafted)), self.q)
+        nodes = self.unread.known_nodes(self.drafted).first(self.unread.num_found(self.drafted))
+        return Guesses(nodes, None if self.q is None else self.q[: len(nodes)])
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ class Draw:
         top_p: top-p; 1 keeps all tokens.
         min_p: min-p; 0 keeps all tokens.
         uniforms: numbers in [0, 1), one for each token.
-        noise: of each token [n, V] float64; the one of the largest log q + noise is taken. Draft heads alone take it.
+        noise: of each depth [n, V] float64; tokens of the largest log q + noise are taken. Draft heads alone take it.
     """
 
     temperature: float
@@ -72,7 +72,7 @@ class DraftForm:
     """The form of what `guess` finds behind a context; a chain of tokens each of which is read, unless it says more.
 
     Args:
-        tree: the shape of a tree, whose nodes are likeliest tokens; None for a chain.
+        tree: the shape of a tree; None for a chain.
         mask: stands for tokens that are not found yet, so that one pass gives all of them; None where each is read.
     """
 

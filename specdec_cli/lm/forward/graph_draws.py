@@ -1,4 +1,4 @@
-"""The tokens of a recorded chain, chosen on the device: the likeliest, or drawn as the sampling chain draws them."""
+"""The tokens of a recorded draft, chosen on the device: the likeliest, or drawn as the sampling chain draws them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from math import inf
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specdec_cli.likely_tree import likeliest
 from specdec_cli.lm.door import Draw
 from specdec_cli.lm.forward.graph_inputs import NOTHING, fill
+from specdec_cli.tree_shape import TreeShape
 
 _NUM_SETTINGS = 5  # temperature, top-k, top-p, min-p, and 1 where noise chooses
 _LIKELIEST = (0.0, 1.0, 1.0, 0.0, 0.0)
@@ -19,7 +21,7 @@ _LIKELIEST = (0.0, 1.0, 1.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class ChoiceKind:
-    """How the tokens of a recorded chain are chosen, which decides what is recorded.
+    """How the tokens of a recorded draft are chosen, which decides what is recorded.
 
     Args:
         is_drawn: some may be drawn by chance.
@@ -41,14 +43,14 @@ class ChoiceKind:
 
 @dataclass(slots=True)
 class ChoiceInputs:
-    """Numbers on the device that say how the tokens of a recorded chain are chosen.
+    """Numbers on the device that say how the tokens of a recorded draft are chosen.
 
     Args:
         kind: of the choice.
         num_tokens: V, the real vocabulary; no token is beyond it.
-        numbers: [B, 5 + most] float64: temperature (0 takes the likeliest), top-k, top-p and min-p of each row, whether
-            noise chooses, and a uniform number for each of its tokens. Empty where nothing is drawn.
-        noise: [B, most, V] float64; empty where none chooses.
+        numbers: [B, 5 + nodes] float64: temperature (0 takes the likeliest), top-k, top-p and min-p of each row,
+            whether noise chooses, and a uniform number for each of its tokens. Empty where nothing is drawn.
+        noise: [B, depth, V] float64; empty where none chooses.
     """
 
     kind: ChoiceKind
@@ -57,11 +59,13 @@ class ChoiceInputs:
     noise: Tensor
 
     @classmethod
-    def sized(cls, kind: ChoiceKind, num_tokens: int, num_rows: int, most: int, device: torch.device) -> ChoiceInputs:
-        """Room for so many rows of so many tokens at most; nothing is drawn yet."""
-        width = _NUM_SETTINGS + most if kind.is_drawn else 0
+    def sized(
+        cls, kind: ChoiceKind, num_tokens: int, num_rows: int, shape: TreeShape, depth: int, device: torch.device
+    ) -> ChoiceInputs:
+        """Room for so many rows of a shape of this depth; nothing is drawn yet."""
+        width = _NUM_SETTINGS + shape.num_nodes(depth) if kind.is_drawn else 0
         numbers = torch.zeros(num_rows, width, dtype=torch.float64, device=device)
-        inputs = cls(kind, num_tokens, numbers, numbers.new_zeros(num_rows, most, num_tokens * kind.has_noise))
+        inputs = cls(kind, num_tokens, numbers, numbers.new_zeros(num_rows, depth, num_tokens * kind.has_noise))
         inputs.fill([])
         return inputs
 
@@ -84,7 +88,7 @@ class ChoiceInputs:
 
 @dataclass(slots=True)
 class Choices:
-    """Chooses a recorded chain's tokens one after another.
+    """Chooses a recorded draft's tokens depth by depth.
 
     Args:
         inputs: temperature, cuts and uniform numbers of each row.
@@ -92,42 +96,59 @@ class Choices:
 
     inputs: ChoiceInputs
     _tokens: list[Tensor] = field(default_factory=list)
+    _is_there: list[Tensor] = field(default_factory=list)
     _q: list[Tensor] = field(default_factory=list)
 
-    def take(self, logits: Tensor) -> Tensor:
-        """The next token of each row [B, 1] int64, by logits [B, V_model]; `NOTHING` where the largest is not finite.
+    def take(self, logits: Tensor, ends: Tensor, nums: Tensor, most: int, children: Tensor) -> None:
+        """The tokens of a depth: the children of each node before it; `NOTHING` where a largest logit is not finite.
 
-        A token is drawn by the inverse of the cumulative probabilities, as `sampling.chain.inverse_cdf` draws it.
-        """
-        scores, best, tokens = self._scores(logits)
-        is_number = best.isfinite()
-        if self.inputs.kind.is_drawn:
-            temperature = self.inputs.numbers[:, :1]
-            q = self._distribution(scores, best)
-            cumulative = q.cumsum(-1, dtype=torch.float64)
-            place = _NUM_SETTINGS + len(self._tokens)
-            point = self.inputs.numbers[:, place : place + 1] * cumulative[:, -1:]
-            drawn = torch.searchsorted(cumulative, point, right=True).clamp(max=q.shape[1] - 1)
-            if self.inputs.kind.has_noise:
-                by_noise = (self.inputs.noise[:, len(self._tokens)] + q.log()).argmax(-1, keepdim=True)
-                drawn = torch.where(self.inputs.numbers[:, _NUM_SETTINGS - 1 : _NUM_SETTINGS] > 0, by_noise, drawn)
-            tokens = torch.where(temperature > 0, drawn, tokens)
-            self._q.append(q)
-        self._tokens.append(torch.where(is_number, tokens, NOTHING))
-        return self._tokens[-1]
-
-    def take_likeliest(self, logits: Tensor, most: int, children: Tensor) -> Tensor:
-        """The tokens of a depth of a tree [B, C] int64: the likeliest children of each node before it.
+        Drawn ones are drawn one after another without replacement, as `sampling.draft.draft_children` draws them.
 
         Args:
-            logits: of the nodes before [B, F, V_model].
-            most: children of one node.
-            children: which are taken of all nodes' `most` likeliest ones [C] int64.
+            logits: after each node before the depth [B, F, V_model], or those of all of them [B, 1, V_model].
+            ends: numbers of the nodes before the depth [F] int64; -1 is the context's end.
+            nums: children of each [F] int64.
+            most: the largest of these.
+            children: which are taken of `most` children of each node [C] int64.
         """
-        best, tokens = logits[:, :, : self.inputs.num_tokens].topk(most, -1)
-        tokens = torch.where(best[:, :, :1].isfinite(), tokens, NOTHING)
+        scores = logits[:, :, : self.inputs.num_tokens]
+        best, tokens = scores.max(-1, keepdim=True) if most == 1 else scores.topk(most, -1)
+        tokens, is_number = tokens.expand(-1, len(ends), -1), best[:, :, :1].isfinite()
+        is_there = torch.ones_like(tokens, dtype=torch.bool)
+        if self.inputs.kind.is_drawn:
+            q = self._distribution(scores.flatten(0, 1), best[:, :, :1].flatten(0, 1)).view_as(scores)
+            is_above = functional.pad(self.is_there, (1, 0), value=True).index_select(1, ends + 1)
+            drawn, is_found = self._drawn(q, nums * is_above, most)
+            is_drawn = self.inputs.numbers[:, :1, None] > 0
+            tokens = torch.where(is_drawn, drawn, tokens)
+            is_there = torch.where(is_drawn, is_found & is_above[:, :, None], is_there)
+            self._q.append(q)
+        tokens = torch.where(is_number, tokens, NOTHING)
         self._tokens.append(tokens.flatten(1).index_select(1, children))
-        return self._tokens[-1]
+        self._is_there.append(is_there.flatten(1).index_select(1, children))
+
+    def _drawn(self, q: Tensor, nums: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Tokens [B, F, most] drawn from q [B, F, V] or [B, 1, V], and whether there are so many with a probability.
+
+        The numbers of children that are drawn [B, F] say which uniform number is the first of each node.
+        """
+        begin = _NUM_SETTINGS + self.is_there.shape[1] + nums.cumsum(1) - nums
+        weights, tokens, is_found = q.expand(-1, nums.shape[1], -1), list[Tensor](), list[Tensor]()
+        for rank in range(most):
+            cumulative = weights.cumsum(-1, dtype=torch.float64)
+            column = (begin + rank).clamp(max=self.inputs.numbers.shape[1] - 1)
+            point = self.inputs.numbers.gather(1, column)[:, :, None] * cumulative[:, :, -1:]
+            tokens.append(torch.searchsorted(cumulative, point, right=True).clamp(max=q.shape[2] - 1))
+            is_found.append(cumulative[:, :, -1:] > 0)
+            if rank + 1 < most:
+                weights = weights.scatter(2, tokens[-1], 0.0)
+        drawn = torch.cat(tokens, 2), torch.cat(is_found, 2)
+        if not self.inputs.kind.has_noise:
+            return drawn
+        values = self.inputs.noise[:, len(self._tokens), None] + q.log()
+        ranked, largest = likeliest(values, values.argmax(-1), most)
+        by_noise = self.inputs.numbers[:, _NUM_SETTINGS - 1 : _NUM_SETTINGS, None] > 0
+        return torch.where(by_noise, ranked, drawn[0]), torch.where(by_noise, largest > -inf, drawn[1])
 
     def likely_children(self, logits: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest children of n nodes, in the order of `sampling.draft.likely_children`; none is taken.
@@ -148,9 +169,14 @@ class Choices:
         return torch.cat(self._tokens, 1)
 
     @property
+    def is_there(self) -> Tensor:
+        """Whether each of them is there [B, n]: of few tokens with a probability, fewer are drawn."""
+        return torch.cat([self.inputs.numbers[:, :0].bool(), *self._is_there], 1)
+
+    @property
     def q(self) -> tuple[Tensor, ...]:
-        """Distributions of the tokens so far [B, n, V] float32, alone; nothing where none was drawn."""
-        return (torch.stack(self._q, 1),) if self._q else ()
+        """Distributions that tokens were drawn from [B, F of all depths, V] float32; none where none was drawn."""
+        return (torch.cat(self._q, 1),) if self._q else ()
 
     def _scores(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of tokens that exist [n, V], the largest ones and their tokens [n, 1]."""
@@ -184,10 +210,11 @@ def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Ten
     Args:
         draws: of each row.
         counts: tokens of each row.
-        q: as `Choices.q` gives it; empty where no token was drawn.
+        q: distributions of each row [B, n, V], and which of them each token was drawn from [B, tokens]; empty where no
+            token was drawn.
     """
     wanted = [i for i, draw in enumerate(draws) if draw is not None and q]
-    return {i: q[0][i, : counts[i]].clone() for i in wanted}
+    return {i: q[0][i].index_select(0, q[1][i, : counts[i]]) for i in wanted}
 
 
 def _settings(draw: Draw, num_tokens: int) -> tuple[float, ...]:

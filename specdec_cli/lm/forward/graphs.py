@@ -182,7 +182,7 @@ class Graphs:
     def _recorded_guess(
         self, bucket: Bucket, shape: TreeShape, depth: int, is_one_pass: bool, num_tokens: int, kind: ChoiceKind
     ) -> tuple[_Graph, ChoiceInputs]:
-        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, depth, self._device)
+        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, shape, depth, self._device)
         to_record = shape_to_record(shape, depth, 1, is_one_pass, self._device)
         return self._recorded(partial(self._guess, bucket, to_record, is_one_pass, choice), bucket), choice
 
@@ -252,7 +252,7 @@ class Graphs:
             column = (last + depth).clamp(max=bucket.num_tokens - 1)[:, :, None]  # of a shorter row it is not read
             draft.take(depth, logits.gather(1, column.expand(-1, -1, logits.shape[2]))[:, 0])
         if is_one_pass:
-            return draft.nodes, *choices.q
+            return draft.nodes, *draft.q
         before = step.positions.gather(1, last)
         begin = torch.where(before == NOTHING, NO_PLACE, before + 1)[:, 0]
         for depth in range(1, shape.depth):
@@ -261,7 +261,7 @@ class Graphs:
             nodes = None if new.sees is None else nodes_of(begin, new.sees, new.depths, places, slots)
             positions = torch.where(places < 0, NOTHING, (begin + depth - 1)[:, None])
             draft.take(depth, self._forward(new.tokens.clamp(min=0), positions, slots, nodes))
-        return draft.nodes, *choices.q
+        return draft.nodes, *draft.q
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> Tensor:
         """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]; all text without nodes."""

@@ -67,6 +67,11 @@ class RecordedDraft(ABC):
     def nodes(self) -> Tensor:
         """Tokens of the nodes [1, B, nodes] int64, or [2, B, nodes] with their paths, as `PendingTokens` has both."""
 
+    @property
+    def q(self) -> tuple[Tensor, ...]:
+        """Distributions that nodes were drawn from, as `drawn_q` takes them."""
+        return ()
+
 
 class RecordedShape(ABC):
     """Rounds and slots that all drafts of one shape and depth share.
@@ -149,9 +154,10 @@ class _Depth:
         parents: slots of their parents [R] int64.
         sees: as `NodesToRun` has it [R, S].
         ends: slots of those that get children [F] int64.
-        num_ends: different ones: in one pass all nodes of a depth choose from the same logits.
-        most: children of one node.
-        children: those that are taken of all ends' `most` likeliest ones [C] int64.
+        end_nodes: their numbers in the shape [F] int64; -1 is the context's end.
+        nums: children of each [F] int64.
+        most: the largest of these.
+        children: those that are taken of `most` children of each end [C] int64.
     """
 
     nodes: Tensor
@@ -159,7 +165,8 @@ class _Depth:
     parents: Tensor
     sees: Tensor | None
     ends: Tensor
-    num_ends: int
+    end_nodes: Tensor
+    nums: Tensor
     most: int
     children: Tensor
 
@@ -173,14 +180,22 @@ class _Static(RecordedShape):
         super().__init__(shape.depth, len(run))
         slot = {CONTEXT_END: CONTEXT_END} | {node: i for i, node in enumerate(run)}
         at = partial(torch.tensor, device=device, dtype=torch.int64)
-        self.depths = at([drafted.depth(node) - 1 for node in run])
+        self.is_chain, self.depths = shape.is_chain, at([drafted.depth(node) - 1 for node in run])
+        # Of each node its path, and which of the distributions it is drawn from: in one pass a depth's nodes share one.
+        self.paths = at([[node in drafted.path(end) for node in range(len(drafted))] for end in range(len(drafted))])
+        self.q_of = at(
+            [
+                drafted.depth(node) - 1 if is_one_pass else ([CONTEXT_END, *run]).index(drafted.parents[node])
+                for node in range(len(drafted))
+            ]
+        )
         self.rounds: list[_Depth] = []
         for depth in range(shape.depth):
             ends = [node for node in run if drafted.depth(node) == depth] if depth else [CONTEXT_END]
             nodes = [node for node in run if drafted.depth(node) <= depth] if depth < num_modules else ends
             nodes = [node for node in nodes if node != CONTEXT_END]
             nums = [len(shape.children(end)) for end in ends]
-            taken = [(not is_one_pass) * i * max(nums) + rank for i, num in enumerate(nums) for rank in range(num)]
+            taken = [i * max(nums) + rank for i, num in enumerate(nums) for rank in range(num)]
             sees = torch.zeros(len(nodes), len(run), dtype=torch.bool)
             for row, node in zip(sees, nodes, strict=True):
                 row[[slot[above] for above in drafted.path(node)]] = True
@@ -191,7 +206,8 @@ class _Static(RecordedShape):
                     at([slot[drafted.parents[node]] for node in nodes]),
                     None if shape.is_chain else sees.to(device),
                     at([slot[end] for end in ends]),
-                    1 if is_one_pass else len(ends),
+                    at(ends),
+                    at(nums),
                     max(nums),
                     at(taken),
                 )
@@ -221,14 +237,31 @@ class _StaticDraft(RecordedDraft):
 
     def take(self, depth: int, logits: Tensor) -> None:
         each = self.shape.rounds[depth]
-        if len(each.children) == 1:
-            self.choices.take(logits)
-        else:
-            self.choices.take_likeliest(logits.view(-1, each.num_ends, logits.shape[1]), each.most, each.children)
+        by_end = logits.view(self.num_rows, -1, logits.shape[1])
+        self.choices.take(by_end, each.end_nodes, each.nums, each.most, each.children)
 
     @property
     def nodes(self) -> Tensor:
-        return self.choices.tokens[None]
+        if not self._may_lack_nodes:
+            return self.choices.tokens[None]
+        is_there = self.choices.is_there.long()
+        bits = torch.ones_like(is_there) << (is_there.cumsum(1) - 1).clamp(min=0)
+        paths = (self.shape.paths * bits[:, None]).sum(2) * is_there
+        return torch.stack((self.choices.tokens, paths)).gather(2, self._order.expand(2, -1, -1))
+
+    @property
+    def q(self) -> tuple[Tensor, ...]:
+        values = self.choices.q
+        return (*values, self.shape.q_of.expand(self.num_rows, -1).gather(1, self._order)) if values else ()
+
+    @property
+    def _may_lack_nodes(self) -> bool:
+        return self.choices.inputs.kind.is_drawn and not self.shape.is_chain
+
+    @property
+    def _order(self) -> Tensor:
+        """The numbers of the nodes [B, nodes] in the shape, missing ones last."""
+        return self.choices.is_there.logical_not().to(torch.uint8).sort(dim=1, stable=True).indices
 
     def _of_each(self, values: Tensor) -> Tensor:
         return values.expand(self.num_rows, *values.shape)

@@ -235,7 +235,7 @@ class HeadGraphs:
         inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
         states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
         before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
-        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, depth, self._device)
+        choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, shape, depth, self._device)
         is_one_pass = self._modules[0].head.is_one_pass
         plan = shape_to_record(shape, depth, len(self._modules), is_one_pass, self._device)
         run = partial(self._guess, bucket, plan, choice, inputs, states, before)
@@ -262,7 +262,7 @@ class HeadGraphs:
             self._choose_ahead(draft, choices, shape.depth, step, ends[0], slots[0])
         else:
             self._choose_by_rounds(draft, shape, step, ends, slots)
-        return draft.nodes, torch.stack(ends), *choices.q
+        return draft.nodes, torch.stack(ends), *draft.q
 
     def _choose_by_rounds(
         self,

@@ -93,16 +93,20 @@ def test_guesses_in_graphs_are_those_of_rounds_without(kind: str, tree: str | No
     guessed(plain, recorded, [row(0, texts[0], tree), *other[1:]])
 
 
-@pytest.mark.parametrize("cut", [{}, {"top_k": 20}])
-def test_chains_of_one_pass_are_drawn_as_without_graphs(cut: dict[str, Any], made) -> None:
+@pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_k": 2}])
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("pard", None), *((kind, tree) for kind, tree in KINDS if tree in TREES[:2])]
+)
+def test_guesses_in_graphs_are_drawn_as_without(kind: str, tree: str | None, cut: dict[str, Any], made) -> None:
     """Beside a greedy one."""
-    _, plain, recorded = made("pard")
+    _, plain, recorded = made(kind)
     params = replace(CHANCE, **cut)
-    rows = [row(0, TEXT[:9], None, params), row(1, TEXT[20:33], None), row(2, TEXT[30:34], None, params, 2)]
+    rows = [row(0, TEXT[:9], tree, params), row(1, TEXT[20:33], tree), row(2, TEXT[30:34], tree, params, 2)]
     expected = plain.propose([replace(one) for one in rows])
-    found = recorded.propose(rows)
-    for own, theirs in zip(found, expected, strict=True):
-        assert own.read().drafted == theirs.drafted
+    guesses = recorded.propose(rows)
+    assert all(guess.unread is not None for guess in guesses), "the host has not waited"
+    for own, theirs in zip((guess.read() for guess in guesses), expected, strict=True):
+        assert own.drafted == theirs.drafted
         assert (own.q is None) == (theirs.q is None)
         if own.q is not None:
             torch.testing.assert_close(own.q, theirs.q, rtol=1e-3, atol=1e-4)

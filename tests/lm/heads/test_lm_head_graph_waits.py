@@ -91,8 +91,11 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
     "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 4),
     "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 4),
-    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 19),
+    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 7),
+    "sampled, tree of a block": ("dflash", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 7),
+    "sampled, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 7),
     "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
+    "sampled, gumbel, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 2),
 }
 BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "dynamic tree", "sampled, chain"]
 

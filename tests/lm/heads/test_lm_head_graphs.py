@@ -32,7 +32,7 @@ from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import RunError
 from specdec_cli.lm import decoders
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
-from specdec_cli.lm.forward import graphs, recorded_rounds
+from specdec_cli.lm.forward import graph_draws, graphs, recorded_rounds
 from specdec_cli.lm.heads import head_graphs, stacks
 from specdec_cli.lm.heads.draft_sequences import RecordedAhead
 from specdec_cli.lm.heads.medusa import MedusaHead
@@ -327,7 +327,11 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
     others: list[dict[str, Any]] = [
-        {"tree": TreeShape.parse("2,2,1"), "params": SamplingParams(temperature=1.0, seed=5), "needs_q": True},
+        {
+            "tree": TreeShape.parse("2,2,1"),
+            "params": SamplingParams(temperature=1.0, presence_penalty=0.1),
+            "needs_q": True,
+        },
         {"params": SamplingParams(temperature=1.0, seed=5, presence_penalty=0.1)},
         {"p_min": 1e-6},
         {"tree": TreeShape.parse("dynamic:6"), "params": SamplingParams(presence_penalty=0.1)},
@@ -385,12 +389,87 @@ def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut:
     rounds.guess([replace(row, params=replace(sampled, index=row.handle), shares_noise=True) for row in rows])
 
 
-@pytest.mark.parametrize("verify", ["rejection", "block", "gumbel"])
-def test_whole_sampled_texts_are_those_without_graphs(verify: str, both) -> None:
+DRAWN_HEADS = ["official", "specforge", "norms", "llama 1", "llama 2", *ONE_PASS]
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05}], ids=str)
+@pytest.mark.parametrize("head", DRAWN_HEADS)
+def test_drawn_trees_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
+    """By chance and by the target's noise, beside greedy ones; with few tokens that can be drawn, trees lack nodes."""
+    rounds = Round(both(head))
+    rounds.texts = {0: TEXT[:9], 1: TEXT[30:43], 2: TEXT[20:22], 3: TEXT[40:51]}
+    sampled, sizes = SamplingParams(temperature=0.7, seed=5, **cut), set()
+    for shape, accepted in (("3,2,1", [1, 0, 1, 0]), ("2,2+1,1+0+2", [0, 2, 1, 1]), ("1,3,1+1,1", [1, 1, 0, 2])):
+        rows = [replace(row, tree=TreeShape.parse(shape)) for row in rounds.rows(rounds.texts)]
+        rows[0] = replace(rows[0], params=sampled, needs_q=True)
+        rows[2] = replace(rows[2], params=replace(sampled, index=1), shares_noise=True)
+        rows[3] = replace(rows[3], params=replace(sampled, index=2), needs_q=True, k=2)
+        expected = rounds.plain.propose([replace(row) for row in rows])
+        drafted = rounds.guess(rows)
+        for guess, one in zip(rounds.recorded.propose(rows), expected, strict=True):
+            q = guess.read().q
+            assert (q is None) == (one.q is None)
+            if one.q is not None:
+                torch.testing.assert_close(q, one.q, rtol=1e-3, atol=1e-4)
+                if device == "cpu":  # a GPU may round what stands at the cut
+                    assert torch.equal(not_none(q) > 0, one.q > 0)
+        sizes |= {len(its) - row.tree.num_nodes(row.k) for its, row in zip(drafted, rows, strict=True)}
+        rounds.go_on(drafted, accepted)
+    assert min(sizes) < 0 or "top_k" not in cut, "no tree lacks a node"
+
+
+def uniforms_of_siblings(choices, q, nums, most):
+    """Each node's first child takes the uniform number of its second one."""
+    return real_drawn(choices, q, nums.cumsum(1) - nums + nums.sign(), most)
+
+
+def drawn_with_replacement(choices, q, nums, most):
+    """A sibling may come twice."""
+    drawn = [real_drawn(choices, q, nums, 1) for _ in range(most)]
+    return torch.cat([its[0] for its in drawn], 2), torch.cat([its[1] for its in drawn], 2)
+
+
+def children_of_nothing(draft, *depth):
+    """Nodes that are missing keep their places."""
+    return torch.arange(draft.choices.is_there.shape[1]).expand(draft.num_rows, -1)
+
+
+def q_of_the_node_before(draft):
+    """A node comes with the q of the node before it."""
+    return tuple(its.roll(1, 1) if its.dim() == 2 else its for its in real_q(draft))
+
+
+Static = recorded_rounds._StaticDraft
+real_drawn, real_q = graph_draws.Choices._drawn, vars(Static)["q"].fget
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault"),
+    [
+        (graph_draws.Choices, "_drawn", uniforms_of_siblings),
+        (graph_draws.Choices, "_drawn", drawn_with_replacement),
+        (Static, "_order", property(children_of_nothing)),
+        (Static, "q", property(q_of_the_node_before)),
+    ],
+    ids=lambda one: "" if isinstance(one, type | str) else getattr(one, "fget", one).__name__,
+)
+def test_a_planted_fault_of_drawn_trees_is_caught(place, name, fault, both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises((AssertionError, RunError)) as caught:
+        test_drawn_trees_are_those_of_rounds_without("official", {"top_k": 2}, "cpu", both)
+    assert "recorded" not in str(caught.value)
+
+
+SAMPLED_TEXTS = [("rejection", None), ("block", None), ("gumbel", None), ("exact-match", "2,2,1")]
+SAMPLED_TEXTS += [(verify, "3,2,1") for verify in ("rejection", "traversal", "gumbel")]
+
+
+@pytest.mark.parametrize(("verify", "tree"), SAMPLED_TEXTS)
+def test_whole_sampled_texts_are_those_without_graphs(verify: str, tree: str | None, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3)
-    expected = decode(plain, layer_by_layer, 3, PROMPTS, params, verify=verify)
-    found = decode(target, drafter, 3, PROMPTS, params, verify=verify)
+    expected = decode(plain, layer_by_layer, 3, PROMPTS, params, verify=verify, tree=tree)
+    found = decode(target, drafter, 3, PROMPTS, params, verify=verify, tree=tree)
     assert tokens(found) == tokens(expected)
     counts = [[one.speculative.num_accepted_tokens for one in outputs] for outputs in (found, expected)]
     assert counts[0] == counts[1]
