@@ -18,7 +18,7 @@ from specdec_cli.sampling.noise import (
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 17])
 def test_many_streams_equal_numpys_philox_one_by_one(n: int) -> None:
-    seeds = [0, 1, 2**63 - 1, 12345] * 20
+    seeds = [0, 1, 2**64 - 1, 12345] * 20
     indices = [i * 7919 for i in range(80)]
     positions = [i % 11 for i in range(80)]
     many = uniforms_many(seeds, indices, positions, Purpose.ACCEPT, n)
