@@ -2,7 +2,8 @@
 
     python -m venv E; E/bin/pip install xllamacpp
     python benchmarks/llama_cpp.py model-Q4_K_M.gguf --llama-cpp E/bin/python --save llama_cpp_qwen
-    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --dequantized --loads 2 --save llama_cpp_versions
+    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --dequantized --only plain drafts streams --workloads edit \
+        --drafts ngram:k=16 --their-drafts ngram_simple:size_n=4,size_m=16 ngram_mod --save llama_cpp_versions
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only drafts --drafts suffix:k=24 --save llama_cpp_drafts
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only streams --save llama_cpp_streams
     python benchmarks/llama_cpp.py FILE --llama-cpp B/bin/llama-server --save llama_cpp_native_qwen
@@ -12,8 +13,9 @@ The wheel is built for AVX2; `llama_cpp_arm.py` says how to build a server for t
 Loading is counted from a process' start to its first token behind 16, in new processes in turn: seconds of a clock, and
 of the processor, which other processes disturb less, and the most memory, pages of the mapped file included. Then one
 process of each stays, and they take turns with the same token ids: a prompt of 500 tokens, and 128 tokens behind it.
-Medians, and their ratio; `--rounds 0` measures loading alone. With `--avx2` ours leaves out what a processor has beyond
-AVX2, as llama.cpp's wheel does. With `--dequantized` ours takes part twice, also with the weights dequantized at load.
+Medians, and their ratio; `--rounds 0` measures loading alone. Ours also times a forward of one row and of six. With
+`--avx2` ours leaves out what a processor has beyond AVX2, as llama.cpp's wheel does. With `--dequantized` ours takes
+part twice, also with the weights dequantized at load.
 
 Drafts: every arm decodes the prompts of `workloads/` in turn, each in a process of its own: ours plain and with our
 drafts, llama.cpp's plain and with each of its drafts without a model. A speed-up is a prompt's, over plain decoding of
@@ -48,18 +50,32 @@ from specdec_cli.measure.stats import bootstrap_median
 
 OURS = """
 import json, os, sys
+from statistics import median
+from time import perf_counter
 from specdec_cli import Engine, SamplingParams
+from specdec_cli.lm.door import Row
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 draft, _, k = (*sys.argv[3:], "")[0].partition(":k=")
 options = {"num_speculative_tokens": int(k)} if k else {}
-options["compute"] = os.environ.get("COMPUTE", "auto")
+options["compute"] = os.environ["COMPUTE"]
 engine = Engine.load(sys.argv[1], draft or None, max_model_len=2048, **options)
 print(json.dumps({"decoder": engine.target.decoder}), flush=True)
 for line in sys.stdin:
     job = json.loads(line)
     if "text" in job:
         print(json.dumps({"prompt": engine.encode([{"role": "user", "content": job["text"]}])}), flush=True)
+        continue
+    if "rows" in job:
+        lm, context, milliseconds = engine.target, list(range(500, 628)), []
+        lm.score([Row(0, context, 1)])
+        for turn in range(15):
+            rows = [*context, *(600 + turn + row for row in range(job["rows"]))]
+            begin = perf_counter()
+            lm.score([Row(0, rows, job["rows"])])
+            milliseconds.append((perf_counter() - begin) * 1e3)
+        lm.release(0)
+        print(json.dumps({"milliseconds": median(milliseconds)}), flush=True)
         continue
     params = SamplingParams(max_new_tokens=job["tokens"], temperature=0, ignore_eos=job.get("ignore_eos", True))
     engine.drafters.clear()
@@ -68,8 +84,8 @@ for line in sys.stdin:
     counts = {"decode_tokens": len(output.token_ids) - 1, "accepted": output.speculative.num_accepted_tokens}
     print(json.dumps(seconds | counts | {"text": output.text}), flush=True)
 """
-FIRST_PROMPT, PROMPT, TOKENS = 16, 500, 128
-PLAIN = "plain"
+FIRST_PROMPT, PROMPT, TOKENS, ROWS = 16, 500, 128, (1, 6)
+PLAIN, NATIVE, DEQUANTIZED, LLAMA_CPP = "plain", "specdec", "dequantized", "llama.cpp"
 OUR_DRAFTS = ("ngram:k=16", "suffix:k=16")
 THEIR_DRAFTS = (
     "ngram_simple",
@@ -80,6 +96,7 @@ THEIR_DRAFTS = (
     "ngram_cache",
 )
 MODEL_LENGTH = 2048
+COMPUTE = {NATIVE: "auto", DEQUANTIZED: "dequantized"}
 Command = Callable[..., tuple[list[str], dict[str, str]]]
 WORKLOADS = Path(__file__).with_name("workloads")
 
@@ -149,10 +166,7 @@ def prompts_of(workload: str, num: int) -> list[str]:
 
 def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
     """Load, a prompt and plain decoding."""
-    arms = {"specdec": ours(), "llama.cpp": theirs()}
-    if given.dequantized:
-        command, environment = ours()
-        arms["specdec, dequantized"] = command, environment | {"COMPUTE": "dequantized"}
+    arms = {version: ours(version) for version in versions_of(given)} | {LLAMA_CPP: theirs()}
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     loaded: dict[str, Arm] = {}
     for turn in range(given.loads):
@@ -169,8 +183,11 @@ def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Comma
             seconds = loaded[name].decode(PROMPT, TOKENS + 1, turn)
             figures[name]["prompt tokens/s"].append(PROMPT / seconds["prompt_seconds"])
             figures[name]["plain tokens/s"].append(seconds["decode_tokens"] / seconds["decode_seconds"])
+            if name != LLAMA_CPP:
+                few, many = (loaded[name].ask({"rows": rows})["milliseconds"] for rows in ROWS)
+                figures[name]["6 rows over 1"].append(many / few)
     middle = {name: {key: round(median(values), 2) for key, values in its.items()} for name, its in figures.items()}
-    ratios = {key: round(value / middle["llama.cpp"][key], 2) for key, value in middle["specdec"].items()}
+    ratios = {key: round(middle[NATIVE][key] / value, 2) for key, value in middle[LLAMA_CPP].items()}
     about = {name: arm.about for name, arm in loaded.items()}
     for arm in loaded.values():
         arm.close()
@@ -179,19 +196,28 @@ def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Comma
 
 def drafts(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
     """Drafts without a model on every workload."""
-    names = {f"specdec {draft}": ours(*without_plain(draft)) for draft in (PLAIN, *given.drafts)}
-    names |= {f"llama.cpp {draft}": theirs(draft.replace(PLAIN, "none")) for draft in (PLAIN, *given.their_drafts)}
+    names = {
+        f"{version} {draft}": ours(version, *without_plain(draft))
+        for version in versions_of(given)
+        for draft in (PLAIN, *given.drafts)
+    }
+    names |= {f"{LLAMA_CPP} {draft}": theirs(draft.replace(PLAIN, "none")) for draft in (PLAIN, *given.their_drafts)}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         arms = {name: stack.enter_context(running(*command)) for name, command in names.items()}
         for workload in given.workloads:
             answers: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
             for turn, text in enumerate(prompts_of(workload, given.num_prompts)):
-                job = arms[f"specdec {PLAIN}"].ask({"text": text}) | {"tokens": given.tokens + 1, "ignore_eos": False}
+                job = arms[f"{NATIVE} {PLAIN}"].ask({"text": text}) | {"tokens": given.tokens + 1, "ignore_eos": False}
                 for name in arms if turn % 2 == 0 else reversed(arms):
                     answers[name].append(arms[name].ask(job))
             found[workload] = compared(answers)
     return found
+
+
+def versions_of(given: argparse.Namespace) -> tuple[str, ...]:
+    """The versions of ours that take part."""
+    return (NATIVE, DEQUANTIZED) if given.dequantized else (NATIVE,)
 
 
 def without_plain(draft: str) -> list[str]:
@@ -205,7 +231,7 @@ def compared(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         name: np.array([one["decode_seconds"] / max(1, one["decode_tokens"]) for one in its])
         for name, its in answers.items()
     }
-    best = min((name for name in answers if name.startswith("llama.cpp")), key=lambda name: np.median(per_token[name]))
+    best = min((name for name in answers if name.startswith(LLAMA_CPP)), key=lambda name: np.median(per_token[name]))
     found: dict[str, Any] = {"prompts": len(per_token[best]), "llama.cpp's best": best.partition(" ")[2]}
     for name, its in answers.items():
         plain = f"{name.partition(' ')[0]} {PLAIN}"
@@ -216,7 +242,7 @@ def compared(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             "tokens a step": round(sum(one["decode_tokens"] + 1 for one in its) / max(1, sum(steps)), 2),
             "texts equal to plain": sum(a["text"] == b["text"] for a, b in zip(its, answers[plain], strict=True)),
         }
-        if name.startswith("specdec"):
+        if not name.startswith(LLAMA_CPP):
             found[name]["over llama.cpp's best"] = interval(per_token[best] / per_token[name])
     return found
 
@@ -235,18 +261,20 @@ def streams(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[s
         texts = (texts * (2 * num))[: 2 * num]
         with ExitStack() as stack:
             urls = {
-                f"specdec {draft}": stack.enter_context(served(given, draft, num)) for draft in (PLAIN, *given.drafts)
+                f"{version} {draft}": stack.enter_context(served(given, version, draft, num))
+                for version in versions_of(given)
+                for draft in (PLAIN, *given.drafts)
             }
             for draft in (PLAIN, *given.their_drafts):
                 command = theirs(draft.replace(PLAIN, "none"), str(num))
-                urls[f"llama.cpp {draft}"] = stack.enter_context(running(*command)).about["address"]
+                urls[f"{LLAMA_CPP} {draft}"] = stack.enter_context(running(*command)).about["address"]
             rates: dict[str, list[float]] = {name: [] for name in urls}
             for turn in range(given.rounds + 1):
                 for name in urls if turn % 2 == 0 else reversed(urls):
                     rate = tokens_per_second(urls[name], texts, num, given.tokens)
                     if turn:
                         rates[name].append(rate)
-        best = max((name for name in rates if name.startswith("llama.cpp")), key=lambda name: median(rates[name]))
+        best = max((name for name in rates if name.startswith(LLAMA_CPP)), key=lambda name: median(rates[name]))
         found[f"{num} streams"] = {"llama.cpp's best": best.partition(" ")[2]} | {
             name: {
                 "tokens/s": round(median(its), 1),
@@ -258,11 +286,11 @@ def streams(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[s
 
 
 @contextmanager
-def served(given: argparse.Namespace, draft: str, num: int) -> Iterator[str]:
+def served(given: argparse.Namespace, version: str, draft: str, num: int) -> Iterator[str]:
     """The address of `specdec serve` with so many places."""
     name, _, k = draft.partition(":k=")
     words = ["-t", given.path, "--max-num-seqs", str(num), "--max-model-len", str(MODEL_LENGTH)]
-    words += ["--no-enable-prefix-caching"]
+    words += ["--no-enable-prefix-caching", "--compute", COMPUTE[version]]
     drafting = [] if draft == PLAIN else ["-d", name, "--depth-policy", "adaptive", *(["-k", k] if k else [])]
     with serving(*words, *drafting) as server:
         yield server.url
@@ -285,6 +313,9 @@ def tokens_per_second(url: str, texts: Sequence[str], num: int, tokens: int) -> 
     return total / (perf_counter() - begin)
 
 
+MEASURES = {"plain": loading_and_decoding, "drafts": drafts, "streams": streams}
+
+
 def built_for(server: str) -> str:
     """The instructions that a llama-server was built for, which it writes before it finds no model."""
     words = [server, "-lv", "4", "-m", os.devnull]
@@ -299,7 +330,7 @@ def main() -> None:
     parser.add_argument(
         "--llama-cpp", required=True, help="the Python of an environment with xllamacpp, or a llama-server"
     )
-    parser.add_argument("--only", choices=["plain", "drafts", "streams"], default="plain", help="what is measured")
+    parser.add_argument("--only", nargs="+", choices=list(MEASURES), default=["plain"], help="what is measured")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--loads", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
@@ -310,7 +341,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--streams", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--avx2", action="store_true", help="leave out our AVX-512 kernels")
-    parser.add_argument("--dequantized", action="store_true", help="plain: ours with dequantized weights, too")
+    parser.add_argument("--dequantized", action="store_true", help="ours with dequantized weights, too")
     parser.add_argument("--save", help="name of the result; printed alone without it")
     given = parser.parse_args()
     before = record.machine()
@@ -319,8 +350,8 @@ def main() -> None:
     if given.avx2:
         os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
 
-    def ours(*draft: str) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-c", OURS, *file, *draft], dict(os.environ)
+    def ours(version: str, *draft: str) -> tuple[list[str], dict[str, str]]:
+        return [sys.executable, "-c", OURS, *file, *draft], os.environ | {"COMPUTE": COMPUTE[version]}
 
     def theirs(*draft: str) -> tuple[list[str], dict[str, str]]:
         script = str(Path(__file__).with_name("llama_cpp_arm.py"))
@@ -332,8 +363,8 @@ def main() -> None:
     results |= {"instructions of ours": "AVX2" if given.avx2 else before["instructions"], "threads": given.threads}
     if is_program:
         results["instructions of llama.cpp"] = built_for(given.llama_cpp)
-    measure = {"plain": loading_and_decoding, "drafts": drafts, "streams": streams}[given.only]
-    results |= measure(given, ours, theirs)
+    for name in given.only:
+        results |= MEASURES[name](given, ours, theirs)
     print(json.dumps(results, indent=1))
     if given.save:
         record.save(given.save, before, results, given.threads)
