@@ -3,14 +3,16 @@
     python benchmarks/what_pays.py MODEL.gguf --model SmolLM2-135M-Instruct.Q4_1.gguf --save what_pays_qwen
     python benchmarks/what_pays.py MODEL.gguf --model SMALL.gguf --head EAGLE3 --int8 DISTILLED --save what_pays_qwen
     python benchmarks/what_pays.py MODEL.gguf --workloads edit --avx2 --save what_pays_qwen_avx2
+    python benchmarks/what_pays.py MODEL.gguf --llamacpp E/bin/python --save what_pays_both_engines
 
 The prompts are in `workloads/`: code is written, a file is edited, a question is answered, data are extracted from a
 text as JSON. They go through the target's chat template, and every text ends where the target ends it. With `--avx2`
 the kernels leave out what a processor has beyond AVX2. With `--bfloat16` the target has plain numbers, so that copies
 of it in 8 and 4 bits are drafts too; a file of 4 bits has no smaller copy. Drafts of `--int8` are loaded in 8 bits and
-compared in a run of their own after the others', because the command quantizes all of its drafts or none. A saved
-result is written after every workload; another run with the same name adds workloads or measures them again.
-`scripts/readme_tables.py` makes a table of it.
+compared in a run of their own after the others', because the command quantizes all of its drafts or none. With
+`--llamacpp`, a Python with the wheel xllamacpp, `compare-drafts --engine llamacpp` also compares `--their-drafts` on
+each workload: before ours and after it, from one workload to the next. A saved result is written after every workload;
+another run with the same name adds workloads or measures them again. `scripts/readme_tables.py` makes a table of it.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ import record
 
 WORKLOADS = ("edit", "code", "json", "chat")
 DRAFTS = ("ngram", "suffix", "self-exit:12")
+THEIR_DRAFTS = ("ngram-simple:size_n=4", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+THREADS = 2  # of llama.cpp, which would else count those of the host
 COPIES = ("self-int8", "self-int4")
 FOLDER = Path(__file__).with_name("workloads")
 
 
-def compared(options: argparse.Namespace, workload: str, drafts: list[str], quantize: str = "none") -> dict[str, Any]:
-    """The command's document for a workload, its drafts quantized when they are loaded."""
+def compared(options: argparse.Namespace, workload: str, drafts: list[str], *further: str) -> dict[str, Any]:
+    """The command's document for a workload."""
     prompts = ["--chat", "--prompt-file", str(FOLDER / f"{workload}.jsonl"), "--num-prompts", str(options.num_prompts)]
     words = [word for draft in drafts for word in ("-d", draft)]
     often = ["--repeats", str(options.repeats), "-n", str(options.tokens)]
-    limit = [] if options.k_max is None else ["--k-max", str(options.k_max)]
     numbers = ["--compute", "dequantized", "--dtype", "bfloat16"] if options.bfloat16 else []
     environment = os.environ | ({"ATEN_CPU_CAPABILITY": "avx2"} if options.avx2 else {})
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "drafts.json"
         command = [sys.executable, "-m", "specdec_cli", "compare-drafts", "-t", options.target, *numbers, *words]
-        command += ["--draft-quantize", quantize]
-        subprocess.run([*command, *prompts, *often, *limit, "--output", str(output)], env=environment, check=True)
+        subprocess.run([*command, *further, *prompts, *often, "--output", str(output)], env=environment, check=True)
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return document
 
@@ -88,6 +90,23 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
+def ours(options: argparse.Namespace, workload: str, drafts: list[str]) -> dict[str, Any]:
+    """The figures of our engine."""
+    limit = [] if options.k_max is None else ["--k-max", str(options.k_max)]
+    found = shortened(compared(options, workload, drafts, *limit))
+    if options.int8:
+        in_int8 = shortened(compared(options, workload, options.int8, *limit, "--draft-quantize", "int8"))["drafts"]
+        found["drafts"] |= {f"{draft}, int8": facts for draft, facts in in_int8.items()}
+    return found
+
+
+def theirs(options: argparse.Namespace, workload: str) -> dict[str, Any]:
+    """The figures of llama.cpp, its drafts at one k."""
+    engine = ["--engine", "llamacpp", "--engine-command", options.llamacpp, "--engine-args", f"--threads {THREADS}"]
+    shape = ["--set", f"speculation.num_speculative_tokens={options.their_k}"]
+    return shortened(compared(options, workload, options.their_drafts, *engine, *shape))
+
+
 def main() -> None:
     """Measure the workloads, and keep each as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,6 +123,9 @@ def main() -> None:
     parser.add_argument("--k-max", type=int, help="without it as `compare-drafts` chooses")
     parser.add_argument("--bfloat16", action="store_true", help="the target's weights as plain numbers")
     parser.add_argument("--avx2", action="store_true", help="leave out AVX-512")
+    parser.add_argument("--llamacpp", help="a Python with the wheel xllamacpp, to compare llama.cpp's drafts, too")
+    parser.add_argument("--their-drafts", nargs="+", default=list(THEIR_DRAFTS), help="llama.cpp's")
+    parser.add_argument("--their-k", type=int, default=16, help="largest guess of llama.cpp's drafts")
     parser.add_argument("--save", help="name of the result; printed alone without it")
     options = parser.parse_args()
     drafts = [
@@ -115,12 +137,12 @@ def main() -> None:
     ]
     path = record.RESULTS / f"{options.save}.json"
     workloads = json.loads(path.read_text())["results"]["workloads"] if options.save and path.exists() else {}
-    for name in options.workloads:
+    for turn, name in enumerate(options.workloads):
         before = record.machine()
-        workloads[name] = {"machine": record.brief(before), **shortened(compared(options, name, drafts))}
-        if options.int8:
-            in_int8 = shortened(compared(options, name, options.int8, "int8"))["drafts"]
-            workloads[name]["drafts"] |= {f"{draft}, int8": facts for draft, facts in in_int8.items()}
+        their_figures = {"llama.cpp": theirs(options, name)} if options.llamacpp and turn % 2 else {}
+        workloads[name] = {"machine": record.brief(before), **ours(options, name, drafts), **their_figures}
+        if options.llamacpp and turn % 2 == 0:
+            workloads[name]["llama.cpp"] = theirs(options, name)
         if options.save:
             results: dict[str, Any] = {"target": Path(options.target).name, "bfloat16": options.bfloat16}
             results["tokens"] = options.tokens

@@ -307,6 +307,35 @@ def _paying_cell(facts: dict[str, Any] | None, workload: dict[str, Any]) -> str:
     return f"{mark}{median:.2f}{mark} [{ends[0]:.2f}, {ends[1]:.2f}], k = {facts['k']}"
 
 
+def both_engines(document: dict[str, Any]) -> str:
+    """Tokens/s of our drafts and of llama.cpp's by the same command, and each over plain decoding of its engine."""
+    workloads = {name: document["results"]["workloads"][name] for name in _WORKLOADS}
+    rows = []
+    for engine, of in (("specdec", lambda its: its), ("llama.cpp", lambda its: its["llama.cpp"])):
+        found = [of(its) for its in workloads.values()]
+        rows.append([engine, "none", *(f"{its['plain tokens/s']:.0f}" for its in found)])
+        drafts = sorted(found[0]["drafts"], key=lambda draft: -max(_median(its["drafts"].get(draft)) for its in found))
+        for draft in drafts:
+            cells = [its["drafts"].get(draft) for its in found]
+            rows.append([engine, f"`{draft}`", *(_speed_and_gain(facts) for facts in cells)])
+    machines = [its["machine"] for its in workloads.values()]
+    loads = [machine["load_average_1m"] for machine in machines]
+    results = document["results"]
+    said = (
+        f"`{results['target']}`, ours {results['instructions']}, {document['machine']['cpu']}, {_threads(document)}, "
+    )
+    said += (
+        f"load {min(loads):.1f} to {max(loads):.1f}, commit {_each(machines, 'commit')}, {machines[0]['measured'][:10]}"
+    )
+    return f"{said}.\n\n" + markdown(["engine", "draft", *(_WORKLOADS[name] for name in workloads)], rows)
+
+
+def _speed_and_gain(facts: dict[str, Any] | None) -> str:
+    if facts is None or facts["speed-up"]["median"] is None:
+        return "–"
+    return f"{facts['tokens/s']:.0f} ({facts['speed-up']['median']:.2f}, k = {facts['k']})"
+
+
 def dequantized_agreement(*documents: dict[str, Any]) -> str:
     """Native blocks beside the dequantized model, one file a row."""
     return markdown(
@@ -360,15 +389,29 @@ def llama_cpp_speed(*documents: dict[str, Any]) -> str:
 
 def versions(document: dict[str, Any]) -> str:
     """Weights dequantized at load and computed as they are, and llama.cpp, in turn."""
-    medians = document["results"]["medians"]
-    before, now, theirs = (medians[name] for name in ("specdec, dequantized", "specdec", "llama.cpp"))
-    rows = [
-        [label, *(f"{arm[key]:.{0 if arm[key] >= 10 else 1}f}" for arm in (before, now, theirs))]
-        + [f"{now[key] / other[key]:.2f}" for other in (before, theirs)]
-        for label, key in _SPEED_ROWS.items()
-    ]
+    results = document["results"]
+    arms = ("dequantized", "specdec", "llama.cpp")
+    lines: dict[str, list[float | None]] = {
+        label: [results["medians"][arm].get(key) for arm in arms]
+        for label, key in (*_SPEED_ROWS.items(), ("six rows over one", "6 rows over 1"))
+    }
+    for workload, label in {"edit": "code edits", "4 streams": "4 streams", "8 streams": "8 streams"}.items():
+        its = {name: facts["tokens/s"] for name, facts in results.get(workload, {}).items() if isinstance(facts, dict)}
+        for drafted in (False, True):
+            found = [
+                [its[name] for name in its if name.startswith(arm) and name.endswith(" plain") != drafted]
+                for arm in arms
+            ]
+            lines[f"{label}, {'fastest draft' if drafted else 'plain'}, tokens/s"] = [
+                max(rates, default=None) for rates in found
+            ]
+    rows = []
+    for label, (before, now, theirs) in lines.items():
+        figures = ["–" if one is None else f"{one:.{0 if one >= 10 else 1}f}" for one in (before, now, theirs)]
+        ratios = ["–" if now is None or other is None else f"{now / other:.2f}" for other in (before, theirs)]
+        rows.append([label, *figures, *ratios])
     head = ["", "dequantized", "native", "llama.cpp", "native over dequantized", "native over llama.cpp"]
-    return f"{_speed_head(document['results'])}, {measured_on(document)}.\n\n" + markdown(head, rows)
+    return f"{_speed_head(results)}, {measured_on(document)}.\n\n" + markdown(head, rows)
 
 
 def _speed_head(results: dict[str, Any]) -> str:
@@ -426,6 +469,7 @@ TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
         "llama_cpp_agreement_made.json",
         "llama_cpp_agreement_16_bits.json",
     ),
+    "both-engines": (both_engines, "what_pays_both_engines.json"),
     "llama-cpp-versions": (versions, "llama_cpp_versions.json"),
     "llama-cpp-wheel": (
         llama_cpp_speed,
