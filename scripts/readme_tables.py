@@ -19,7 +19,10 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in ("performance", "vllm", "real-models")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{page}.md" for page in ("performance", "vllm", "llamacpp", "real-models")),
+)
 RESULTS = ROOT / "benchmarks" / "results"
 ENOUGH_STARTS = 6  # the range of fewer covers less than 95 %
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 
 from specdec_cli.measure.documents.bench import live_arms
+from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable, TableColumn, interval_columns, named_rows, one_digit
 from specdec_cli.report.live_table import LiveTable
 from specdec_cli.report.result import grid_of, print_result
@@ -163,8 +164,8 @@ def lossless_words(lossless: Mapping[str, Any], advice: str = _AUDIT) -> str:
         return "Lossless: promised in distribution; tokens were not compared."
     if not lossless["mismatches"]:
         return f"Lossless: all {lossless['checked_tokens']} tokens are those of the target alone."
-    first = lossless["first_divergence"]
+    first, num = lossless["first_divergence"], lossless["mismatches"]
     return (
-        f"Lossless: {lossless['mismatches']} outputs DIFFER from the target's own, first in prompt "
+        f"Lossless: {counted(num, 'output')} {'DIFFERS' if num == 1 else 'DIFFER'} from the target's own, first in prompt "
         f"{first['index'] + 1} at token {first['position'] + 1}; {advice}."
     )

@@ -260,7 +260,7 @@ def _verdict(comparison: Comparison) -> Text:
     else:
         row, position = differences[0]
         text.append(
-            f"tokens DIFFER in {len(differences)} outputs, first in prompt {row + 1} at token {position + 1}: "
+            f"tokens DIFFER in {counted(len(differences), 'output')}, first in prompt {row + 1} at token {position + 1}: "
             "`specdec audit` says whether it is a near-tie",
             "bold red",
         )

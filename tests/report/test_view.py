@@ -114,7 +114,7 @@ def test_a_difference_between_arms_is_said_in_words() -> None:
     with view:
         comparison.run(toy_engine(), requests("ab"), spoil, lambda: False)
     view.summary(GREEDY, comparison)
-    assert "tokens DIFFER in 1 outputs, first in prompt 1 at token 10" in stream.getvalue()
+    assert "tokens DIFFER in 1 output, first in prompt 1 at token 10" in stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 80])
