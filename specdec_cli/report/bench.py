@@ -166,6 +166,6 @@ def lossless_words(lossless: Mapping[str, Any], advice: str = _AUDIT) -> str:
         return f"Lossless: all {lossless['checked_tokens']} tokens are those of the target alone."
     first, num = lossless["first_divergence"], lossless["mismatches"]
     return (
-        f"Lossless: {counted(num, 'output')} {'DIFFERS' if num == 1 else 'DIFFER'} from the target's own, first in prompt "
-        f"{first['index'] + 1} at token {first['position'] + 1}; {advice}."
+        f"Lossless: {counted(num, 'output')} {'DIFFERS' if num == 1 else 'DIFFER'} from the target's own, first in "
+        f"prompt {first['index'] + 1} at token {first['position'] + 1}; {advice}."
     )

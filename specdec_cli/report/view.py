@@ -260,8 +260,8 @@ def _verdict(comparison: Comparison) -> Text:
     else:
         row, position = differences[0]
         text.append(
-            f"tokens DIFFER in {counted(len(differences), 'output')}, first in prompt {row + 1} at token {position + 1}: "
-            "`specdec audit` says whether it is a near-tie",
+            f"tokens DIFFER in {counted(len(differences), 'output')}, first in prompt {row + 1} at token "
+            f"{position + 1}: `specdec audit` says whether it is a near-tie",
             "bold red",
         )
     return text
