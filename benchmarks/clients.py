@@ -121,7 +121,7 @@ def main() -> None:
     place = Place(url, served_model(url, options.api_key), options.api_key)
     kept = record.RESULTS / "clients.json"
     results: dict[str, Any] = json.loads(kept.read_text())["results"] if kept.exists() else {}
-    mine = results.setdefault(place.model, {})
+    mine = results.setdefault(Path(place.model).name, {})
     for name in options.only or [*CLIENTS, *PROGRAMS]:
         if (shutil.which(name) if name in PROGRAMS else find_spec(CLIENTS[name])) is None:
             print(f"{name}: not installed")
