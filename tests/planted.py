@@ -47,15 +47,27 @@ def compile_otherwise(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, str
     monkeypatch.setattr(native, "_FLAGS", ["-O1" if flag[:2] == "-O" else flag for flag in native._FLAGS])  # sooner
 
 
-def own_weights_of_p(residuals: Any, nodes: Sequence[int], _: Any) -> Any:
+def own_weights_of_p(residuals: Any, last: Any) -> Any:
     """The distribution of the own token without its residual: p itself."""
-    group = residuals.group
-    return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
+    return residuals.group.p.dense()[[residuals._places[node] for node in last]]
 
 
 def forget_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the own token after a refused one drawn from p."""
     monkeypatch.setattr(_Residuals, "own_weights", own_weights_of_p)
+
+
+def keep_residuals_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a refused child leave p as it was, for the children after it."""
+    refuse = _Residuals._refuse_drawn
+
+    def forgets(residuals: Any, nodes: Any) -> None:
+        before = residuals.p.copy()
+        refuse(residuals, nodes)
+        residuals.p[:], residuals.total[:] = before, 1.0
+        residuals._left.clear()
+
+    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
 
 
 def refused_keys_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,11 @@ def byte_tokenizer() -> Tokenizer:
     return _wrapped(words, merges, eos_token="</s>", additional_special_tokens=["<end>"])
 
 
+def byte_tokens(num: int) -> Tokenizer:
+    """So many bytes, each a token; no end token."""
+    return _wrapped(sorted(pre_tokenizers.ByteLevel.alphabet())[:num], [])
+
+
 def letter_tokens() -> Tokenizer:
     """`a`, `b`, `c`, `d`, each a token; no end token."""
     return _wrapped(LETTERS, [])

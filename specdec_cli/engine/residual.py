@@ -9,305 +9,427 @@ chance is one-hot at each of its tokens, so a refusal takes the token alone out 
 - Traversal (Weng et al. 2025, "Traversal verification") goes up from the leaves, in post-order. Each node v carries
   a(v): 1 at the context's end, min(1, a(v) p(x)/q(x)) at a child. Once a child is refused, with S = Σ(a p - q)+,
   a(v) becomes S/(S + 1 - a(v)). A node that has no child left to try stands if u < a(v), with its whole path.
-  None of these numbers depends on chance, so all are computed beforehand, level by level.
 
-Letters: n parents, V vocabulary.
+None of these numbers depends on chance, so they are computed before a node is tried, wave by wave. On a GPU they stay
+there as tensors: the trees alone decide what is computed, and the host waits once, for the verdicts. On a CPU they are
+arrays of numpy, whose operations on a few numbers take less time, and in rejection only a path's siblings are refused.
+
+Letters: B rows, n nodes, N nodes and context ends, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain, groupby
 from sys import float_info
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.engine.verify import RowGroup, Verdict, together
+from specdec_cli.drafted import CONTEXT_END
+from specdec_cli.engine.verify import RowGroup, Verdict, from_p, together
 from specdec_cli.transfer import sent
 
+_NOTHING = _NOT_DRAWN = -1
+Forms = tuple[tuple[Sequence[int], bool], ...]
+"""Of trees their nodes' parents, and whether these were drawn by chance."""
 
-@dataclass(slots=True, eq=False)
-class _Parent:
-    """A node whose children are judged one after the other, and what the refused ones leave.
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """Nodes that are judged together, by depth.
 
     Args:
-        row: its row's place in the group.
-        node: its number, or CONTEXT_END.
-        children: its children, at least one, in their order.
-        mass: a, the part of the target's probability that the rule keeps for this node; always 1 in rejection.
-        num_refused: how many of its children were refused.
-        total: sum of `weights`.
-        rest: what q holds besides the refused children.
-        weights: [V] float32, p as the refused children leave it, not normalized; None is p's own row.
+        nodes: their numbers.
+        at: the same as indices.
+        above: indices of their parents.
+        runs: where in these each depth begins and ends.
+        drawn: of them those to be refused that were drawn by chance; the ones that a sibling comes after are the first.
+        certain: the others to be refused, in the same order.
     """
 
-    row: int
-    node: int
-    children: list[int]
-    mass: float = 1.0
-    num_refused: int = 0
-    total: float = 1.0
-    rest: float = 1.0
-    weights: Tensor | None = None
-
-    @property
-    def child(self) -> int:
-        """The child that is judged now."""
-        return self.children[self.num_refused]
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no other child comes after the child that is judged now."""
-        return self.num_refused == len(self.children) - 1
+    nodes: list[int]
+    at: Any
+    above: Any
+    runs: list[tuple[int, int]]
+    drawn: list[int]
+    certain: list[int]
 
 
-@dataclass(slots=True)
-class _Residuals:
-    """The p and q of a group's children, and what refusals leave of them.
+class _Forest:
+    """The drafted trees of a group's rows under one numbering, and what depends on their forms alone.
+
+    Nodes are numbered row after row; behind all of them stand the rows' context ends.
+
+    Args:
+        forms: of the trees.
+        is_joint: as `_Residuals` has it.
+        device: where indices are; None leaves them on the host, in arrays of numpy.
 
     Attributes:
-        p: each row's p(x), a refused sibling's successor with the weight that the refusal leaves it.
-        q: each row's q(x), 1 where it was drafted without chance.
-        children: each row's nodes after the context's end and after every node.
+        num: n, nodes.
+        begins: each row's first node.
+        parents: of each node.
+        children: of each node and context end.
+        next: the sibling that comes after each node, if any.
+        q_places: places of nodes that were drawn by chance among all of these.
+        waves: nodes, judged by what the waves before have left.
+        depths: drafted tokens on the path to each node [N].
+        most_depth: the largest of these.
+        last_q: place of q of each parent's last child [N].
+        order: each row's nodes, each after those below it and siblings in their order, then its context's end.
+        rows: numbers of the rows [B].
     """
 
-    group: RowGroup
-    p: list[list[float]] = field(init=False)
-    q: list[list[float]] = field(init=False)
-    children: list[list[list[int]]] = field(init=False)
+    def __init__(self, forms: Forms, is_joint: bool, device: torch.device | None) -> None:
+        self._device, self._is_joint = device, is_joint
+        self.begins = [*accumulate((len(parents) for parents, _ in forms), initial=0)]
+        self.num = num = self.begins.pop()
+        self.parents, self.q_places, self.next = list[int](), list[int](), [_NOTHING] * num
+        self.children: list[list[int]] = [[] for _ in range(num + len(forms))]
+        self._depths, waves, num_q = [0] * len(self.children), [0] * len(self.children), 0
+        for row, ((parents, is_drawn), begin) in enumerate(zip(forms, self.begins, strict=True)):
+            for node, parent in enumerate(parents, begin):
+                above = num + row if parent == CONTEXT_END else begin + parent
+                siblings = self.children[above]
+                # On a CPU rejection refuses nothing before the path has come to a node.
+                waves[node] = (waves[above] if is_joint or device is None else 0) + len(siblings)
+                if siblings:
+                    self.next[siblings[-1]] = node
+                siblings.append(node)
+                self.parents.append(above)
+                self._depths[node] = self._depths[above] + 1
+                self.q_places.append(num_q + node - begin if is_drawn else _NOT_DRAWN)
+            num_q += len(parents) if is_drawn else 0
+        by_wave: list[list[int]] = [[] for _ in range(max(waves) + 1)]
+        for node in sorted(range(num), key=self._depths.__getitem__):
+            by_wave[waves[node]].append(node)
+        self.waves = [self._wave(nodes) for nodes in by_wave]
+        self.depths, self.last_q, self.rows = self.at(
+            self._depths,
+            [self.q_places[its[-1]] if its else _NOT_DRAWN for its in self.children],
+            range(len(forms)),
+        )
+        self.most_depth = max(self._depths)
+        self.order = self.table([self._post_order(end) for end in range(num, len(self.children))])
 
-    def __post_init__(self) -> None:
-        """Look p(x) and q(x) up."""
-        self.p, self.q = self.group.p_and_q_of_drafted()
-        self.children = [_children(drafted) for drafted in self.group.drafted]
+    def _wave(self, nodes: list[int]) -> _Wave:
+        at, above = self.at(nodes, [self.parents[node] for node in nodes])
+        ends = [*accumulate(len([*its]) for _, its in groupby(nodes, self._depths.__getitem__))]
+        # Where a node may stand alone once its children are refused, its last child is refused as well.
+        refused = [
+            node for node in nodes if self.is_followed(node) or (self._is_joint and self.parents[node] < self.num)
+        ]
+        refused.sort(key=self.is_followed, reverse=True)
+        drawn = [node for node in refused if self.q_places[node] != _NOT_DRAWN]
+        certain = [node for node in refused if self.q_places[node] == _NOT_DRAWN]
+        return _Wave(nodes, at, above, [*zip([0, *ends], ends, strict=False)], drawn, certain)
 
-    def parent(self, row: int, node: int, mass: float = 1.0) -> _Parent | None:
-        """A node as a parent; None for a leaf."""
-        children = self.children[row][node + 1]
-        return _Parent(row, node, children, mass) if children else None
+    def is_followed(self, node: int) -> bool:
+        """Whether a sibling comes after a node."""
+        return self.next[node] != _NOTHING
 
-    def ratio(self, parent: _Parent) -> tuple[float, float]:
-        """The p(x) and q(x) of a parent's next child, as the refused ones leave them."""
-        child = parent.child
-        return self.p[parent.row][child] / parent.total, self.q[parent.row][child] / parent.rest
+    def _post_order(self, end: int) -> list[int]:
+        # The reverse of a walk that visits parents before children and siblings from the last to the first.
+        visited, open_nodes = list[int](), [end]
+        while open_nodes:
+            visited.append(open_nodes.pop())
+            open_nodes += self.children[visited[-1]]
+        return visited[::-1]
 
-    def refuse(self, parents: Sequence[_Parent]) -> list[float]:
-        """Refuse the child that each parent judges now, and go on to its next one if it has any.
+    @cached_property
+    def paths(self) -> Any:
+        """The nodes on the path to each node, itself included [n, most]."""
+        paths = list[list[int]]()
+        for node, parent in enumerate(self.parents):
+            paths.append([*(paths[parent] if parent < self.num else ()), node])
+        return self.table(paths)
 
-        Returns:
-            S = Σ(a p - q)+ of each parent.
+    @cached_property
+    def earlier(self) -> Any:
+        """The siblings before each node, and behind these the context's end of some row [n, most]."""
+        siblings = (self.children[parent] for parent in self.parents)
+        return self.table([[*its[: its.index(node)], self.num] for node, its in enumerate(siblings)])
+
+    @cached_property
+    def certain(self) -> tuple[Any, Any]:
+        """How many children of each node and context end were drafted without chance [N], and which [N, most]."""
+        its = [[node for node in nodes if self.q_places[node] == _NOT_DRAWN] for nodes in self.children]
+        return self.at([*map(len, its)])[0], self.table([nodes or [0] for nodes in its])
+
+    def table(self, lists: Sequence[Sequence[int]]) -> Any:
+        """Lists as rows of indices; shorter ones end with their last index several times."""
+        most = max(map(len, lists))
+        filled = [[*its, *[its[-1]] * (most - len(its))] for its in lists]
+        return self.at([*chain.from_iterable(filled)])[0].reshape(len(lists), most)
+
+    def at(self, *lists: Sequence[int]) -> Sequence[Any]:
+        """Lists as indices, in one copy to a device."""
+        if self._device is None:
+            return [np.array(its, dtype=np.int64) for its in lists]
+        every = sent([*chain.from_iterable(lists)], torch.int64, self._device)
+        return torch.split(every, [*map(len, lists)])
+
+
+_forest = lru_cache(maxsize=64)(_Forest)
+
+
+class _Residuals:
+    """The p and q of all rows' nodes, as refused children leave them.
+
+    Args:
+        group: the rows, of which at least one has drafted tokens.
+        is_joint: whether a node's own a weighs what follows it (traversal), or a is 1 everywhere (rejection).
+
+    Attributes:
+        uniforms: by which each node is tried [n] float64.
+        p: p(x) of each node [n] float64, a refused sibling's successor with the weight that the refusal leaves it.
+        q: q(x) of each node [n] float64, 1 where it was drafted without chance.
+        mass: a of each node and context end [N] float64, as the refused children leave it.
+        total: sums of what these leave of p [N] float64.
+        rest: what q holds besides them [N] float64.
+        limit: a node stands where u·factor is below it [N] float64.
+        factor: of the uniform numbers [N] float64.
+    """
+
+    def __init__(self, group: RowGroup, is_joint: bool) -> None:
+        self.group, self._is_joint, p = group, is_joint, group.p.dense()
+        # Where in p it is decided what follows each node and context end.
+        nodes = [
+            [*range(start + 1, start + 1 + len(row))] for start, row in zip(group.starts, group.tokens, strict=True)
+        ]
+        self._places = [*chain.from_iterable(nodes), *group.starts]
+        self._is_host = p.is_cpu
+        self._xp: Any = np if self._is_host else torch
+        forms = tuple((row.guesses.drafted.parents, row.guesses.q is not None) for row in group.rows)
+        self.forest = forest = _forest(forms, is_joint, None if self._is_host else p.device)
+        uniforms = [*chain.from_iterable(group.acceptance_uniforms())]
+        self.uniforms = np.array(uniforms) if self._is_host else sent(uniforms, torch.float64, p.device)
+        self.p = self._numbers(group.at_drafted(p).double())
+        ones = self._numbers(p.new_ones(6, len(forest.children), dtype=torch.float64))
+        self.mass, self.total, self.rest, self.limit, self.factor, self._q_refused = ones
+        self._q_refused -= 1.0
+        self.q = self._xp.ones_like(self.p)
+        self._tokens = self._tensor([*chain.from_iterable(group.tokens)])
+        self._look_up_q()
+        # p [V] of parents as refused children leave it, not normalized: rows of several tensors, and which is whose.
+        self._weights, self._left = list[Tensor](), dict[int, tuple[int, int]]()
+        with np.errstate(all="ignore"):
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        """Judge all nodes, and refuse each for the sake of what comes after it."""
+        parents = self.forest.parents
+        path = set(range(self.forest.num, len(self.forest.children)))  # ends of paths so far
+        for wave in self.forest.waves:
+            self._reach(wave)
+            drawn, certain = wave.drawn, wave.certain
+            if self._is_host and not self._is_joint:
+                passes = self.passes()
+                for node in wave.nodes:
+                    if parents[node] in path and passes[node]:
+                        path = path - {parents[node]} | {node}
+                drawn, certain = ([node for node in its if parents[node] in path] for its in (drawn, certain))
+            if drawn:
+                self._refuse_drawn(drawn)
+            if certain:
+                self._refuse_certain(certain)
+
+    def _look_up_q(self) -> None:
+        """Look q(x) up where nodes were drawn by chance."""
+        parts = [row.guesses.q for row in self.group.rows if row.guesses.q is not None and row.guesses.drafted]
+        self._q_rows: Tensor | None = None
+        if parts:
+            self._q_rows = together(parts).to(self.group.p.scores.device)
+            drawn = [node for node, place in enumerate(self.forest.q_places) if place != _NOT_DRAWN]
+            shape = len(drawn), self.group.p.scores.shape[1]
+            assert self._q_rows.shape == shape, "q has a row for each drafted token, as wide as p"
+            (at,) = self.forest.at(drawn)
+            q = self._q_rows.gather(1, self._tokens[torch.as_tensor(at)][:, None])
+            self.q[at] = self._numbers(q[:, 0].double())
+
+    def _reach(self, wave: _Wave) -> None:
+        """Judge nodes as their refused siblings leave p and q."""
+        p, q = self.p[wave.at] / self.total[wave.above], self.q[wave.at] / self.rest[wave.above]
+        if not self._is_joint:
+            self.limit[wave.at], self.factor[wave.at] = p, q
+            return
+        for begin, end in wave.runs:
+            mass = self.mass[wave.above[begin:end]] * p[begin:end] / q[begin:end]
+            mass = np.minimum(mass, 1.0) if self._is_host else mass.clamp(max=1.0)
+            self.mass[wave.at[begin:end]] = self.limit[wave.at[begin:end]] = mass
+
+    def _refuse_certain(self, nodes: Sequence[int]) -> None:
+        """Refuse nodes that were drafted without chance: (a p - q)+ is a p everywhere but at the refused token.
+
+        As `_refuse_drawn` and `_lower` it takes each parent's judged child, first those that a sibling comes after.
         """
-        drawn = [parent for parent in parents if self._q_rows(parent.row) is not None]
-        sums = iter(self._refuse_drawn(drawn) if drawn else [])
-        return [self._refuse_certain(parent) if self._q_rows(parent.row) is None else next(sums) for parent in parents]
+        at, above, after = self.forest.at(nodes, *self._parents_and_next(nodes))
+        num = len(after)
+        gain = self.mass[above] * (1.0 - self.p[at] / self.total[above])
+        left = self._xp.maximum(self.total[above[:num]] - self.p[at[:num]], self.p[after])
+        self.total[above[:num]] = self._xp.where(left > float_info.min, left, float_info.min)
+        self._lower(above, num, gain)
 
-    def own_weights(self, nodes: Sequence[int], parents: Sequence[_Parent | None]) -> Tensor:
+    def _refuse_drawn(self, nodes: Sequence[int]) -> None:
+        """Refuse nodes that were drawn by chance."""
+        parents, following = self._parents_and_next(nodes)
+        at, above, after = self.forest.at(nodes, parents, following)
+        p, q, num = self._current(parents), self._q_of([self.forest.q_places[node] for node in nodes]), len(following)
+        left = self._excess(p, q, above)
+        sums = self._numbers(left.sum(dim=-1, dtype=torch.float64))
+        if num:
+            its, has_rest = above[:num], sums[:num] > 0  # else p equals q, and the refusal comes from the last bits
+            self._left |= {parent: (len(self._weights), i) for i, parent in enumerate(parents[:num])}
+            self._weights.append(self._where(has_rest, left[:num], p[:num]))
+            self.total[its] = self._xp.where(has_rest, sums[:num], self.total[its])
+            tokens = self._tokens[torch.as_tensor(after)][:, None]
+            of_next = self._numbers(left[:num].gather(1, tokens)[:, 0].double())
+            self.p[after] = self._xp.where(has_rest, of_next, self.p[after])
+            self._q_refused[its] += self.q[at[:num]]
+            rest = self._numbers(q[:num].sum(dim=-1, dtype=torch.float64)) - self._q_refused[its]
+            self.rest[its] = self._xp.maximum(rest, self.q[after])
+        self._lower(above, num, sums)
+
+    def _lower(self, above: Any, num: int, gain: Any) -> None:
+        """Give parents the a that a refused child leaves, by S = Σ(a p - q)+; `num` of them have a child left."""
+        if self._is_joint:
+            total = gain + 1.0 - self.mass[above]
+            mass = self.limit[above] = self._xp.where(total > 0, gain / total, 1.0)
+            self.mass[above[:num]] = mass[:num]  # behind the last child, own tokens need the a before
+
+    def own_weights(self, last: Any) -> Tensor:
         """Weights [B, V] of each row's own token, not normalized: of p after a leaf, else of the last residual.
 
         Args:
-            nodes: each row's last node that stands.
-            parents: the same as parents whose last child is refused as well; None for a leaf.
+            last: number of each row's last node that stands, or of its context's end [B].
         """
-        places = [start + node + 1 for start, node in zip(self.group.starts, nodes, strict=True)]
-        refused = [parent for parent in parents if parent is not None]
-        if not refused:
-            return self.group.probs(places)
-        p = self._current(places, parents)
-        drawn = {parent.row for parent in refused if self._q_rows(parent.row) is not None}
-        if drawn:
-            nothing = torch.zeros(p.shape[1], device=p.device)
-            with_q = [None if parent is None or parent.row not in drawn else parent for parent in parents]
-            q = [nothing if parent is None else self._q_of(parent).to(p.device) for parent in with_q]
-            scale = [1.0 if parent is None else parent.mass / parent.total for parent in with_q]
-            weights = _excess(p, torch.stack(q), scale)
-        else:
-            weights = p.clone()
-        for parent in refused:
-            if parent.row not in drawn:  # without chance q is one-hot at each refused token
-                tokens = self._tokens(parent.row)
-                refused_tokens = [tokens[child] for child in parent.children]
-                weights[parent.row, sent(refused_tokens, torch.int64, p.device)] = 0.0
+        weights = p = self._current(last.tolist()) if self._is_host else self._current_of(last)
+        place = self.forest.last_q[last]
+        has_q = place != _NOT_DRAWN
+        if self._q_rows is not None and not (self._is_host and not has_q.any()):
+            left = self._excess(p, self._q_of(self._xp.maximum(place, 0 * place)), last)
+            weights = self._where(has_q, left, p)
+        if _NOT_DRAWN in self.forest.q_places:
+            weights = self._without_refused(weights, last)
         # Where p equals q a refusal comes from the last bits alone, and nothing is left over: draw from p.
-        empty = weights.sum(dim=-1, keepdim=True) <= 0
-        return torch.where(empty, p, weights)
+        return p if weights is p else torch.where(weights.sum(dim=-1, keepdim=True) <= 0, p, weights)
 
-    def _refuse_certain(self, parent: _Parent) -> float:
-        """The same of a draft without chance: (a p - q)+ is a p everywhere but at the refused token."""
-        p, _ = self.ratio(parent)
-        gain = parent.mass * (1.0 - p)
-        if not parent.is_last:
-            left = parent.total - self.p[parent.row][parent.child]
-            parent.num_refused += 1
-            parent.total = max(left, self.p[parent.row][parent.child], float_info.min)
-        return gain
+    def _without_refused(self, weights: Tensor, last: Any) -> Tensor:
+        """Weights [B, V] without the tokens of refused nodes that were drafted without chance: q is one-hot there."""
+        nums, nodes = self.forest.certain
+        at, has_some = self._tokens[torch.as_tensor(nodes[last])], torch.as_tensor(nums[last] > 0)[:, None]
+        return weights.scatter(1, at, torch.where(has_some, 0.0, weights.gather(1, at)))
 
-    def _refuse_drawn(self, parents: Sequence[_Parent]) -> list[float]:
-        """The same of children that were drawn by chance."""
-        places = [self.group.starts[parent.row] + parent.node + 1 for parent in parents]
-        p = self._current(places, parents)
-        q = self._q_of_many(parents).to(p.device)
-        rests = [parent.rest for parent in parents]
-        rescaled = q if all(rest == 1 for rest in rests) else q / sent(rests, q.dtype, p.device)[:, None]
-        left = _excess(p, rescaled, [parent.mass / parent.total for parent in parents])
-        sums = left.sum(dim=-1, dtype=torch.float64)
-        going = [i for i, parent in enumerate(parents) if not parent.is_last]
-        if not going:
-            masses_left: list[float] = sums.tolist()
-            return masses_left
-        following = [parents[i].children[parents[i].num_refused + 1] for i in going]
-        tokens = [self._tokens(parents[i].row)[child] for i, child in zip(going, following, strict=True)]
-        at = sent(going, torch.int64, p.device)
-        of_next = left[at, sent(tokens, torch.int64, p.device)].double()
-        q_sums = q[at].sum(dim=-1, dtype=torch.float64)
-        # One copy, so that a GPU is waited for once.
-        gains = torch.cat((sums, of_next, q_sums)).tolist()
-        for j, i in enumerate(going):
-            parent, gain = parents[i], gains[i]
-            if gain > 0:  # else p equals q, and the refusal comes from the last bits alone
-                parent.weights, parent.total = left[i], gain
-                self.p[parent.row][following[j]] = gains[len(parents) + j]
-            parent.num_refused += 1
-            q_x, refused = self.q[parent.row], parent.children[: parent.num_refused]
-            rest = gains[len(parents) + len(going) + j] - sum(q_x[child] for child in refused)
-            parent.rest = max(rest, q_x[parent.child])
-        return gains[: len(parents)]
+    def _parents_and_next(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The parents of nodes, and the siblings after those that have one."""
+        forest = self.forest
+        return [forest.parents[node] for node in nodes], [
+            forest.next[node] for node in nodes if forest.is_followed(node)
+        ]
 
-    def _current(self, places: list[int], parents: Sequence[_Parent | None]) -> Tensor:
-        """Rows [n, V] of p at places, to be read only, as the refused children leave them."""
-        p = self.group.probs(places)
-        weights = [None if parent is None else parent.weights for parent in parents]
-        changed = {i: residual for i, residual in enumerate(weights) if residual is not None}
+    def _current(self, parents: Sequence[int]) -> Tensor:
+        """Rows [n, V] of p behind parents, to be read only, as the refused children leave them."""
+        p = self.group.probs([self._places[parent] for parent in parents])
+        changed = {i: self._left[parent] for i, parent in enumerate(parents) if parent in self._left}
         if changed:
             p = p.clone()
-            p[sent([*changed], torch.int64, p.device)] = torch.stack(list(changed.values()))
+            p[self._tensor([*changed])] = torch.stack([self._weights[number][row] for number, row in changed.values()])
         return p
 
-    def _tokens(self, row: int) -> tuple[int, ...]:
-        return self.group.rows[row].guesses.drafted.tokens
+    def _current_of(self, last: Tensor) -> Tensor:
+        """The same [B, V] of nodes that the device has chosen."""
+        (place,) = self.forest.at(self._places)
+        p = self.group.p.dense()[place[last]]
+        for number, weights in enumerate(self._weights):
+            left = [self._left.get(node, (-1, -1)) for node in range(len(self._places))]
+            (rows,) = self.forest.at([row if its == number else -1 for its, row in left])
+            row = rows[last]
+            p = torch.where((row >= 0)[:, None], weights[row.clamp(min=0)], p)
+        return p
 
-    def _q_rows(self, row: int) -> Tensor | None:
-        return self.group.rows[row].guesses.q
+    def _excess(self, p: Tensor, q: Tensor, parents: Any) -> Tensor:
+        """(a p - q)+ [n, V] of parents [n] with the p and q given [n, V], normalized."""
+        rest = self.rest[parents]
+        if not (self._is_host and (rest == 1).all()):
+            q = q / self._column(rest)
+        return (p * self._column(self.mass[parents] / self.total[parents])).sub_(q).clamp_(min=0)
 
-    def _q_of(self, parent: _Parent) -> Tensor:
-        """[V], the q that its next child was drawn from; refused ones keep their place, where p is 0 already."""
-        q = self._q_rows(parent.row)
-        assert q is not None, "this row was drawn by chance"
-        return q[parent.child] if parent.rest == 1 else q[parent.child] / parent.rest
+    def _where(self, condition: Any, left: Tensor, p: Tensor) -> Tensor:
+        """Rows [n, V] of `left` where a condition [n] holds, else of p."""
+        if self._is_host and condition.all():  # no copy
+            return left
+        return torch.where(torch.as_tensor(condition)[:, None], left, p)
 
-    def _q_of_many(self, parents: Sequence[_Parent]) -> Tensor:
-        """The q of several parents, each as the draft gave it, [n, V]."""
-        nodes: dict[int, list[int]] = {}
-        for parent in parents:
-            nodes.setdefault(parent.row, []).append(parent.child)
-        parts = []
-        for row, children in nodes.items():
-            q = self._q_rows(row)
-            assert q is not None, "these rows were drawn by chance"
-            first, last = children[0], children[-1]
-            is_slice = children == list(range(first, last + 1))  # no copy
-            parts.append(q[first : last + 1] if is_slice else q[sent(children, torch.int64, q.device)])
-        return together(parts)
+    def _q_of(self, places: Any) -> Tensor:
+        """Rows [n, V] of q, to be read only."""
+        assert self._q_rows is not None, "these nodes were drawn by chance"
+        if isinstance(places, Tensor):
+            return self._q_rows[places]
+        if list(places) == [*range(places[0], places[0] + len(places))]:  # no copy
+            return self._q_rows[places[0] : places[0] + len(places)]
+        return self._q_rows[self._tensor(places)]
+
+    def passes(self) -> Any:
+        """Whether each node passes its own test [n] bool."""
+        num = self.forest.num
+        return self.uniforms * self.factor[:num] < self.limit[:num]
+
+    def last(self) -> Any:
+        """Number of each row's last node that stands, or of its context's end [B]."""
+        num, stands = self.forest.num, self._xp.ones_like(self.limit) > 0
+        stands[:num] = self.passes()
+        if not self._is_joint:
+            # A sibling that passes stands before those after it, and a node with its whole path alone.
+            fails = ~stands
+            fails[num:] = True
+            stands[:num] &= fails[self.forest.earlier].all(1)
+            stands[:num] = stands[self.forest.paths].all(1)
+        return self.forest.order[self.forest.rows, (stands[self.forest.order] * 1).argmax(1)]
+
+    def own_tokens(self, last: Any) -> Tensor:
+        """Each row's own token [B] int64 after its last node that stands, or after its context's end."""
+        return self.group.own_tokens(self.forest.depths[last], self.forest.most_depth, self.own_weights(last))
+
+    def _numbers(self, values: Tensor) -> Any:
+        """Float64 of the device, as numpy on a CPU."""
+        return values.numpy() if self._is_host else values
+
+    def _column(self, numbers: Any) -> Tensor:
+        """The same as a column [n, 1] float32."""
+        return torch.as_tensor(numbers).float()[:, None]
+
+    def _tensor(self, values: Sequence[Any]) -> Tensor:
+        return sent(values, torch.int64, self.group.p.scores.device)
 
 
 def rejection(group: RowGroup) -> list[Verdict]:
-    """Recursive rejection without replacement, rows side by side; on a chain, speculative sampling."""
-    residuals, uniforms = _Residuals(group), group.acceptance_uniforms()
-    paths: list[list[int]] = [[] for _ in group.rows]
-    ends = [residuals.parent(row, CONTEXT_END) for row in range(len(group.rows))]
-    going = [parent for parent in ends if parent is not None]
-    while going:
-        refused = []
-        for begin in going:
-            parent: _Parent | None = begin
-            while parent is not None:
-                p, q = residuals.ratio(parent)
-                if not uniforms[parent.row][parent.child] * q < p:
-                    break
-                paths[parent.row].append(parent.child)
-                parent = residuals.parent(parent.row, parent.child)
-            ends[begin.row] = parent
-            if parent is not None and not parent.is_last:
-                refused.append(parent)
-        if refused:
-            residuals.refuse(refused)
-        going = refused
-    return _verdicts(residuals, paths, ends)
+    """Recursive rejection without replacement; on a chain, speculative sampling."""
+    return _verdicts(group, is_joint=False)
 
 
 def traversal(group: RowGroup) -> list[Verdict]:
-    """Traversal verification: the first node in post-order whose uniform is below its a stands, with its path."""
-    residuals, uniforms = _Residuals(group), group.acceptance_uniforms()
-    chances, parents = _chances(residuals)
-    paths: list[Sequence[int]] = []
-    ends = []
-    for row, drafted in enumerate(group.drafted):
-        tested = (node for node in _post_order(residuals.children[row]))
-        stands = (node for node in tested if node == CONTEXT_END or uniforms[row][node] < chances[row][node])
-        last = next(stands)
-        paths.append(drafted.path(last))
-        ends.append(parents.get((row, last)))
-    return _verdicts(residuals, paths, ends)
+    """Traversal verification."""
+    return _verdicts(group, is_joint=True)
 
 
-def _chances(residuals: _Residuals) -> tuple[list[list[float]], dict[tuple[int, int], _Parent]]:
-    """Each row's a of every node once all its children are refused, and all parents, with one child left to refuse."""
-    chances = [[1.0] * len(drafted) for drafted in residuals.group.drafted]
-    parents: dict[tuple[int, int], _Parent] = {}
-    roots = (residuals.parent(row, CONTEXT_END) for row in range(len(chances)))
-    going = [root for root in roots if root is not None]
-    while going:
-        active = []
-        for begin in going:
-            parent: _Parent | None = begin
-            while parent is not None:  # down along first children: their a depends on no refusal
-                if not (parent.node == CONTEXT_END and parent.is_last):
-                    active.append(parent)
-                parents[parent.row, parent.node] = parent
-                p, q = residuals.ratio(parent)
-                chance = chances[parent.row][parent.child] = min(1.0, parent.mass * p / q)
-                parent = residuals.parent(parent.row, parent.child, chance)
-        is_last = [parent.is_last for parent in active]
-        for parent, gain, last in zip(active, residuals.refuse(active), is_last, strict=True):
-            total = gain + 1.0 - parent.mass
-            mass = gain / total if total > 0 else 1.0
-            if last:  # its own token needs the a that it had before
-                chances[parent.row][parent.node] = mass
-            else:
-                parent.mass = mass
-        going = [parent for parent, last in zip(active, is_last, strict=True) if not last]
-    return chances, parents
-
-
-def _verdicts(residuals: _Residuals, paths: Sequence[Sequence[int]], ends: Sequence[_Parent | None]) -> list[Verdict]:
-    """Verdicts with own tokens drawn from p, or from what the refused children after each path leave of it."""
-    weights = residuals.own_weights([path[-1] if path else CONTEXT_END for path in paths], ends)
-    own = residuals.group.own_tokens([len(path) for path in paths], weights)
-    return [Verdict(tuple(path), token) for path, token in zip(paths, own, strict=True)]
-
-
-def _children(drafted: Drafted) -> list[list[int]]:
-    """The nodes after each place: after the context's end first, then after every node."""
-    if drafted.is_chain:
-        return [*([node] for node in range(len(drafted))), []]
-    children: list[list[int]] = [[] for _ in range(len(drafted) + 1)]
-    for node, parent in enumerate(drafted.parents):
-        children[parent + 1].append(node)
-    return children
-
-
-def _post_order(children: Sequence[Sequence[int]]) -> list[int]:
-    """All nodes, each after those below it and siblings in their order; the context's end comes last."""
-    # The reverse of a walk that visits parents before children and siblings from the last to the first.
-    visited, open_nodes = [], [CONTEXT_END]
-    while open_nodes:
-        node = open_nodes.pop()
-        visited.append(node)
-        open_nodes += children[node + 1]
-    return visited[::-1]
-
-
-def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:
-    """(scale p - q)+ [n, V] from p, q [n, V] float32 and scale [n]."""
-    return (p * sent(scale, p.dtype, p.device)[:, None]).sub_(q).clamp_(min=0)
+def _verdicts(group: RowGroup, is_joint: bool) -> list[Verdict]:
+    """The first node in post-order that stands, and an own token from p or from what refused children leave of it."""
+    if not any(group.tokens):
+        return from_p(group)
+    residuals = _Residuals(group, is_joint)
+    last, forest = residuals.last(), residuals.forest
+    results = last, residuals.own_tokens(last), residuals.q > 0
+    if isinstance(last, Tensor):  # in one copy, so that a GPU is waited for once
+        nodes, tokens, are_right = torch.stack((*results[:2], results[2].all().expand_as(last))).tolist()
+    else:
+        nodes, tokens, are_right = (its.tolist() for its in results)
+    assert all(are_right), "a drafted token has a probability under the q it was drawn from"
+    return [
+        Verdict(drafted.path(node - begin if node < forest.num else CONTEXT_END), token)
+        for drafted, begin, node, token in zip(group.drafted, forest.begins, nodes, tokens, strict=True)
+    ]

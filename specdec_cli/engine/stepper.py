@@ -20,6 +20,7 @@ from specdec_cli.engine.verify import VerifyRow, verify
 from specdec_cli.lm.door import LM, Row, Tapped
 from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
 from specdec_cli.sampling.grammar import GrammarError
+from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import BoolArray, Matcher
@@ -238,5 +239,5 @@ def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolAr
     everything = np.ones_like(seen.masks[CONTEXT_END])
     allowed = np.stack([seen.masks.get(node, everything) for node in (CONTEXT_END, *kept)])
     if q is not None and len(kept) < len(drafted):
-        q = q[kept] if kept else None
+        q = q[sent(kept, torch.int64, q.device)] if kept else None
     return Guesses(drafted.keep(kept), q), allowed

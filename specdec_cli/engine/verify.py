@@ -29,6 +29,7 @@ from functools import cache
 from importlib import import_module
 from itertools import accumulate, chain, islice, takewhile
 from math import exp, isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,14 +123,9 @@ class RowGroup:
 
     def of_drafted(self, values: Tensor) -> list[list[float]]:
         """Values of each row's drafted tokens, from `values` [n, V] of the same places as p."""
-        return self.by_row(self._at_drafted(values).tolist() if any(self.tokens) else [])
+        return self.by_row(self.at_drafted(values).tolist() if any(self.tokens) else [])
 
-    def p_of_drafted(self) -> list[list[float]]:
-        """Each row's p(x)."""
-        assert self.p.probs is not None, "rows that sample have a dense p"
-        return self.of_drafted(self.p.probs)
-
-    def _at_drafted(self, values: Tensor) -> Tensor:
+    def at_drafted(self, values: Tensor) -> Tensor:
         """The same of all rows [drafted]."""
         width = values.shape[1]
         flat = [
@@ -141,28 +137,6 @@ class RowGroup:
         """Values of all rows' drafted tokens, row by row."""
         rest = iter(values)
         return [list(islice(rest, len(tokens))) for tokens in self.tokens]
-
-    def p_and_q_of_drafted(self) -> tuple[list[list[float]], list[list[float]]]:
-        """Each row's p(x), and its q(x), 1 where it was drafted without chance; a GPU is waited for once."""
-        assert self.p.probs is not None, "rows that sample have a dense p"
-        if not any(self.tokens):
-            return [[] for _ in self.rows], [[] for _ in self.rows]
-        drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.drafted]
-        parts = [self._at_drafted(self.p.probs)]
-        if drawn:
-            q = together([guesses.q for guesses in drawn if guesses.q is not None])
-            tokens = [token for guesses in drawn for token in guesses.drafted.tokens]
-            shape = len(tokens), self.p.scores.shape[1]
-            assert q.shape == shape, "q has a row for each drafted token, as wide as p"
-            parts.append(q.gather(1, sent(tokens, torch.int64, q.device)[:, None])[:, 0].to(parts[0]))
-        values = iter(torch.cat(parts).tolist())
-        p_x = self.by_row(values)
-        q_x = [
-            [1.0] * len(drafted) if row.guesses.q is None else list(islice(values, len(drafted)))
-            for row, drafted in zip(self.rows, self.drafted, strict=True)
-        ]
-        assert all(q > 0 for its in q_x for q in its), "a drafted token has a probability under the q it was drawn from"
-        return p_x, q_x
 
     def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
         """Each row's first n uniform numbers, keyed by the position at which the step began; the j-th is offset j."""
@@ -176,11 +150,19 @@ class RowGroup:
         drawn = self.uniforms(Purpose.ACCEPT, most) if most else [[] for _ in self.rows]
         return [row[: len(tokens)] for row, tokens in zip(drawn, self.tokens, strict=True)]
 
-    def own_tokens(self, offsets: Sequence[int], weights: Tensor) -> list[int]:
-        """Each row's own token, drawn from weights [B, V] by the uniform number of its offset."""
-        uniforms = self.uniforms(Purpose.OWN, max(offsets) + 1)
-        drawn: list[int] = inverse_cdf(weights, [u[i] for u, i in zip(uniforms, offsets, strict=True)]).tolist()
-        return drawn
+    def own_tokens(self, offsets: Any, most: int, weights: Tensor) -> Tensor:
+        """Each row's own token [B] int64, drawn by a uniform number.
+
+        Args:
+            offsets: of the number among each row's [B], on the host or on weights' device.
+            most: the largest of these that there may be.
+            weights: of the tokens [B, V].
+        """
+        uniforms = self.uniforms(Purpose.OWN, most + 1)
+        if not isinstance(offsets, Tensor):
+            return inverse_cdf(weights, [row[offset] for row, offset in zip(uniforms, offsets, strict=True)])
+        given = sent(uniforms, torch.float64, weights.device)
+        return inverse_cdf(weights, given.gather(1, offsets[:, None])[:, 0])
 
     def gumbel_tokens(self) -> list[int]:
         """argmax(log p + g) at all places of these rows, g keyed by the position of the token that is chosen."""
@@ -282,9 +264,9 @@ def typical(group: RowGroup) -> list[Verdict]:
     entropy = group.by_row(torch.special.entr(p).sum(dim=-1, dtype=torch.float64).tolist())
     num_accepted = [
         _num_leading(x > min(TYPICAL_EPSILON, TYPICAL_DELTA * exp(-h)) for x, h in zip(p_x, entropies, strict=True))
-        for p_x, entropies in zip(group.p_of_drafted(), entropy, strict=True)
+        for p_x, entropies in zip(group.of_drafted(group.p.dense()), entropy, strict=True)
     ]
-    return _with_own(group, num_accepted, _p_behind(group, num_accepted))
+    return from_p(group, num_accepted)
 
 
 def synthetic(group: RowGroup) -> list[Verdict]:
@@ -296,7 +278,7 @@ def synthetic(group: RowGroup) -> list[Verdict]:
     places = [start + (path[-1] + 1 if path else 0) for start, path in zip(group.starts, paths, strict=True)]
     own = [group.p.likeliest[place] for place in places]
     if not group.p.one_hot[places].all():
-        sampled = group.own_tokens([len(path) for path in paths], group.probs(places))
+        sampled = _from_places(group, [len(path) for path in paths], places)
         pairs = zip(places, own, sampled, strict=True)
         own = [likeliest if group.p.one_hot[place] else token for place, likeliest, token in pairs]
     return [Verdict(path, token) for path, token in zip(paths, own, strict=True)]
@@ -316,16 +298,14 @@ def _path_by_chance(
     return tuple(path)
 
 
-def _p_behind(group: RowGroup, num_accepted: Sequence[int]) -> Tensor:
-    """Each row's p [B, V] behind the tokens that stand."""
-    return group.probs([start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)])
+def from_p(group: RowGroup, num_accepted: Sequence[int] = ()) -> list[Verdict]:
+    """Verdicts of chains, of which so many first tokens stand, and own tokens from p behind these; none without."""
+    nums = num_accepted or [0] * len(group.rows)
+    own = _from_places(group, nums, [start + num for start, num in zip(group.starts, nums, strict=True)])
+    return [Verdict(tuple(range(num)), token) for num, token in zip(nums, own, strict=True)]
 
 
-def _with_own(group: RowGroup, num_accepted: Sequence[int], weights: Tensor) -> list[Verdict]:
-    """Verdicts with own tokens drawn from weights [B, V]."""
-    return _leading(num_accepted, group.own_tokens(num_accepted, weights))
-
-
-def _leading(num_accepted: Sequence[int], own: Sequence[int]) -> list[Verdict]:
-    """Verdicts of chains, of which so many first tokens stand."""
-    return [Verdict(tuple(range(num)), token) for num, token in zip(num_accepted, own, strict=True)]
+def _from_places(group: RowGroup, num_accepted: Sequence[int], places: list[int]) -> list[int]:
+    """Each row's own token from p at a place, so many drafted tokens after the step's begin."""
+    own: list[int] = group.own_tokens(num_accepted, max(num_accepted), group.probs(places)).tolist()
+    return own

@@ -270,7 +270,7 @@ def _is_cut(params: SamplingParams, num_tokens: int) -> bool:
 
 def _descending(scaled: Tensor, num: int) -> Tensor:
     """The `num` largest values of each row in descending order, [n, num]."""
-    if scaled.device.type == "cpu":
+    if scaled.is_cpu:
         # numpy sorts plain float32 with vector instructions, 30 times faster than torch's sort with indices.
         negated = -scaled.numpy()
         if num < scaled.shape[1]:
@@ -300,7 +300,7 @@ def _keep_best(scaled: Tensor, threshold: Tensor, keep: Tensor) -> None:
     """Ban, in place, all but the `keep` [n, 1] best of scaled [n, V]; threshold [n, 1] is the last kept value."""
     banned = scaled < threshold
     surplus = (scaled.shape[1] - keep) - banned.sum(dim=-1, keepdim=True)
-    if bool((surplus > 0).any()):
+    if not scaled.is_cpu or bool((surplus > 0).any()):  # on a GPU, to look would be a wait
         equal = scaled == threshold
         room = equal.sum(dim=-1, keepdim=True) - surplus
         banned |= equal & (equal.cumsum(dim=-1) > room)

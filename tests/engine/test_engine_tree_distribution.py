@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from planted import forget_residuals, keep_residuals_of_siblings
 from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
@@ -20,7 +21,6 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.residual import _Residuals
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.audit.table import TableLM
@@ -79,31 +79,6 @@ def test_the_other_rules_sample_trees_as_well(verify: str, with_grammar: bool) -
     assert p_value(ALL, 6_000, with_grammar, verify=verify) > ALARM
 
 
-def draws_from_p(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The own token after refused siblings comes from p, and not from what they leave of it."""
-
-    def weights(residuals: Any, nodes: Any, _: Any) -> Any:
-        group = residuals.group
-        return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
-
-    monkeypatch.setattr(_Residuals, "own_weights", weights)
-
-
-def keeps_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused sibling leaves p as it was."""
-    correct = _Residuals._refuse_drawn
-
-    def forgets(residuals: Any, parents: Any) -> Any:
-        before = [list(row) for row in residuals.p]
-        sums = correct(residuals, parents)
-        residuals.p[:] = before
-        for parent in parents:
-            parent.weights, parent.total = None, 1.0
-        return sums
-
-    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
-
-
 def shows_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target scores a node as if all nodes before it were its path."""
     correct = TableLM._seen
@@ -114,7 +89,7 @@ def shows_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableLM, "_seen", flat)
 
 
-@pytest.mark.parametrize("fault", [draws_from_p, keeps_the_residual, shows_siblings])
+@pytest.mark.parametrize("fault", [forget_residuals, keep_residuals_of_siblings, shows_siblings])
 def test_planted_faults_are_seen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     assert p_value(ALL, 1_200) < ALARM

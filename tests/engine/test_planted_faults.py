@@ -94,10 +94,10 @@ class CutAtTheBestOfAllLengths(CutByConfidence):
 
 
 def off_by_one_bonus(own_weights):
-    def patched(residuals, nodes, parents):
-        weights = own_weights(residuals, nodes, parents)
-        is_full = [parent is None and node >= 0 for node, parent in zip(nodes, parents, strict=True)]
-        before = own_weights_of_p(residuals, [max(node - 1, -1) for node in nodes], parents)
+    def patched(residuals, last):
+        weights, forest = own_weights(residuals, last), residuals.forest
+        is_full = [node < forest.num and not forest.children[node] for node in last]
+        before = own_weights_of_p(residuals, [forest.parents[node] if node < forest.num else node for node in last])
         return torch.where(torch.tensor(is_full)[:, None], before, weights)
 
     return patched

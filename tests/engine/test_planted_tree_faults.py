@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from planted import keep_residuals_of_siblings
 from table_loop import Table
 from tree_loop import TREES, TreeLoop, measured_tree
 
@@ -78,11 +79,9 @@ def test_siblings_drawn_with_replacement_but_judged_without() -> None:
 def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch: pytest.MonkeyPatch) -> None:
     correct = _Residuals._refuse_drawn
 
-    def forgets(residuals, parents):
-        sums = correct(residuals, parents)
-        for parent in parents:
-            parent.rest = 1.0
-        return sums
+    def forgets(residuals, nodes):
+        correct(residuals, nodes)
+        residuals.rest[:] = 1.0
 
     monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
     assert first_of_three(TreeLoop) < ALARM
@@ -90,29 +89,17 @@ def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch: pytest.
 
 @pytest.mark.parametrize("mode", JUDGES)
 def test_a_residual_that_is_not_updated_after_a_refused_sibling(mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    correct = _Residuals._refuse_drawn
-
-    def forgets(residuals, parents):
-        before = [list(row) for row in residuals.p]
-        sums = correct(residuals, parents)
-        residuals.p[:] = before
-        for parent in parents:
-            parent.weights, parent.total = None, 1.0
-        return sums
-
-    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
+    keep_residuals_of_siblings(monkeypatch)
     assert p_value(mode, "3,1,1") < ALARM
 
 
 def test_a_mass_that_traversal_does_not_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    correct = _Residuals.refuse
+    correct = _Residuals._lower
 
-    def keeps(residuals, parents):
-        mass = [parent.mass for parent in parents]
-        correct(residuals, parents)
-        return mass  # a / (a + 1 - a) = a
+    def keeps(residuals, above, num, _):
+        correct(residuals, above, num, residuals.mass[above])  # a / (a + 1 - a) = a
 
-    monkeypatch.setattr(_Residuals, "refuse", keeps)
+    monkeypatch.setattr(_Residuals, "_lower", keeps)
     assert p_value("traversal") < ALARM
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from host_waits import HostWaits
 from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
@@ -13,7 +14,8 @@ from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
-from specdec_cli.engine.verify import Verdict, VerifyRow, verify
+from specdec_cli.engine.residual import _Residuals
+from specdec_cli.engine.verify import RowGroup, Verdict, VerifyRow, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit.chisquare import enumerate_joint
@@ -196,6 +198,48 @@ def test_verdicts_on_trees_are_the_papers_row_by_row(mode, parents, is_drawn: bo
         lengths.add(len(path))
         first += len(drafted) + 1
     assert lengths == set(range(max(row.guesses.drafted.max_depth for row in rows) + 1))
+    waits = HostWaits()
+    with waits:
+        found = verify(p, rows)
+    assert found == verdicts, "a GPU judges otherwise"
+    assert waits.num == 1, waits.lines
+
+
+def numbers_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is tried by the random number of the next one."""
+    drawn = RowGroup.acceptance_uniforms
+    monkeypatch.setattr(RowGroup, "acceptance_uniforms", lambda group: [[*u[1:], *u[:1]] for u in drawn(group)])
+
+
+def residuals_not_normalized(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = _Residuals._refuse_drawn
+
+    def forgets(residuals, nodes):
+        refuse(residuals, nodes)
+        residuals.total[:] = 1.0
+
+    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
+
+
+def probabilities_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has the p(x) of the one before it."""
+    refuse = _Residuals._refuse_drawn
+
+    def mistakes(residuals, nodes):
+        refuse(residuals, nodes)
+        for node in nodes:
+            if residuals.forest.is_followed(node):
+                residuals.p[residuals.forest.next[node]] = residuals.p[node]
+
+    monkeypatch.setattr(_Residuals, "_refuse_drawn", mistakes)
+
+
+@pytest.mark.parametrize("fault", [numbers_of_siblings, residuals_not_normalized, probabilities_of_siblings])
+@pytest.mark.parametrize("mode", JUDGES)
+def test_planted_faults_are_seen_row_by_row(mode, fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_verdicts_on_trees_are_the_papers_row_by_row(mode, TREES["3,1,1"], True)
 
 
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["by chance", "without"])
@@ -214,6 +258,10 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
     chain = [ChainRow(row.params, [0, 1], 2, row.guesses.drafted, frozenset()) for row in rows]
     p = distribution(torch.cat((logits, logits[:1])), chain, TABLE.num_tokens)
     assert verify(p, rows)[:-1] == verdicts
+    waits = HostWaits()
+    with waits:
+        assert verify(p, rows)[:-1] == verdicts, "a GPU judges otherwise"
+    assert waits.num == len({row.rule for row in rows}), waits.lines
 
 
 @pytest.mark.parametrize("mode", [*JUDGES, *WALKS])

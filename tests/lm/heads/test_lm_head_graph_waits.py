@@ -11,13 +11,15 @@ from host_waits import HostWaits
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
-from tiny_models import make_tiny
+from tiny_grammar import byte_tokens
+from tiny_models import VOCAB, make_tiny
 from tiny_pard import publish_pard
 
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.forward.graph_draws import drawn_q
 from specdec_cli.lm.heads import head_graphs
 from specdec_cli.lm.load import load_lm
+from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_STEPS = 6
@@ -25,7 +27,13 @@ CHUNK = 80
 
 
 def waits_of(
-    models: tuple[Any, Any], k: int, params: SamplingParams, num_rows: int = 1, more: Sequence[int] = (), **options: Any
+    models: tuple[Any, Any],
+    k: int,
+    params: SamplingParams,
+    num_rows: int = 1,
+    more: Sequence[int] = (),
+    grammar: Grammar | None = None,
+    **options: Any,
 ) -> HostWaits:
     """What some steps of sequences waited for, after the first ones; before the counted steps a prompt may be added."""
     engine, waits = tiny_engine(*models, k, max_num_seqs=num_rows + 1, **options), HostWaits()
@@ -53,7 +61,7 @@ def waits_of(
     graphs.record = unseen
     try:
         for row in range(num_rows):
-            engine.add(list(range(5 + row % 7, 16 + row % 5)), replace(params, index=row))
+            engine.add(list(range(5 + row % 7, 16 + row % 5)), replace(params, index=row), grammar=grammar)
         for _ in range(4):
             engine.step()
         if more:
@@ -88,13 +96,20 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "dynamic tree of a model": ("model", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
     "tree by masks of a model": ("pard", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "sampled, plain": ("official", 0, 1, {}, 2),
-    "sampled, chain": ("official", 3, 1, {"verify": "block"}, 4),
-    "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 4),
-    "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 4),
-    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 7),
-    "sampled, tree of a block": ("dflash", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 7),
-    "sampled, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 7),
+    "sampled, chain": ("official", 3, 1, {"verify": "block"}, 2),
+    "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 2),
+    "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 2),
+    "sampled, chain, by token": ("official", 3, 1, {"verify": "rejection"}, 2),
+    "sampled, chain, its own draws": ("official", 3, 1, {"verify": "exact-match"}, 2),
+    "sampled, chain, by entropy": ("official", 3, 1, {"verify": "typical"}, 4),
+    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 2),
+    "sampled, tree of a block": ("dflash", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 2),
+    "sampled, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 2),
+    "sampled, tree, walked down": ("official", 3, 1, {"tree": "3,2,1", "verify": "rejection"}, 2),
+    "sampled, dynamic tree": ("official", 3, 1, {"tree": "dynamic:6"}, 2),
+    "sampled, dynamic tree, judged": ("official", 3, 1, {"tree": "dynamic:6", "verify": "traversal"}, 2),
     "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
+    "sampled, gumbel, chain of a model": ("model", 3, 1, {"verify": "gumbel"}, 8),
     "sampled, gumbel, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 2),
 }
 BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "dynamic tree", "sampled, chain"]
@@ -163,6 +178,45 @@ def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
     limits: dict[str, Any] = {"prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK}
     prompt = [(7 * i) % 89 + 2 for i in range(CHUNK * NUM_STEPS + 1)]
     waits = waits_of(pair(draft), k, params, 4, prompt, **options, **limits)
+    assert waits.num == num * NUM_STEPS, waits.lines
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}], ids=str)
+@pytest.mark.parametrize("arm", ["sampled, chain", "sampled, tree"])
+def test_cuts_add_no_wait(arm: str, cut: dict[str, Any], pair) -> None:
+    draft, k, temperature, options, num = ARMS[arm]
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3, **cut)
+    waits = waits_of(pair(draft), k, params, 4, **options)
+    assert waits.num == num * NUM_STEPS, waits.lines
+
+
+CONFIDENT: dict[str, Any] = {"depth_policy": "confidence", "p_min": 1e-9}
+PENALTY: dict[str, Any] = {"presence_penalty": 0.1}
+GRAMMAR: dict[str, Any] = {"grammar": "(.|\n)*"}
+HOST_NEEDED: dict[str, tuple[str, dict[str, Any], float]] = {
+    # Of each an arm, what it does beside, and the waits of a step. With a penalty or a cut by confidence a depth of a
+    # draft is a round of the host, and a chain's are k = 3. That a grammar waits for the guess is not seen here.
+    "chain, penalty": ("chain", PENALTY, 1 + 3),
+    "chain, confidence": ("chain", CONFIDENT, 1 + 2 * 3),
+    "sampled, plain, penalty": ("sampled, plain", PENALTY, 2),
+    "sampled, chain, penalty": ("sampled, chain", PENALTY, 2 + 2 * 3),
+    "sampled, chain, confidence": ("sampled, chain", CONFIDENT, 2 + 3 * 3),
+    "sampled, tree, penalty": ("sampled, tree", PENALTY, 14),
+    "sampled, tree, grammar": ("sampled, tree", GRAMMAR, 2),
+}
+
+
+@pytest.mark.parametrize("case", HOST_NEEDED)
+def test_what_needs_the_host_waits_as_often_as_the_documentation_says(case: str, pair) -> None:
+    arm, more, num = HOST_NEEDED[case]
+    draft, k, temperature, options, _ = ARMS[arm]
+    penalty = more.get("presence_penalty", 0.0)
+    params = SamplingParams(
+        max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3, presence_penalty=penalty
+    )
+    grammar = compile_grammar("regex", more["grammar"], byte_tokens(VOCAB)) if "grammar" in more else None
+    more = {key: value for key, value in more.items() if key in CONFIDENT}
+    waits = waits_of(pair(draft), k, params, 4, grammar=grammar, **options, **more)
     assert waits.num == num * NUM_STEPS, waits.lines
 
 

@@ -413,7 +413,7 @@ def test_drawn_trees_are_those_of_rounds_without(head: str, cut: dict[str, Any],
                 torch.testing.assert_close(q, one.q, rtol=1e-3, atol=1e-4)
                 if device == "cpu":  # a GPU may round what stands at the cut
                     assert torch.equal(not_none(q) > 0, one.q > 0)
-        sizes |= {len(its) - row.tree.num_nodes(row.k) for its, row in zip(drafted, rows, strict=True)}
+        sizes |= {len(its) - row.most_nodes for its, row in zip(drafted, rows, strict=True)}
         rounds.go_on(drafted, accepted)
     assert min(sizes) < 0 or "top_k" not in cut, "no tree lacks a node"
 
@@ -462,6 +462,12 @@ def test_a_planted_fault_of_drawn_trees_is_caught(place, name, fault, both, monk
 
 SAMPLED_TEXTS = [("rejection", None), ("block", None), ("gumbel", None), ("exact-match", "2,2,1")]
 SAMPLED_TEXTS += [(verify, "3,2,1") for verify in ("rejection", "traversal", "gumbel")]
+
+
+def test_keys_of_accepted_nodes_that_are_not_moved_are_noticed(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs.Graphs, "move", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_whole_sampled_texts_are_those_without_graphs("traversal", "3,2,1", both)
 
 
 @pytest.mark.parametrize(("verify", "tree"), SAMPLED_TEXTS)
