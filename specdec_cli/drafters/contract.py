@@ -10,6 +10,7 @@ from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from specdec_cli.lm.cache.budget import DraftCache
@@ -372,6 +373,28 @@ class WithoutModel(WithoutFeatures):
     builds_trees = False
     draws = False
     sizes = (0, 0)
+
+
+def draws_of(rows: Sequence[DraftRow], nums: Sequence[int], device: torch.device, num_tokens: int) -> list[Draw | None]:
+    """How so many next depths of each row are drawn; None takes the likeliest. The noise is computed together.
+
+    Args:
+        rows: that are plain, or would be but for the target's noise.
+        nums: depths of each.
+        device: where the noise is needed.
+        num_tokens: V.
+    """
+    import torch
+
+    from specdec_cli.sampling import noise
+
+    shared = [num if row.is_plain_but_noise else 0 for row, num in zip(rows, nums, strict=True)]
+    keys = [key for row, num in zip(rows, shared, strict=True) for key in row.noise_keys(num)]
+    if not keys:
+        return [row.draw(num) for row, num in zip(rows, nums, strict=True)]
+    seeds, indices, positions = zip(*keys, strict=True)
+    parts = torch.split(noise.gumbel_on(device, seeds, indices, positions, num_tokens), shared)
+    return [row.draw(num, its if len(its) else None) for row, num, its in zip(rows, nums, parts, strict=True)]
 
 
 def by_shape(

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec_cli.drafted import MOST_DEPTH, Drafted
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape, draws_of
 from specdec_cli.drafters.growing_draft import GrowingDraft, grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.draft_formats import PublishedKind, kinds_by_method
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
-    from specdec_cli.lm.door import LM, Draw, Tap
+    from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.heads.draft_sequences import DraftSequences
     from specdec_cli.lm.heads.published import PublishedDraft
@@ -185,7 +185,8 @@ class HeadDrafter(WithoutFeatures):
         """Guesses of plain rows of one shape, by their places; None stands for chains."""
         from specdec_cli.lm.heads.head_graphs import HeadDraftRow
 
-        draws = self._draws([*rows.values()], [depths[place] for place in rows])
+        nums = [depths[place] for place in rows]
+        draws = draws_of([*rows.values()], nums, self.sequences.device, self._num_tokens)
         head_rows = [
             HeadDraftRow(row.handle, row.context, row.features, depths[place], draw)
             for (place, row), draw in zip(rows.items(), draws, strict=True)
@@ -198,21 +199,6 @@ class HeadDrafter(WithoutFeatures):
     def _is_drafted_whole(self, row: DraftRow) -> bool:
         """Whether a recorded head drafts all of a row's tokens in a graph."""
         return row.is_plain or row.is_plain_but_noise
-
-    def _draws(self, rows: Sequence[DraftRow], nums: Sequence[int]) -> list[Draw | None]:
-        """How so many next tokens of each row are drawn; None takes the likeliest. The noise is computed together."""
-        import torch
-
-        from specdec_cli.sampling import noise
-
-        shared = [num if row.is_plain_but_noise else 0 for row, num in zip(rows, nums, strict=True)]
-        keys = [key for row, num in zip(rows, shared, strict=True) for key in row.noise_keys(num)]
-        if not keys:
-            return [row.draw(num) for row, num in zip(rows, nums, strict=True)]
-        seeds, indices, positions = zip(*keys, strict=True)
-        own = noise.gumbel_on(self.sequences.device, seeds, indices, positions, self._num_tokens)
-        parts = torch.split(own, shared)
-        return [row.draw(num, its if len(its) else None) for row, num, its in zip(rows, nums, parts, strict=True)]
 
     def _can_begin(self, row: DraftRow) -> bool:
         """Whether the head has hidden states to draft from, or gets some with the row."""

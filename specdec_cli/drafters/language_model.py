@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape, draws_of
 from specdec_cli.drafters.growing_draft import GrowingDraft, grow_deeper
 from specdec_cli.errors import UsageError
 
@@ -113,12 +113,16 @@ class LMDrafter(WithoutFeatures):
         from specdec_cli.lm.door import DraftForm, Row
 
         guesses: dict[int, Guesses] = {}
-        plain = {place: row for place, row in enumerate(rows) if row.is_plain}
+        takes_noise = self.lm.recording != "none"
+        plain = {
+            place: row for place, row in enumerate(rows) if row.is_plain or (takes_noise and row.is_plain_but_noise)
+        }
         for tree, depths in by_shape(plain, self.lm.max_context):
             its = [rows[place] for place in depths]
+            draws = draws_of(its, [*depths.values()], self.lm.device, self._num_tokens)
             lm_rows = [
-                Row(row.handle, row.context, depth, draw=row.draw(depth))
-                for row, depth in zip(its, depths.values(), strict=True)
+                Row(row.handle, row.context, depth, draw=draw)
+                for row, depth, draw in zip(its, depths.values(), draws, strict=True)
             ]
             continuations = self.lm.guess(lm_rows, self._num_tokens, DraftForm(tree, self._mask))
             if continuations is None:

@@ -56,7 +56,7 @@ class Draw:
         top_p: top-p; 1 keeps all tokens.
         min_p: min-p; 0 keeps all tokens.
         uniforms: numbers in [0, 1), one for each token.
-        noise: of each depth [n, V] float64; tokens of the largest log q + noise are taken. Draft heads alone take it.
+        noise: of each depth [n, V] float64; tokens of the largest log q + noise are taken. CUDA graphs alone take it.
     """
 
     temperature: float

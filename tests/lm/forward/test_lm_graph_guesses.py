@@ -95,13 +95,14 @@ def test_guesses_in_graphs_are_those_of_rounds_without(kind: str, tree: str | No
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_k": 2}])
 @pytest.mark.parametrize(
-    ("kind", "tree"), [("pard", None), *((kind, tree) for kind, tree in KINDS if tree in TREES[:2])]
+    ("kind", "tree"), [("model", None), ("pard", None), *((kind, tree) for kind, tree in KINDS if tree in TREES[:2])]
 )
 def test_guesses_in_graphs_are_drawn_as_without(kind: str, tree: str | None, cut: dict[str, Any], made) -> None:
-    """Beside a greedy one."""
+    """Beside a greedy one, and one that the target's noise chooses."""
     _, plain, recorded = made(kind)
     params = replace(CHANCE, **cut)
     rows = [row(0, TEXT[:9], tree, params), row(1, TEXT[20:33], tree), row(2, TEXT[30:34], tree, params, 2)]
+    rows.append(replace(row(3, TEXT[40:51], tree, params), needs_q=False, shares_noise=True))
     expected = plain.propose([replace(one) for one in rows])
     guesses = recorded.propose(rows)
     assert all(guess.unread is not None for guess in guesses), "the host has not waited"

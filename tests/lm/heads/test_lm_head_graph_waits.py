@@ -109,7 +109,9 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "sampled, dynamic tree": ("official", 3, 1, {"tree": "dynamic:6"}, 2),
     "sampled, dynamic tree, judged": ("official", 3, 1, {"tree": "dynamic:6", "verify": "traversal"}, 2),
     "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
-    "sampled, gumbel, chain of a model": ("model", 3, 1, {"verify": "gumbel"}, 8),
+    "sampled, gumbel, chain of a model": ("model", 3, 1, {"verify": "gumbel"}, 2),
+    "sampled, gumbel, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 2),
+    "sampled, gumbel, masks of a model": ("pard", 3, 1, {"verify": "gumbel"}, 2),
     "sampled, gumbel, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 2),
 }
 BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "dynamic tree", "sampled, chain"]
