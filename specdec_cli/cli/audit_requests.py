@@ -139,8 +139,10 @@ def _running(resolved: Resolved, shared: Shared, addresses: list[Address], say: 
     with tempfile.TemporaryDirectory(prefix="specdec-audit-") as folder:
         recipe = Path(folder) / "recipe.yaml"
         given = {path for path, origin in resolved.origins.items() if origin != "default"}
-        recipe.write_text(to_yaml(resolved, only=given), encoding="utf-8")
-        words = [sys.executable, "-m", "specdec_cli", "serve", "--recipe", str(recipe)]
+        words = [sys.executable, "-m", "specdec_cli", "serve"]
+        if given:
+            recipe.write_text(to_yaml(resolved, only=given), encoding="utf-8")
+            words += ["--recipe", str(recipe)]
         words += ["--trust-remote-code"] if shared.trust_remote_code else []
         with EngineProcess("specdec", words, tell=say) as url:
             yield [parse_address(url)]

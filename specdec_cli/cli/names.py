@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
+from specdec_cli.cli.structured import schema_text
 from specdec_cli.errors import UsageError
-from specdec_cli.files import given_path, read_text
 from specdec_cli.lm.files.names import (
     BUILTIN,
     check_generation_config,
@@ -78,7 +78,7 @@ def _checks_of_files(recipe: Recipe) -> Iterator[tuple[Path, Callable[[], None]]
     if target.default_chat_template_kwargs:
         yield ("target", "default_chat_template_kwargs"), lambda: _check_variables(target)
     if isinstance(schema, str):
-        yield ("structured", "json_schema"), lambda: _check_file(schema, f"the JSON Schema `{schema}`")
+        yield ("structured", "json_schema"), lambda: schema_text(schema)
 
 
 def _check_variables(target: Target) -> None:
@@ -90,10 +90,6 @@ def _check_variables(target: Target) -> None:
     templates = chat_templates(name) if template is None else [named_template(template)]
     if templates is not None and target.load_format == "auto":
         check_variables(target.default_chat_template_kwargs or (), templates, name)
-
-
-def _check_file(name: str, what: str) -> None:
-    read_text(given_path(name), what)
 
 
 def _check_model(name: str, words: Sequence[str], is_here: bool, is_target: bool) -> None:

@@ -252,7 +252,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "sampling.logit_bias": {"kind": list[str], "metavar": "ID=BIAS", "convert": _biases},
     "sampling.stop": {"metavar": "TEXT"},
     "sampling.stop_token_ids": {"names": ("--stop-token-id",), "metavar": "ID"},
-    "structured.json_schema": {"metavar": "FILE"},
+    "structured.json_schema": {"metavar": "SCHEMA|FILE"},
     "structured.regex": {"metavar": "TEXT"},
     "structured.choice": {"metavar": "TEXT"},
     "engine.max_num_seqs": {"only_with_aliases": True},

@@ -56,8 +56,14 @@ def wanted(section: Structured) -> GrammarSource | None:
     if section.choice:
         return GrammarSource("choice", json.dumps(section.choice))
     schema = section.json_schema
-    return GrammarSource("json_schema", _read(schema) if isinstance(schema, str) else json.dumps(schema))
+    return GrammarSource("json_schema", schema_text(schema) if isinstance(schema, str) else json.dumps(schema))
 
 
-def _read(path: str) -> str:
-    return read_text(given_path(path), f"the JSON Schema `{path}`")
+def schema_text(schema: str) -> str:
+    """A JSON Schema that is given as text, or as the path of its file.
+
+    Raises:
+        UsageError: a file that cannot be read.
+    """
+    is_text = schema.lstrip().startswith("{") or schema.strip() in ("true", "false")
+    return schema if is_text else read_text(given_path(schema), f"the JSON Schema `{schema}`")

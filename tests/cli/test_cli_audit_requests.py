@@ -219,7 +219,7 @@ def test_our_own_server_runs_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     @contextmanager
     def started(name: str, words: list[str], **_: Any) -> Iterator[str]:
-        seen.append(Path(words[words.index("--recipe") + 1]).read_text())
+        seen.append(Path(words[words.index("--recipe") + 1]).read_text() if "--recipe" in words else "")
         with server(mixed) as (url, _bodies):
             yield url
 
@@ -229,6 +229,8 @@ def test_our_own_server_runs_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "num_speculative_tokens: 2" in seen[0]
     assert "method: ngram" in seen[0]
     assert "api_key_env" not in seen[0]
+    assert run(["audit", "--tools", file]) == 0
+    assert seen[1] == ""  # no recipe, since an empty one is refused
 
 
 @pytest.mark.parametrize(

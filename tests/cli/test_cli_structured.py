@@ -39,6 +39,8 @@ def test_every_output_follows_it(loaded, capsys: pytest.CaptureFixture[str]) -> 
     (loaded / "s.json").write_text(json.dumps(schema | {"additionalProperties": False}))
     assert generate("--json-schema", "s.json", "--compare") == 0
     assert json.loads(capsys.readouterr().out).keys() == {"ok"}
+    assert generate("--json-schema", (loaded / "s.json").read_text(), "--quiet") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"ok"}
     assert generate("--regex", "(ab){2,5}", "--json", "--temperature", "1") == 0
     document = json.loads(capsys.readouterr().out)
     assert re.fullmatch("(ab){2,5}", document["outputs"][0]["text"])
@@ -62,6 +64,7 @@ def test_a_recipe_may_hold_it_and_an_option_replaces_it(loaded, capsys: pytest.C
         (["--regex", "a("], "`regex` does not compile: unclosed group"),
         (["--regex", "a", "--choice", "b"], "exclude each other"),
         (["--json-schema", "missing.json"], "`missing.json` cannot be read"),
+        (["--json-schema", '{"type":'], "`json_schema` does not compile: EOF"),
         (["--choice", ""], "`--choice`"),
     ],
 )
