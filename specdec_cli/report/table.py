@@ -87,6 +87,8 @@ _ROWS: tuple[tuple[str, Callable[[Column], str]], ...] = (
 )
 
 
+_ROWS_WITHOUT_DRAFT = frozenset({"tokens", "tokens/s"})
+"""All that there is where no arm has a draft."""
 _ROWS_OF_TREES = frozenset({"drafted nodes", "accepted by rank 1, 2, …"})
 """Left out where every arm drafts chains."""
 
@@ -95,9 +97,10 @@ def run_table(columns: Sequence[Column], title: str | None = None) -> Table:
     """The table; one arm has no head above its column."""
     table = Grid("", *(column.name for column in columns), title=title, show_header=len(columns) > 1)
     table.columns[0].style = "dim"
+    has_draft = any(column.k for column in columns)
     has_trees = any(column.meter.counts.drafted_trees for column in columns)
     for name, cell in _ROWS:
-        if name in _ROWS_OF_TREES and not has_trees:
+        if (name in _ROWS_OF_TREES and not has_trees) or (name not in _ROWS_WITHOUT_DRAFT and not has_draft):
             continue
         table.add_row(name, *(cell(column) for column in columns))
     return table

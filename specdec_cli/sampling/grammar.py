@@ -369,6 +369,8 @@ def _choices(source: str) -> list[str]:
         choices = json.loads(source)
     except ValueError as error:
         raise _refused("choice", f"it is not JSON ({error})") from error
+    if choices == []:
+        raise UsageError("`choice` is an empty list", "give at least one text")
     if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
         raise _refused("choice", "it must be a list of texts, none of them empty")
     return choices

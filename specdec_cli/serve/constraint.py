@@ -54,7 +54,7 @@ class Constraint:
         try:
             grammar = compiler.compile(self.kind, self.source, tokenizer, cancellation)
         except UsageError as error:
-            error.message = error.message.replace(f"`{self.kind}` does not", f"`{self.param}` does not")
+            error.message = error.message.replace(f"`{self.kind}` ", f"`{self.param}` ", 1)
             raise as_api_error(error, self.param) from error
         except RecursionError:
             raise bad_field(self.param, "is nested too deep") from None

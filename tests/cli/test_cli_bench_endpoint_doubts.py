@@ -9,7 +9,10 @@ import pytest
 from endpoint_runs import bench, chunk, counted, document, usage, without_environment
 from fake_server import Fake, serving
 
+from specdec_cli.errors import RunError
 from specdec_cli.measure.documents.endpoint import EndpointDocument
+from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.endpoint_arm import check_counted
 from specdec_cli.report.live_table import LiveTable
 
 
@@ -132,6 +135,22 @@ def test_15_a_figure_that_is_not_what_it_seems_is_doubted(
     assert any(words in notice for notice in found["notices"]), found["notices"]
     assert found["output"]["tokens"] == tokens
     assert (found["throughput"]["output_tokens_per_second"] is None) is (tokens is None)
+
+
+@pytest.mark.parametrize("tokens", [-8, "eight", 10**9])
+def test_usage_that_cannot_be_right_is_not_believed(capsys: pytest.CaptureFixture[str], tokens: object) -> None:
+    with serving(Fake(script=[chunk(), chunk(" b", "stop"), usage(tokens), "[DONE]"], metrics=None)) as fake:
+        assert bench(fake, "--json") == 0
+    found = document(capsys)
+    said = f"an invalid usage, such as `completion_tokens: {json.dumps(tokens)}`: output tokens"
+    assert any(said in notice for notice in found["notices"]), found["notices"]
+    assert not any("sends no usage" in notice for notice in found["notices"])
+    assert (found["output"]["tokens"], found["timing"]["tpot_s"]["median"]) == (None, None)
+    answer = Answer(0.0)
+    answer.feed(usage(tokens), 1.0)
+    answer.check_usage(8)
+    with pytest.raises(RunError, match=r"sends an invalid usage, `completion_tokens: .*`, so its tokens cannot"):
+        check_counted([answer])
 
 
 def test_15_nothing_is_doubted_of_a_good_server(capsys: pytest.CaptureFixture[str]) -> None:

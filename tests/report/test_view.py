@@ -30,6 +30,15 @@ def requests(*prompts: str) -> list[Request]:
     return [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(prompts)]
 
 
+def test_a_run_without_a_draft_has_no_rows_that_only_a_draft_fills() -> None:
+    stream, arm = io.StringIO(), Decoding("without")
+    view = RunView(terminal(stream, is_live=False), [arm], [0], [0], streams_text=False)
+    with view:
+        decode(toy_engine(k=0), arm, requests("ab"), view.watch, lambda: False)
+    view.summary(GREEDY)
+    assert [line.split()[0] for line in stream.getvalue().splitlines() if line.strip()] == ["tokens", "tokens/s"]
+
+
 def test_a_live_run_leaves_the_whole_text_and_one_table() -> None:
     stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)

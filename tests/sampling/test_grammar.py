@@ -143,7 +143,7 @@ def test_json_is_compact_unless_whitespace_is_asked_for() -> None:
         ("json_schema", '{"not": {}}', 'Unimplemented keys: ["not"]'),
         ("choice", "x", "not JSON"),
         ("choice", '["a", ""]', "none of them empty"),
-        ("choice", "[]", "a list of texts"),
+        ("choice", "[]", "is an empty list"),
         ("grammar", "start: foo", 'unknown name: "foo"'),
     ],
 )

@@ -21,12 +21,13 @@ RAW = [
     (b"[]", None, "must be a JSON object"),
     (b"nope", None, "not valid JSON"),
     (b'{"prompt":"\xff\xfe"}', None, "not valid UTF-8"),
-    (b'{"prompt":"a","temperature":NaN}', "temperature", "finite"),
-    (b'{"prompt":"a","temperature":-Infinity}', "temperature", "finite"),
+    (b'{"prompt":"a","temperature":NaN}', "temperature", "JSON does not allow"),
+    (b'{"prompt":NaN}', "prompt", "`prompt` holds `NaN`, which JSON does not allow"),
+    (b'{"prompt":"a","temperature":-Infinity}', "temperature", "JSON does not allow"),
     (b'{"prompt":"a","top_p":1e999}', "top_p", "finite"),
     (b'{"prompt":"a","seed":' + b"9" * 5000 + b"}", "seed", "digits"),
-    (b'{"prompt":"a","logit_bias":{"3":Infinity}}', "logit_bias.3", "finite"),
-    (b'{"prompt":"a","stranger":[NaN]}', "stranger[0]", "finite"),
+    (b'{"prompt":"a","logit_bias":{"3":Infinity}}', "logit_bias.3", "JSON does not allow"),
+    (b'{"prompt":"a","stranger":[NaN]}', "stranger[0]", "JSON does not allow"),
     (b'{"prompt":"a","prompt":"b"}', "prompt", "twice"),
     (b'{"prompt":"\\ud800"}', "prompt", "surrogate"),
     (b'{"prompt":"a","metadata":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "metadata", "nested"),
@@ -261,6 +262,10 @@ def test_a_schema_with_room_for_an_object_is_taken(schema: dict[str, Any]) -> No
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     assert chat(over=WITH_TOOLS, tools=tools, tool_choice="none").jobs
     assert FunctionTool(name="f", parameters={"type": ["object", "null"]}).arguments_schema["type"] == "object"
+
+
+def test_a_list_that_is_too_short_is_named_once() -> None:
+    assert refused(lambda: chat(messages=[])).message == "`messages` must have at least 1 item, not `[]`"
 
 
 def test_the_error_has_openais_shape() -> None:

@@ -152,7 +152,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ({"speculative": {"tree": "2,1", "num_speculative_tokens": 3}}, None, None),
         ({"speculative": {"tree": "dynamic:8"}}, None, None),
         ({"speculative": {"num_speculative_tokens": 9, "draft": "ngram"}}, None, None),
-        ({"speculative": {"num_speculative_tokens": 9, "enabled": False}}, None, None),
         ({}, None, None),
     ],
 )

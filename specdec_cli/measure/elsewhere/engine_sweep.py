@@ -25,7 +25,7 @@ from specdec_cli.measure.bench.study import Measured, SizeStudy, Study
 from specdec_cli.measure.endpoint.address import ENGINE_OPTION, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint import Endpoint
-from specdec_cli.measure.endpoint.endpoint_arm import NO_USAGE, EndpointArm
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, check_counted
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.request_counts import CountsSource, joint_source
@@ -301,11 +301,10 @@ def decode_totals(answers: Sequence[Answer]) -> tuple[float, int]:
     Raises:
         RunError: the server does not count tokens, or no answer has two.
     """
+    check_counted(answers)
     seconds, num = 0.0, 0
     for answer in answers:
-        if answer.num_tokens is None:
-            raise RunError(NO_USAGE, None)
-        if answer.tpot_s is not None:
+        if answer.tpot_s is not None and answer.num_tokens is not None:
             seconds += answer.tpot_s * (answer.num_tokens - 1)
             num += answer.num_tokens - 1
     if not num:

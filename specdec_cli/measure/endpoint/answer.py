@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_cli.measure.endpoint.request_counts import AnswerCounts, request_counts, together, whole
+from specdec_cli.text.printable import printable
 
 _TEXT = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
 _CALLS = ("tool_calls", "function_call")
@@ -23,7 +25,10 @@ class Answer:
         end_s: when the stream ended.
         finish_s: when the finish reason came; None without one.
         finish_reason: in the server's words.
-        completion_tokens: as the server's `usage` counts them; None where it sends none. Chunks are not tokens.
+        completion_tokens: as the server's `usage` counts them; None where it sends none, or one that cannot be right.
+            Chunks are not tokens.
+        invalid_usage: the number of tokens that cannot be right, as the server wrote it.
+        num_bytes: size of the stream's events.
         prompt_tokens: likewise.
         cached_tokens: of the prompt, those that the server had in its cache, as it says.
         model: the name of the model that answered, as it says.
@@ -41,6 +46,8 @@ class Answer:
     finish_s: float | None = None
     finish_reason: str | None = None
     completion_tokens: int | None = None
+    invalid_usage: str | None = None
+    num_bytes: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     model: str | None = None
@@ -96,7 +103,7 @@ class Answer:
         """Add one chunk of the stream, which came at `now` on the clock."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self.completion_tokens = _updated(usage.get("completion_tokens"), self.completion_tokens)
+            self._count(usage.get("completion_tokens"))
             self.prompt_tokens = _updated(usage.get("prompt_tokens"), self.prompt_tokens)
             details = usage.get("prompt_tokens_details")
             cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -114,6 +121,21 @@ class Answer:
             self.finish_reason, self.finish_s = str(choice["finish_reason"]), now - self.sent
             reason = choice.get("stop_reason")
             self.stop_reason = reason if isinstance(reason, int | str) else None
+
+    def check_usage(self, most: object) -> None:
+        """Take back a usage of more tokens than were requested and than the stream has bytes.
+
+        Args:
+            most: tokens that the request allows; None for any number.
+        """
+        if isinstance(most, int) and (self.completion_tokens or 0) > max(most, self.num_bytes):
+            self.completion_tokens, self.invalid_usage = None, str(self.completion_tokens)[:40]
+
+    def _count(self, given: object) -> None:
+        """Take the server's number of tokens so far, unless it sends none."""
+        if given is not None:
+            self.completion_tokens = whole(given)
+            self.invalid_usage = printable(json.dumps(given))[:40] if self.completion_tokens is None else None
 
     def _keep(self, choice: dict[str, Any]) -> bool:
         """Whether a chunk's choice carries output; its text is kept."""

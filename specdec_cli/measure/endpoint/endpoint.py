@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.endpoint.address import Address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.refusal import TOO_MANY_FILES, EndpointError, Reporter, system_words
+from specdec_cli.measure.endpoint.request_fields import MaxTokensField
 from specdec_cli.proxy import Proxy, proxy_of
 from specdec_cli.text.printable import printable
 
@@ -170,6 +171,7 @@ class Endpoint:
                             watch(answer)
         if answer.fault is not None:
             raise self._say.error(answer.fault, "check its log")
+        answer.check_usage(next((body[name] for name in get_args(MaxTokensField) if name in body), None))
         return answer
 
     async def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -257,6 +259,7 @@ class Endpoint:
         if data.strip() == "[DONE]":
             answer.is_done = True
         elif data.strip():
+            answer.num_bytes += len(data.encode())
             answer.feed(self._chunk(event, data, url), now)
 
     def _chunk(self, event: str, data: str, url: str) -> dict[str, Any]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Given = TypeVar("Given")
 _COUNTS_ON_REQUEST = {"sglang": {"return_spec_tokens_details": True}}
 """Fields that make an engine, by `owned_by` of its models, report each request's acceptance."""
-NO_USAGE = "the server sends no usage with its streams, so its tokens cannot be counted"
 
 
 class EndpointArm:
@@ -160,10 +159,8 @@ def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
     Raises:
         RunError: there is no output, or the server does not count it.
     """
-    numbers = [answer.num_tokens for answer in answers]
-    if None in numbers:
-        raise RunError(NO_USAGE, None)
-    counted = tuple(number for number in numbers if number is not None)
+    check_counted(answers)
+    counted = tuple(answer.num_tokens or 0 for answer in answers)
     begin = min(answer.sent for answer in answers)
     firsts = [answer.sent + answer.arrivals[0] for answer in answers if answer.arrivals]
     lasts = [answer.sent + max(answer.finish_s or 0.0, answer.arrivals[-1]) for answer in answers if answer.arrivals]
@@ -174,6 +171,20 @@ def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
     is_told = all(len(answer.token_ids) == num for answer, num in zip(answers, counted, strict=True))
     tokens = tuple(tuple(answer.token_ids) for answer in answers) if is_told else None
     return ArmRun(tokens, timing, num_first, counted=counted)
+
+
+def check_counted(answers: Sequence[Answer]) -> None:
+    """Refuse answers whose tokens the server does not count.
+
+    Raises:
+        RunError: it sends no usage, or one that cannot be right.
+    """
+    uncounted = [answer for answer in answers if answer.num_tokens is None]
+    if not uncounted:
+        return
+    invalid = next((answer.invalid_usage for answer in uncounted if answer.invalid_usage is not None), None)
+    why = "no usage with its streams" if invalid is None else f"an invalid usage, `completion_tokens: {invalid}`"
+    raise RunError(f"the server sends {why}, so its tokens cannot be counted", None)
 
 
 @contextmanager

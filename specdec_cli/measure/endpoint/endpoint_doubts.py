@@ -48,13 +48,19 @@ def _models(bench: EndpointBench, answered: Answered) -> list[str]:
 def _counts(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notices about the server's counts of tokens."""
     notices = []
-    if not any(answer.completion_tokens is not None for _, answer in answered):
+    invalid = [answer.invalid_usage for _, answer in answered if answer.invalid_usage is not None]
+    if not invalid and not any(answer.completion_tokens is not None for _, answer in answered):
         notices.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
     else:
         notices += _of(
             answered,
-            lambda _, answer: answer.completion_tokens is None,
+            lambda _, answer: answer.completion_tokens is None and answer.invalid_usage is None,
             "came without usage: output tokens and throughput are unknown",
+        )
+    if invalid:
+        notices.append(
+            f"{len(invalid)} of {len(answered)} answers came with an invalid usage, such as `completion_tokens: "
+            f"{invalid[0]}`: output tokens and throughput are unknown"
         )
     notices += _of(
         answered,

@@ -21,7 +21,7 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.draft_switch import check_plain, without_draft
-from specdec_cli.measure.endpoint.endpoint_arm import NO_USAGE, EndpointArm
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, check_counted
 from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
 from specdec_cli.measure.endpoint.server_counts import DRAFTED
@@ -219,8 +219,8 @@ class SloStudy:
         answers = [visit.answer for visit in sender.visits if visit.answer is not None]
         if name == "plain":
             check_plain(arm, sum(answer.speculation.counts[DRAFTED] for answer in answers if answer.speculation))
-        if any(answer.num_tokens is None for answer in answers) and self._needs_tokens:
-            raise RunError(NO_USAGE, None)
+        if self._needs_tokens:
+            check_counted(answers)
         return level_of(users, self.objectives, answers, len(sender.visits))
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.imported.record import ImportedRun, amount
+from specdec_cli.quantities import counted
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _LIST = r"[(\[]?([\d.]*\d(?:, *[\d.]*\d)*)[)\]]?"
@@ -70,9 +71,10 @@ _VLLM = _LineFormat(
         "accepted": re.compile(r"Accepted: (\d+) tokens"),
         "drafted": re.compile(r"Drafted: (\d+) tokens"),
         "rates": re.compile(rf"Per-position acceptance rate: {_LIST}"),
+        "percent": re.compile(rf"(?:Avg )?Draft acceptance rate: {_NUMBER}%"),
     },
     frozenset(("accepted", "drafted")),
-    re.compile(rf"(?:Accepted|Drafted) throughput: {_NUMBER}|(?:Avg )?Draft acceptance rate: (?:{_NUMBER}|nan)%"),
+    re.compile(rf"(?:Accepted|Drafted) throughput: {_NUMBER}|(?:Avg )?Draft acceptance rate: nan%"),
 )
 _LLAMA = _LineFormat(
     re.compile(r"draft acceptance(?: rate)? *= *[\d.]+"),
@@ -81,9 +83,9 @@ _LLAMA = _LineFormat(
         "drafted": re.compile(r"(\d+) generated"),
         "length": re.compile(rf"mean (?:len|acceptance length) *= *{_NUMBER}"),
         "rates": re.compile(rf"(?:acc per pos|acceptance rate per position) *= *{_LIST}"),
+        "share": re.compile(rf"draft acceptance(?: rate)? *= *{_NUMBER}(?![\d.%])"),
     },
     frozenset(("accepted", "drafted")),
-    re.compile(r"draft acceptance(?: rate)? *= *[\d.]+"),
 )
 _LLAMA_RATES = _LineFormat(
     re.compile(r"acc per pos|acceptance rate per position"), {"rates": _LLAMA.fields["rates"]}, frozenset(("rates",))
@@ -192,6 +194,19 @@ class _AcceptanceLine:
         self.steps = self.accepted / beyond if beyond > 0 else None
         if self.full_steps and abs(self.accepted / self.full_steps - beyond) <= _ROUNDED:
             self.steps = self.full_steps
+        self._fields = fields
+
+    def odd_rate(self) -> str | None:
+        """End of a sentence about a rate that differs from the counts beyond its rounding; None if it does not."""
+        for name, unit, of_all in (("share", "", 1), ("percent", " %", 100)):
+            text = self._fields.get(name)
+            if text is None or not self.drafted:
+                continue
+            rounded = 0.51 * 10.0 ** -len(text.partition(".")[2])
+            if abs(amount(text) - of_all * self.accepted / self.drafted) > rounded:
+                counts = f"{self.accepted:.0f} accepted of {counted(round(self.drafted), 'drafted token')}"
+                return f"an acceptance rate of {text}{unit}, and {counts}"
+        return None
 
 
 def _of_vllm(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
@@ -242,6 +257,7 @@ def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bo
             run.notices += [_NOTHING_ACCEPTED] if part.drafted and _NOTHING_ACCEPTED not in run.notices else []
         run.add({DRAFTS: part.steps, DRAFTED: part.drafted, ACCEPTED: part.accepted})
         run.add_rates(part.rates, part.steps or 0.0 if part.rates else 0.0)
+        run.contradicted = run.contradicted or part.odd_rate()
         if part.length is not None and part.drafted:
             run.check_shares(part.rates, part.length - 1, _ROUNDED)
     num_rated = sum(bool(part.rates) for part in parts)

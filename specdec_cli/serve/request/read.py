@@ -17,6 +17,7 @@ from specdec_cli.serve.errors import ApiError, bad_field
 from specdec_cli.serve.protocol import TOO_MANY, AnyBody, ListLengths
 
 _MAX_DIGITS = 30
+_NO_JSON = ("NaN", "Infinity", "-Infinity")
 _JSON_WORDS = {"False": "false", "True": "true"}
 # A string goes to its end or to the body's, and nothing of it is tried twice: this is linear whatever the body is.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
@@ -122,6 +123,8 @@ def _check_depth(body: bytes, limit: int) -> None:
 def _check_values(value: object, path: tuple[str | int, ...]) -> None:
     """Refuse numbers that are none and text that is none, by their field."""
     if isinstance(value, _Unreadable) or (isinstance(value, float) and not math.isfinite(value)):
+        if value in _NO_JSON:
+            raise bad_field(field_path(path), f"holds `{value}`, which JSON does not allow")
         raise bad_field(field_path(path), f"must be a finite number of a sensible size, not `{value}`")
     if isinstance(value, str):
         if not value.isascii() and not _is_text(value):
@@ -195,7 +198,8 @@ def _told(error: ErrorDetails) -> str:
     if error["type"] == "model_type":
         return "must be an object"
     message = re.sub("^(Input|Value|String|List|Dictionary) should ", "must ", message)
-    return message.replace("a valid dictionary", "an object").replace(" after validation", "")
+    message = re.sub(" after validation, not [0-9]+$", "", message)
+    return message.replace("a valid dictionary", "an object")
 
 
 def _short(value: object) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def find_speculation(request: GenerationBody, model: ModelInfo, temperature: float) -> dict[str, Any]:
     """Fields of a `Job`: a request's own k, draft, prediction and tree; None takes the server's.
 
-    `enabled: false` decodes without a draft, whatever the other fields say.
+    `enabled: false` decodes without a draft.
 
     Args:
         request: the typed body.
@@ -39,6 +39,8 @@ def find_speculation(request: GenerationBody, model: ModelInfo, temperature: flo
             "speculative.draft", f"must be one of this server's drafts ({known}), not `{str(own.draft)[:100]}`"
         )
     if own.enabled is False:
+        if own.num_speculative_tokens:
+            raise bad_field("speculative.enabled", f"is false, and `num_speculative_tokens` is `{k}`: give one of them")
         return {"num_speculative_tokens": 0}
     prediction = _prediction(request, own, model)
     servers = model.drafters[0] if model.drafters else "none"

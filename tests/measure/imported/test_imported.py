@@ -503,6 +503,28 @@ def test_figures_that_contradict_themselves_are_refused(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("draft acceptance rate = 0.99 (   19 accepted /    33 generated)", "rate of 0.99, and 19 accepted of 33"),
+        ("draft acceptance = 0.57577 (   19 accepted /    33 generated)", "rate of 0.57577, and 19 accepted of 33"),
+        (
+            "SpecDecoding metrics: Accepted: 19 tokens, Drafted: 33 tokens, Avg Draft acceptance rate: 57.5%",
+            "57.5 %, and",
+        ),
+    ],
+)
+def test_a_rate_that_is_not_what_the_counts_of_its_line_give_is_refused(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    Path("odd.log").write_text(line)
+    assert run(["import", "odd.log"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    rounded = line.replace("0.99", "0.576").replace("0.57577", "0.57576").replace("57.5%", "57.6%")
+    Path("odd.log").write_text(rounded)
+    assert imported(capsys, "odd.log")["speculative"]["acceptance_rate"] == 19 / 33
+
+
 def test_metrics_without_comments_are_counters(capsys: pytest.CaptureFixture[str]) -> None:
     """As `grep '^vllm:spec'` leaves them."""
     plain = "\n".join(line for line in VLLM_METRICS.splitlines() if not line.startswith("#")) + "\n"
@@ -541,7 +563,7 @@ def test_49_10_llama_cpps_lines_of_june_2026_have_length_and_rates(capsys: pytes
         "llama.cpp's log counts no steps: they follow from its mean length, which has two decimals"
     ]
     issue = JUNE_2026.splitlines()[0].replace("2.92", "2.87").replace("(0.805, 0.632, 0.483)", "(0.802, 0.617, 0.451)")
-    Path("june.log").write_text(issue.replace("259", "268"))
+    Path("june.log").write_text(issue.replace("259", "268").replace("0.64479", "0.62313"))
     assert imported(capsys, "june.log")["speculative"]["acceptance_length"] == pytest.approx(2.87, abs=0.01)
 
 

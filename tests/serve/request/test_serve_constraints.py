@@ -1,12 +1,16 @@
 """Issue point 11: a constraint under any server's name is enforced or a 400, never left out without a word."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, chat, completion, facts
+from tiny_grammar import byte_tokenizer
 from typed import not_none
 
+from specdec_cli.sampling.grammar import compile_grammar
+from specdec_cli.sampling.grammar_sandbox import Cancellation
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.protocol import ChatCompletionRequest
 from specdec_cli.serve.request.constraint_fields import find_constraint
@@ -178,6 +182,14 @@ def test_11_what_is_not_enforced_is_a_400_that_names_it(ask, fields: dict[str, A
 @pytest.mark.parametrize("ask", [chat, completion])
 def test_11_neutral_values_are_no_constraint(ask, fields: dict[str, Any]) -> None:
     assert ask(**fields).jobs[0].grammar is None
+
+
+def test_an_empty_list_of_choices_is_named_as_such() -> None:
+    body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": ""}], "guided_choice": []})
+    compiler: Any = SimpleNamespace(compile=lambda kind, source, tokenizer, _: compile_grammar(kind, source, tokenizer))
+    with pytest.raises(ApiError) as refused:
+        not_none(find_constraint(body)).compile(byte_tokenizer(), compiler, Cancellation())
+    assert refused.value.message == "`guided_choice` is an empty list; give at least one text"
 
 
 def test_11_a_schema_that_allows_everything_is_still_json() -> None:

@@ -69,7 +69,7 @@ def test_a_prompt_is_scored_for_echo_with_logprobs() -> None:
     ("fields", "expected"),
     [
         ({}, (None, None, None)),
-        ({"speculative": {"enabled": False, "num_speculative_tokens": 4}}, (0, None, None)),
+        ({"speculative": {"enabled": False, "num_speculative_tokens": 0}}, (0, None, None)),
         ({"speculative": {"num_speculative_tokens": 5, "draft": "ngram"}}, (5, "ngram", None)),
         ({"speculative.n_max": 2}, (2, None, None)),
         ({"prediction": {"type": "content", "content": ""}}, (None, None, None)),
@@ -203,6 +203,7 @@ PREDICTION = {"type": "content", "content": "hello"}
         ({"num_speculative_tokens": 0}, {"prediction": PREDICTION}, "prediction"),
         ({}, {"speculative": {"draft": "prediction"}}, "speculative.draft"),
         ({}, {"speculative": {"enabled": True, "num_speculative_tokens": 0}}, "speculative.enabled"),
+        ({}, {"speculative": {"enabled": False, "num_speculative_tokens": 5}}, "speculative.enabled"),
         ({}, {"speculative": {"details": True}}, "speculative.details"),
     ],
 )
