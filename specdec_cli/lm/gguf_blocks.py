@@ -18,11 +18,14 @@ from specdec_cli.errors import NotFiniteError
 from specdec_cli.lm.files.gguf_header import FLOATS, GgufHeader, GgufTensor
 from specdec_cli.lm.files.gguf_names import experts_of, place_of
 from specdec_cli.lm.files.gguf_tensors import tensor_names
+from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.file_rows import FileRows, MappedBytes, has_layout
 from specdec_cli.lm.llama.plain_modules import LlamaForCausalLM
 
 if TYPE_CHECKING:
     from specdec_cli.lm.files.gguf_weights import Progress
+
+_BLOCKS_AT_ONCE = 1 << 16
 
 
 def ggml_type(tensor: GgufTensor) -> int:
@@ -129,6 +132,35 @@ def model_in_blocks(
     if not hasattr(outputs, "file_rows"):  # it is tied
         outputs.file_rows, outputs.weight = inputs.file_rows, inputs.weight
     return model
+
+
+def check_file_numbers(name: str, header: GgufHeader) -> None:
+    """Refuse a file with numbers that are not finite, as loading does, where nothing is loaded.
+
+    Raises:
+        NotFiniteError: a number or a scale of blocks is not finite.
+    """
+    mappings, is_built = {path: _mapped(path) for path in header.paths}, native.missing() is None
+    for key, tensor in header.tensors.items():
+        mapped = MappedBytes(mappings[tensor.path], tensor.begin, tensor.num_bytes)
+        if is_built and has_layout(ggml_type(tensor)):
+            rows = mapped.array().reshape(math.prod(tensor.shape[:-1]), -1)
+            order = torch.arange(len(rows))
+            FileRows(key, name, ggml_type(tensor), tensor.shape[-1], rows, order, mapped=mapped).check()
+        else:
+            _check_dequantized(key, name, tensor, mapped)
+
+
+def _check_dequantized(key: str, name: str, tensor: GgufTensor, mapped: MappedBytes) -> None:
+    """The same of one tensor by the gguf package, which reads more types and takes seconds for large ones."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    kind = GGMLQuantizationType[tensor.kind]
+    blocks = mapped.array().reshape(-1, GGML_QUANT_SIZES[kind][1])
+    with np.errstate(all="ignore"):
+        for begin in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            if not np.isfinite(quants.dequantize(blocks[begin : begin + _BLOCKS_AT_ONCE], kind)).all():
+                raise NotFiniteError(key, name)
 
 
 def _plain_numbers(key: str, name: str, tensor: GgufTensor, mapped: MappedBytes) -> NDArray[np.float32]:

@@ -93,6 +93,15 @@ def test_a_fitting_pair(capsys: pytest.CaptureFixture[str], models) -> None:
     assert any("no chat template" in message for message in messages)
 
 
+def test_a_chat_template_that_does_not_parse_is_a_warning(capsys, models, tmp_path: Path) -> None:
+    shutil.copytree(models / "target", tmp_path / "target")
+    (tmp_path / "target" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
+    document, _ = doctor(capsys, "-t", tmp_path / "target")
+    broken = [problem for problem in document["pair"]["problems"] if "chat template" in problem["message"]]
+    assert [problem["severity"] for problem in broken] == ["warning"]
+    assert "is broken: " in broken[0]["message"]
+
+
 def test_tiny_models_have_thousands_of_parameters(capsys: pytest.CaptureFixture[str], models) -> None:
     assert run(["doctor", "-t", str(models / "target"), "-d", str(models / "draft")]) == 0
     shown = capsys.readouterr().out

@@ -13,12 +13,13 @@ from specdec_cli.document import Count, VocabularyResult
 from specdec_cli.drafters import universal
 from specdec_cli.engine.drafts import UNIVERSAL, DraftPlan, check_draft_numbers, read_draft
 from specdec_cli.engine.loading import LoadSettings, model_settings
-from specdec_cli.errors import ExitCode, SpecdecError, WeightsError
+from specdec_cli.errors import ExitCode, SpecdecError, UsageError, WeightsError
 from specdec_cli.files import given_path
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.facts import ModelFacts, model_facts
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.files.names import NONE
+from specdec_cli.lm.gguf_blocks import check_file_numbers
 from specdec_cli.lm.heads.head_tensors import finite_tensors, has_head_weights, head_bytes, stored_tensors
 from specdec_cli.lm.heads.mtp_files import read_mtp
 from specdec_cli.lm.load_memory import check_plan_room
@@ -206,8 +207,10 @@ def _describe(
         with _noted(pair):
             check_plan_room(plan)
         if is_draft:
-            with _noted(pair):
+            with _noted(pair, is_draft=True):
                 check_draft_numbers(plan)
+                if plan.header is not None:
+                    check_file_numbers(plan.name, plan.header)
     return facts
 
 
@@ -279,6 +282,11 @@ def _compare_tokenizers(pair: Preflight, target: Target, plans: Mapping[str, Mod
         _compare(pair, loaded["target"], loaded["draft"])
     if "target" in loaded and not pair.tokenizers["target"].has_chat_template:
         pair.warn("the target has no chat template", "prompts are continued as they are; --chat is refused")
+    elif "target" in loaded:
+        try:
+            loaded["target"].template_reads()
+        except UsageError as error:
+            pair.warn(error.message, error.hint)
 
 
 def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:

@@ -260,6 +260,23 @@ def test_39_numbers_that_are_none_are_refused(folder: Path, tmp_path: Path, tens
             load_lm(str(path), compute=compute)
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_doctor_reads_the_numbers_of_a_gguf_draft(
+    folder: Path, llama, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str], is_compiled: bool
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr("specdec_cli.lm.gguf_blocks.has_layout", lambda _: False)
+    sound = str(llama["Q4_0"][0])
+    assert run(["doctor", "-t", sound, "-d", str(llama["Q4_K_M"][0]), "--quiet"]) == 0
+    for tensor in ("blk.1.ffn_up.weight", "token_embd.weight", "blk.0.ffn_norm.weight"):
+        draft = str(tmp_path / f"{tensor}.gguf")
+        write_gguf(checkpoint(folder, "llama"), Path(draft), "Q8_0", nan_in=tensor)
+        assert run(["doctor", draft, "--quiet"]) == 0, "a target's numbers are read when it is loaded"
+        capsys.readouterr()
+        assert run(["doctor", "-t", sound, "-d", draft, "--quiet"]) == 2
+        assert f"the weight `{tensor}` of `{draft}` holds numbers that are not finite" in capsys.readouterr().err
+
+
 def test_39_an_unknown_architecture_and_a_part_are_refused(folder: Path, tmp_path: Path) -> None:
     source = checkpoint(folder, "llama")
     write_gguf(source, tmp_path / "part.gguf", "F32", split__count=3)
