@@ -153,6 +153,7 @@ MODELS = [
     generate("model: missing folder", "-t ./none --quiet", "model folder `./none` does not exist"),
     generate("model: empty name", ["-t", "", "--quiet"], "`--target` must not be empty"),
     generate("model: empty folder", "-t ./model --quiet", "`./model`", code=RUN, make=no_files),
+    generate("model: its weights", "-t ./a.safetensors --quiet", "give its folder, `.`", files={"a.safetensors": "x"}),
     generate("model: a file", "-t ./a.txt --quiet", "is a file, not a model folder", files={"a.txt": "x"}),
     generate("model: unknown built-in", "-t builtin:huge --quiet", "unknown built-in model `builtin:huge`"),
     generate("model: NUL byte in its name", ["-t", "a\0b", "--quiet"], "does not exist"),

@@ -16,7 +16,7 @@ from specdec_cli.recipe.values import QUANTIZATIONS
 DRAFT_MODEL = "draft_model"
 _WHAT = {
     DRAFT_MODEL: "a draft model",
-    "reduced": "a draft model with some of its tokenizer's tokens alone",
+    "reduced": "a draft model with a reduced vocabulary (fewer tokens than its tokenizer)",
     "ngram": "prompt lookup",
     "suffix": "suffix decoding",
     "mtp": "the target's MTP layers",

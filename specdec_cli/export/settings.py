@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.export.draft_kind import DraftKind, configuration, draft_kind, folder_of
-from specdec_cli.lm.files.names import TEMPERATURES_FILE, folder_and_choice, is_hub_name
+from specdec_cli.lm.files.names import DRAFT_TOKENS, TEMPERATURES_FILE, folder_and_choice, is_hub_name
 from specdec_cli.recipe.keys import default_of
 from specdec_cli.recipe.schema import MODEL_KEYS, Recipe
 from specdec_cli.verification import RULES, Rule
@@ -278,8 +278,11 @@ class ExportSettings:
                     f"{section}.model = {name} is no folder of this machine: the engine's machine needs one there"
                 )
             return name
+        if section == "target" and DRAFT_TOKENS in configuration(folder):
+            self.warn(f"target.model is {DraftKind('reduced').what}: {self.engine} cannot run it as a target")
         if not self.is_here:
-            self.warn(f"{section}.model is a folder of this machine, {folder}: the engine's machine needs a copy")
+            what = "file" if folder.is_file() else "folder"
+            self.warn(f"{section}.model is a {what} of this machine, {folder}: the engine's machine needs a copy")
         return str(folder)
 
     def _is_given(self, path: str, value: Any) -> bool:

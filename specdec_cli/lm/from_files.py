@@ -23,6 +23,7 @@ from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.headers import differing, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.merging import merged
 from specdec_cli.lm.files.quantization import check_finite, give_dtype, is_dequantized, settings_of
+from specdec_cli.lm.files.reading import other_shape
 from specdec_cli.lm.files.weights_files import weights_files
 from specdec_cli.lm.forward.implementations import attention_of
 
@@ -114,7 +115,7 @@ def model_from_files(
         model, report = auto_class_of(config).from_pretrained(folder, config=config, **how)
     unread = _unread_beside_weights(model, report["unexpected_keys"]) if settings is None else []
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
-    wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
+    wrong += [other_shape(*mismatch) for mismatch in sorted(report["mismatched_keys"])]
     wrong += [f"`{key}` is not read" for key in unread]
     if wrong:
         message = f"the weights of `{name}` do not match its `config.json`: {wrong[0]}"

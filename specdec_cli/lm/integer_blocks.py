@@ -16,6 +16,7 @@ from specdec_cli.lm.files.dequantize import StoredIntegers, descriptions, stored
 from specdec_cli.lm.files.headers import read_tensors
 from specdec_cli.lm.files.layouts import Integers
 from specdec_cli.lm.files.names import NO_BLOCKS
+from specdec_cli.lm.files.reading import other_shape
 from specdec_cli.lm.files.weights_files import weights_files
 from specdec_cli.lm.gguf_blocks import empty_model
 from specdec_cli.lm.llama.file_rows import FileRows
@@ -211,7 +212,7 @@ def _put(model: Any, name: str, parameter: nn.Parameter) -> None:
 
 def _check_shape(name: str, key: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> None:
     if wanted != found:
-        raise _mismatch(name, f"`{key}` has another shape")
+        raise _mismatch(name, other_shape(key, found, wanted))
 
 
 def _mismatch(name: str, what: str) -> WeightsError:

@@ -236,7 +236,7 @@ class ModelPlan:
         if adapter_of(self.folder) is not None:
             return "an adapter is merged into plain numbers"
         if self.settings.quantize != "none":
-            return f"they are to be quantized again, to {self.settings.quantize}"
+            return f"its weights are to be quantized again, to {self.settings.quantize}"
         obstacle = own_obstacle(outline, self.decoder, self.device)
         if obstacle is None and self.header is not None:
             from specdec_cli.lm.gguf_blocks import blocks_obstacle

@@ -94,7 +94,7 @@ def check_target(
         RunError: the model's configuration cannot be read.
     """
     if plan.drafted_tokens is not None:
-        message = f"`{plan.name}` is a draft: it has {len(plan.drafted_tokens)} of its tokenizer's tokens alone"
+        message = f"`{plan.name}` is a draft: it has only {len(plan.drafted_tokens)} of its tokenizer's tokens"
         raise UsageError(message, f"name it as one: --draft {plan.name}")
     if max_model_len is None and not taps and not drafts:
         return

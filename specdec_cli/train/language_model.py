@@ -92,7 +92,7 @@ def load_start(name: str | None, target: TrainingTarget, method: str) -> StartMo
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         made = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if hasattr(config, DRAFT_TOKENS):
-        message = f"`{name}` is a draft that has some of its tokenizer's tokens alone, which is not trained further"
+        message = f"`{name}` is a draft with a reduced vocabulary, which is not trained further"
         raise UsageError(message, "begin with a model that has all of them")
     if getattr(made, "_is_stateful", False):
         message = f"`{name}` has layers with a state, which cannot leave masks out"

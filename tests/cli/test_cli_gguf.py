@@ -97,7 +97,7 @@ def test_49_12_what_none_of_them_can_do_is_refused_by_name(
     for more in ([], *([["--dry-run"]] if command in (*COMMANDS, "serve") else [])):
         assert run([*arguments, *more]) == 2
         said = capsys.readouterr()
-        assert "they are to be quantized again, to int8" in " ".join((said.out + said.err).split())
+        assert "its weights are to be quantized again, to int8" in " ".join((said.out + said.err).split())
 
 
 @pytest.mark.parametrize(

@@ -418,4 +418,11 @@ def test_a_draft_without_all_tokens_has_no_counterpart(engine: str, tmp_path: Pa
     flags: dict[str, Any] = {"target.model": "org/target", "draft": {"model": str(tmp_path)}}
     named = resolve(flags={path: (value, path) for path, value in flags.items()}, methods=draft_methods())
     _, warnings = export(engine, named, "0")
-    assert any("no counterpart of a draft model with some of its tokenizer's tokens alone" in one for one in warnings)
+    what = "a draft model with a reduced vocabulary (fewer tokens than its tokenizer)"
+    assert any(f"has no counterpart of {what}" in one for one in warnings)
+    _, warnings = export(engine, resolved("ngram", **{"target.model": str(tmp_path)}), "0")
+    assert any(one.startswith(f"target.model is {what}: ") for one in warnings)
+    file = tmp_path / "model.gguf"
+    file.touch()
+    _, warnings = export(engine, resolved("ngram", **{"target.model": str(file)}), "0")
+    assert any(one.startswith("target.model is a file of this machine") for one in warnings)

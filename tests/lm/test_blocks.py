@@ -273,7 +273,7 @@ def test_native_is_refused_with_its_reason(files: Any, tmp_path: Path) -> None:
         assert load_lm(str(files("llama", form))).decoder == "own"
     cases: tuple[tuple[str, dict[str, Any], str], ...] = (
         (path, {}, "all of them are in `F32`"),
-        (str(files("llama", "Q8_0")), {"quantize": "int8"}, "they are to be quantized again, to int8"),
+        (str(files("llama", "Q8_0")), {"quantize": "int8"}, "its weights are to be quantized again, to int8"),
         (str(files("llama", "Q8_0")), {"decoder": "transformers"}, "it is disabled"),
         ("builtin:draft", {}, "its weights are not those of a GGUF file"),
     )

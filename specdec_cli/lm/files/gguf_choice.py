@@ -22,7 +22,7 @@ def choose_gguf(name: str, wanted: str, files: Sequence[str], what: str) -> list
 
     Args:
         name: of the folder or repository.
-        wanted: a file's path or name, or letters that only one model's name has; empty for the only model.
+        wanted: a file's path or name, or words that only one model's name has; empty for the only model.
         files: everything in it.
         what: it is, for the message about several models.
 
@@ -36,14 +36,15 @@ def choose_gguf(name: str, wanted: str, files: Sequence[str], what: str) -> list
         its = f"give the first part: `{name}:{_first_of(exact[0])}`"
         raise UsageError(f"`{exact[0]}` of `{name}` is a later part of a model", its)
     models = [file for file in first if not _BESIDE.search(Path(file).name)]
-    letters = re.compile(rf"(^|[^A-Za-z0-9]){re.escape(wanted)}([^A-Za-z0-9_]|$)", re.IGNORECASE)
-    matches = exact or [model for model in models if not wanted or letters.search(model)]
+    words = re.compile(rf"(^|[^A-Za-z0-9]){re.escape(wanted)}([^A-Za-z0-9_]|$)", re.IGNORECASE)
+    matches = exact or [model for model in models if not wanted or words.search(model)]
     if len(matches) == 1:
         folder = matches[0].removesuffix(Path(matches[0]).name)
         return [folder + part for part in part_names(Path(matches[0]).name)]
     if not matches and not wanted:
         return []
-    hint = f"name one of them, such as `{name}:{(matches or models or ['FILE.gguf'])[0]}`"
+    nearly = [model for model in models if wanted.lower() in model.lower()]
+    hint = f"name one of them, such as `{name}:{(matches or nearly or models or ['FILE.gguf'])[0]}`"
     if matches:
         some = f" with `{wanted}` in their names" if wanted else ""
         raise UsageError(f"`{name}` {what.format(len(matches))}{some}: {_listed(matches)}", hint)

@@ -228,7 +228,7 @@ def _transformers_config(name: str, path: Path, header: GgufHeader) -> Any:
 
     Raises:
         UsageError: transformers does not know the architecture, or does not read it from several files.
-        RunError: the header is no configuration.
+        RunError: the header is not a valid configuration.
     """
     import transformers
     from transformers import modeling_gguf_pytorch_utils  # takes a third of a second
@@ -253,7 +253,7 @@ def _transformers_config(name: str, path: Path, header: GgufHeader) -> Any:
         if "is not supported" in str(error):
             message = f"transformers does not read architecture `{header.architecture}` of `{name}` from GGUF files"
             raise UsageError(message, _OTHER) from error
-        raise RunError(f"the header of `{name}` is no configuration: {first_line(error)}", _OTHER) from error
+        raise RunError(f"the header of `{name}` is not a valid configuration: {first_line(error)}", _OTHER) from error
 
 
 def _add(name: str, config: Any, header: GgufHeader) -> None:

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from specdec_cli.errors import RunError
+from specdec_cli.lm.files.names import GGUF_MAGIC
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.quantities import counted
 
 SUFFIX = ".gguf"
 ROPE_FACTORS = "rope_freqs.weight"
 TOKENS = "tokenizer.ggml.tokens"
-_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _TEXT, _LIST = 8, 9
@@ -32,6 +33,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """The letters that struct and numpy have for the types of entries."""
 _LISTS = frozenset({TOKENS} | {f"tokenizer.ggml.{part}" for part in ("merges", "scores", "token_type")})
 _HINT = "copy or download the file again"
+_VERSION_HINT = "choose another file of the model, or convert it again with llama.cpp's `convert_hf_to_gguf.py`"
 _LONG = 1000  # items; lists of layers or sections are shorter, and a vocabulary's take a second to read
 # More than any file has, so that what a broken one says costs neither minutes nor memory.
 _MOST_TEXTS, _MOST_TEXT_BYTES, _MOST_SIZES, _MOST_ALIGNMENT = 1 << 22, 1 << 24, 4, 1 << 20
@@ -137,10 +139,10 @@ def read_gguf_header(name: str, path: Path) -> GgufHeader:
         RunError: it is no GGUF file, truncated, or the gguf package is not installed.
     """
     with path.open("rb") as file:
-        magic = file.read(len(_MAGIC))
+        magic = file.read(len(GGUF_MAGIC))
     if not magic:
         raise RunError(f"`{name}` is not a GGUF file: it is empty", _HINT)
-    if magic != _MAGIC:
+    if magic != GGUF_MAGIC:
         raise RunError(f"`{name}` is not a GGUF file: it does not begin with `GGUF`", _HINT)
     if find_spec("gguf") is None:
         raise RunError(f"`{name}` takes the package `gguf`, which is not installed", "pip install 'specdec-cli[gguf]'")
@@ -150,7 +152,8 @@ def read_gguf_header(name: str, path: Path) -> GgufHeader:
     except _TruncatedError as error:
         raise RunError(f"`{name}` is not a whole GGUF file: {error}", _HINT) from error
     except Exception as error:
-        raise RunError(f"`{name}` cannot be read as a GGUF file: {first_line(error)}", _HINT) from error
+        hint = _VERSION_HINT if isinstance(error, _VersionError) else _HINT
+        raise RunError(f"`{name}` cannot be read as a GGUF file: {first_line(error)}", hint) from error
 
 
 @lru_cache(maxsize=256)  # parts of a few models
@@ -182,7 +185,7 @@ def _check_places(tensors: Mapping[str, GgufTensor], num_bytes: int) -> None:
             raise ValueError(f"its tensors `{before}` and `{name}` lie over each other")
         end, before = tensor.begin + tensor.num_bytes, name
         if end > num_bytes:
-            raise _TruncatedError(f"it ends {end - num_bytes} bytes before `{name}` does")
+            raise _TruncatedError(f"it ends {counted(end - num_bytes, 'byte')} before `{name}` does")
 
 
 def read_lists(path: Path) -> dict[str, Any]:
@@ -203,6 +206,10 @@ def _reading(path: Path) -> Iterator[_Cursor]:
 
 class _TruncatedError(ValueError):
     """A file ends before what it says it holds."""
+
+
+class _VersionError(ValueError):
+    """A file is of a version or byte order that is not read."""
 
 
 class _Cursor:
@@ -265,12 +272,12 @@ def _header(cursor: _Cursor, path: Path, wanted: Container[str]) -> tuple[dict[s
         path: of the file.
         wanted: names of long lists that are read; others are passed over.
     """
-    cursor.place = len(_MAGIC)
+    cursor.place = len(GGUF_MAGIC)
     version = cursor.take("I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         its = "it is big-endian" if swapped in _VERSIONS else f"its version is {version}"
-        raise ValueError(f"{its}, and little-endian files of versions {' and '.join(map(str, _VERSIONS))} are read")
+        raise _VersionError(f"{its}, and little-endian files of versions {' and '.join(map(str, _VERSIONS))} are read")
     num_tensors, num_entries = cursor.take("Q"), cursor.take("Q")
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):

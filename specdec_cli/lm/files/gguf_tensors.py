@@ -12,6 +12,7 @@ import torch
 from specdec_cli.errors import WeightsError
 from specdec_cli.lm.files.gguf_header import ROPE_FACTORS, GgufHeader, GgufTensor
 from specdec_cli.lm.files.gguf_names import LlamaNames, TensorNames, is_mixture, place_of
+from specdec_cli.lm.files.reading import other_shape
 
 OTHER = "choose the checkpoint with its safetensors"
 
@@ -40,23 +41,27 @@ def check_gguf_tensors(name: str, header: GgufHeader, outline: Any) -> None:
         if names_missing_tensors(header, outline):
             return
     names, wanted = tensor_names(header, outline), _shapes(outline)
-    counts = dict.fromkeys(wanted, 0)
+    stored: dict[str, list[tuple[int, ...]]] = {place: [] for place in wanted}
     wrong = []
     for key, tensor in header.tensors.items():
         place = place_of(names, key)
-        if place in counts:
-            counts[place] += tensor.num_numbers
+        if place in stored:
+            stored[place].append(tensor.shape)
             part = names.part_of(key, torch.empty(wanted[place], device="meta"))
             if not _fits(tensor, tuple(part.shape)):
-                wrong.append(f"`{key}` has another shape")
+                wrong.append(other_shape(key, tensor.shape, part.shape))
         elif key != ROPE_FACTORS:
             wrong.append(f"`{key}` is not read")
     tied = {**outline.all_tied_weights_keys} if outline.config.get_text_config().tie_word_embeddings else {}
     keys = {place: key for key, place in names.places.items()}
     for place, shape in wanted.items():
-        if counts[place] != math.prod(shape) and place not in tied:
-            what = "is missing" if not counts[place] else "has another shape"
-            wrong.insert(0, f"`{keys.get(place, place)}` {what}")
+        key, parts = keys.get(place, place), stored[place]
+        if place in tied or sum(map(math.prod, parts)) == math.prod(shape):
+            continue
+        if len(parts) == 1:
+            wrong.insert(0, other_shape(key, parts[0], shape))
+        else:
+            wrong.insert(0, f"`{key}` {'has another shape' if parts else 'is missing'}")
     if wrong:
         raise WeightsError(f"the weights of `{name}` do not match its header: {wrong[0]}", OTHER)
 

@@ -21,7 +21,7 @@ AUTO, NONE = "auto", "none"
 BUILTIN = ("builtin:target", "builtin:draft")
 SHAPE = "shape:"
 SHAPES = Path(__file__).parent / "shapes"
-GGUF = ".gguf"
+GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
 _HUB_ADDRESS = re.compile(
     r"(https?://)?(hf\.co|(www\.)?huggingface\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -98,7 +98,7 @@ def check_name(name: str, words: Sequence[str] = ()) -> None:
     check_own_name(name, words)
     path = given_path(name)
     if _is_file(path) and path.suffix != GGUF:
-        raise UsageError(f"`{name}` is a file, not a model folder", MODEL_HINT)
+        raise _other_file_error(name, path)
     if name.startswith(("builtin:", SHAPE)) or (name.strip() and (path.is_symlink() or _exists(path))):
         return
     if folder_and_choice(name) is not None:
@@ -115,6 +115,21 @@ def check_name(name: str, words: Sequence[str] = ()) -> None:
         raise UsageError(f"model folder `{name}` does not exist{meant}", MODEL_HINT)
 
 
+def _other_file_error(name: str, path: Path) -> UsageError:
+    """The error for a file whose name does not end in `.gguf`."""
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        is_gguf = False
+    if is_gguf:
+        return UsageError(
+            f"`{name}` is a GGUF file whose name does not end in `{GGUF}`", "rename it, or link to it under such a name"
+        )
+    hint = f"give its folder, `{path.parent}`" if path.suffix in (".safetensors", ".bin") else MODEL_HINT
+    return UsageError(f"`{name}` is a file, not a model folder", hint)
+
+
 def check_native(name: str, settings: Any, decoder: str) -> None:
     """Refuse `compute: native` beside settings that keep it from a model, before the model is looked at.
 
@@ -123,7 +138,7 @@ def check_native(name: str, settings: Any, decoder: str) -> None:
     """
     obstacles = {
         NO_BLOCKS: name.startswith(("builtin:", SHAPE)),
-        f"they are to be quantized again, to {settings.quantize}": settings.quantize != "none",
+        f"its weights are to be quantized again, to {settings.quantize}": settings.quantize != "none",
         f"the decoder is `{decoder}`": decoder != AUTO,
         "our own decoder does not run in float16": settings.dtype == "float16",
         "our own decoder runs on a CPU": settings.device.startswith("cuda"),

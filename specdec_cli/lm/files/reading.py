@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ _COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_nextn_predict_layers"}
 )
 """Keys of a configuration that count parts, for each of which its readers make something."""
+
+
+def other_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> str:
+    """Describe a tensor whose shape is not the model's."""
+    return f"`{key}` has another shape, {list(stored)} instead of {list(wanted)}"
 
 
 def read_object(path: Path) -> dict[str, Any]:

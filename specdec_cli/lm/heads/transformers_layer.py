@@ -21,7 +21,7 @@ from specdec_cli.lm.cache.cache import BlockCache, LayerStore, cache_parameter
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.families.latent_attention import keep_latents
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.lm.files.reading import first_line, other_shape, quiet
 from specdec_cli.lm.forward.implementations import NAME, attention_of
 from specdec_cli.lm.from_files import FAKE_EXPERTS
 from specdec_cli.lm.heads.head_layer import LayerFeed
@@ -206,7 +206,7 @@ def decoder_of_one_layer(
             **({"experts_implementation": FAKE_EXPERTS} if is_fake else {}),
         )
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
-    wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
+    wrong += [other_shape(*mismatch) for mismatch in sorted(report["mismatched_keys"])]
     wrong += [f"`{key}` is not read" for key in sorted(report["unexpected_keys"])]
     if wrong:
         message = f"an MTP module of `{name}` does not match its `config.json`: of its layer, {wrong[0]}"

@@ -147,7 +147,7 @@ class ImportedRun:
     def contradiction(self) -> str | None:
         """End of a sentence about counts that contradict each other; None if they do not."""
         if not all(isfinite(count) for count in self.counts.values()):
-            return "a count that is no number"
+            return "a count that is not a finite number"
         if any(count < 0 for count in self.counts.values()):
             return "a negative count"
         kept, drafted = self._total(ACCEPTED), self._total(DRAFTED)
@@ -163,7 +163,7 @@ class ImportedRun:
         if self.form != "metrics" or None in totals.values():
             return None
         if any(count % 1 for count in totals.values() if count is not None):
-            return "a count that is no whole number"
+            return "a count that is not a whole number"
         drafts, drafted = totals[DRAFTS] or 0, totals[DRAFTED] or 0
         return (
             f"{drafts:.0f} steps that drafted {drafted:.0f} tokens"

@@ -82,6 +82,16 @@ def test_51_without_one_choice_the_models_are_listed(wanted: str, message: str) 
     assert (caught.value.hint or "").count("org/repo:") == 1
 
 
+def test_a_part_of_a_word_chooses_nothing_and_the_hint_names_the_nearest() -> None:
+    for names in (["small-Q4_1.gguf", "small-Q8_0.gguf"], ["small-Q4_K_S.gguf", "small-Q8_0.gguf"]):
+        with pytest.raises(UsageError) as caught:
+            choose_gguf("repo", "Q8", names, "has {} files")
+        assert (caught.value.message, caught.value.hint) == (
+            "`repo` has no GGUF file `Q8`",
+            "name one of them, such as `repo:small-Q8_0.gguf`",
+        )
+
+
 def test_51_a_long_list_is_cut() -> None:
     with pytest.raises(UsageError, match=r"`11.gguf` and 8 more$"):
         choose_gguf("repo", "", [f"{number}.gguf" for number in range(20)], "has {} files")

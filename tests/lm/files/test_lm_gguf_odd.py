@@ -97,7 +97,7 @@ ODD: dict[str, tuple[Change, str]] = {
     "many dimensions": (of_tensor(K, "sizes", [1] * 2**16), f"`{K}` has 65536 dimensions"),
     "a size of 2**60": (of_tensor(K, "sizes", [256, 2**60]), WHOLE),
     "rows that are no blocks": (of_tensor(UP, "sizes", [250, 256]), "rows of 250 numbers, and `Q4_0` blocks of 32"),
-    "another shape": (of_tensor(K, "sizes", [512, 64]), f"`{K}` has another shape"),
+    "another shape": (of_tensor(K, "sizes", [512, 64]), f"`{K}` has another shape, [64, 512] instead of [128, 256]"),
     "other dimensions": (of_tensor(EMBEDDING, "sizes", [256, 300, 1]), "has another shape"),
     "a tensor missing": (lambda parts: parts.tensors.remove(parts.tensor(UP)), f"`{UP}` is missing"),
     "no architecture": (lambda parts: parts.entries.pop("general.architecture"), "names no `general.architecture`"),
@@ -161,8 +161,24 @@ def test_49_12_a_truncated_file_is_one_sentence_wherever_it_ends(base: Path, tmp
         path.write_bytes(whole[:length])
         said = "is not a GGUF file: " if length < 4 else WHOLE
         assert f"`{path}` {said}" in refusal(path).message
+    path.write_bytes(whole[:-1])
+    assert "it ends 1 byte before `" in refusal(path).message
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 10, 10) + bytes(1 << 20))
     assert READ + "it has the entry `` twice" in refusal(path).message
+
+
+@pytest.mark.parametrize(("name", "value"), [("version", 1), ("version", 4), ("order", ">")])
+def test_a_new_copy_of_another_version_is_not_suggested(base: Path, tmp_path: Path, name: str, value: object) -> None:
+    parts = Parts.of(base)
+    attribute(name, value)(parts)
+    assert "convert it again" in (refusal(parts.write(tmp_path / "odd.gguf")).hint or "")
+
+
+def test_a_gguf_file_under_another_name_is_recognized(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "UPPER.GGUF").write_bytes(base.read_bytes())
+    said = refusal(tmp_path / "UPPER.GGUF")
+    assert said.message == f"`{tmp_path / 'UPPER.GGUF'}` is a GGUF file whose name does not end in `.gguf`"
+    assert said.hint == "rename it, or link to it under such a name"
 
 
 @pytest.mark.parametrize("kind", ["IQ2_XS", "TQ1_0"])

@@ -398,8 +398,8 @@ LESS = RESPONSE | {"num_draft_tokens": 5}
         (LLAMA_LOG.replace("(0.6, 0.4)", "(0.6, 0.3)"), "cannot be right: it has the shares 0.6, 0.3 of steps"),
         (metrics(100, 300, 150, (20, 80, 50)), "cannot be right: it has 20, 80, 50 of 100 steps that accepted"),
         (metrics(100, 300, 150, (120, 20, 10)), "cannot be right: it has 120, 20, 10 of 100 steps that accepted"),
-        (VLLM_METRICS.replace("} 300.0", "} NaN"), "cannot be right: it has a count that is no number"),
-        (VLLM_METRICS.replace("} 300.0", "} 300.5"), "cannot be right: it has a count that is no whole number"),
+        (VLLM_METRICS.replace("} 300.0", "} NaN"), "cannot be right: it has a count that is not a finite number"),
+        (VLLM_METRICS.replace("} 300.0", "} 300.5"), "cannot be right: it has a count that is not a whole number"),
         (metrics(100, 40, 20, (15, 5)), "cannot be right: it has 100 steps that drafted 40 tokens"),
         (
             LLAMA_LOG.replace("51 accepted", "510 accepted"),
