@@ -23,6 +23,7 @@ from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.files import given_path
 from specdec_cli.measure.documents.audit import AuditDocument, audit_body
 from specdec_cli.measure.workload.dataset import is_at_hand
+from specdec_cli.quantities import counted
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.audit import print_audit
 from specdec_cli.sampling.params import SamplingParams
@@ -295,7 +296,8 @@ class _AuditRun:
         say_notices(self.notices, self.shared.quiet)
         ks, batch_sizes, modes = self._ks(), self._batch_sizes(), self.options.modes(self.recipe.speculation.verify)
         num = len(self.rows) or None
-        what = f"{num or 'all'} prompts, k = {', '.join(map(str, ks))}, batch sizes {', '.join(map(str, batch_sizes))}"
+        prompts = counted(num, "prompt") if num else "all prompts"
+        what = f"{prompts}, k = {', '.join(map(str, ks))}, batch sizes {', '.join(map(str, batch_sizes))}"
         head = f"# would check {', '.join(modes)}: {'the table model' if self.options.table else what}\n"
         body = {"origins": self.resolved.origins, "num_prompts": num, "batch_sizes": list(batch_sizes)}
         show_plan(self.recipe.as_dict(), body, self.shared, head + to_yaml(self.resolved, origins=True))

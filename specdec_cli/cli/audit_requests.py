@@ -23,6 +23,7 @@ from specdec_cli.measure.endpoint.draft_switch import PLAIN_OPTION
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, started
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.request_fields import sampling_fields
+from specdec_cli.quantities import counted
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.request_audit import print_request_audit
 
@@ -86,7 +87,12 @@ def audit_requests(
     if dry_run:
         where = " and ".join(address.root for address in addresses) or "our own server"
         body = {"num_requests": len(requests), "endpoints": [address.root for address in addresses]}
-        show_plan(recipe.as_dict(), body, shared, f"# would ask {where} twice for each of {len(requests)} requests\n")
+        show_plan(
+            recipe.as_dict(),
+            body,
+            shared,
+            f"# would ask {where} twice for each of {counted(len(requests), 'request')}\n",
+        )
         return None
     screen = open_screen(shared.quiet, streams_text=False)
     say_notices(prompts.notices, shared.quiet)
@@ -98,7 +104,7 @@ def audit_requests(
     ):
         arms = [EndpointArm(options.plan(place, named), recipe.sampling) for place in places]
         draft, plain = arms[0], arms[-1]
-        watch = lambda done, total: say(f"{done} of {total} requests")  # noqa: E731
+        watch = lambda done, total: say(f"{done} of {counted(total, 'request')}")  # noqa: E731
         audit = RequestAudit(draft, plain, requests, source, watch, stopped)
         with started(arms):
             audit.run()
@@ -110,7 +116,7 @@ def audit_requests(
     document = envelope(RequestAuditDocument, recipe.as_dict(), request_audit_body(audit))
     deliver_with_report(document, shared, lambda page: print_request_audit(page, document))
     if is_interrupted:
-        screen.say(f"interrupted: {audit.num_compared} of {len(requests)} requests were compared", "yellow")
+        screen.say(f"interrupted: {audit.num_compared} of {counted(len(requests), 'request')} were compared", "yellow")
         return ExitCode.INTERRUPTED
     audit.gate()
     return None

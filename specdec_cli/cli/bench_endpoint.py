@@ -27,6 +27,7 @@ from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words,
 from specdec_cli.measure.endpoint.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
 from specdec_cli.measure.gates import Pairs
 from specdec_cli.measure.workload.turns import turn_ends
+from specdec_cli.quantities import counted
 from specdec_cli.report.bench_endpoint import live_table, print_endpoint
 from specdec_cli.report.counting import CountingLine
 from specdec_cli.report.live_table import LiveTable
@@ -139,7 +140,7 @@ class EndpointRun(MeasuredRun["EndpointBench"]):
 
         def line() -> str:
             done, total = len(study.visits), study.total
-            return f"{done} of {total} requests, {pace.words(done, total)}, {how}"
+            return f"{done} of {counted(total, 'request')}, {pace.words(done, total)}, {how}"
 
         may_draw = screen.is_live and server.concurrency == 1 and not server.has_arrivals
         counting = nullcontext() if may_draw else CountingLine(screen, line)

@@ -15,6 +15,7 @@ from specdec_cli.measure.endpoint.draft_switch import PLAIN_OPTION
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, started
 from specdec_cli.measure.endpoint.slo import MOST_USERS, SloStudy, parse_slo
 from specdec_cli.measure.gates import check_paths, judge, parse_all, raise_if_crossed
+from specdec_cli.quantities import counted
 from specdec_cli.report.slo import print_slo
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def slo_run(
     if dry_run:
         body = {"objectives": [objective.text for objective in objectives], "most_users": most}
         where = f"{plan.address.root}{f' and {plain_url}' if plain_url else ''}"
-        text = f"# would send up to {most} requests at once to {where}, with the draft and without\n"
+        text = f"# would send up to {counted(most, 'request')} at once to {where}, with the draft and without\n"
         show_plan(run.shown(recipe), body, shared, text)
         return
     screen = open_screen(shared.quiet, streams_text=False)

@@ -12,6 +12,7 @@ from specdec_cli.cli.output import check_destination, write_file
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.files import given_path
 from specdec_cli.measure.chat.chat import ChatHistory, Speaker
+from specdec_cli.quantities import counted
 from specdec_cli.report.chat import chat_markdown, history_lines, settings_words
 from specdec_cli.report.view import Screen
 
@@ -138,7 +139,7 @@ class ChatCommands:
             text = json.dumps(self.document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_file(path, text, force)
         self.saved.add(path.resolve())
-        self.screen.say(f"saved {len(self.history.turns)} turns to {path}")
+        self.screen.say(f"saved {counted(len(self.history.turns), 'turn')} to {path}")
 
 
 def _check(path: Path, force: bool) -> None:

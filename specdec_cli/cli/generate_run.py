@@ -130,7 +130,7 @@ class GenerateRun(ABC):
 def _prompts_failed(errors: Mapping[int, Exception], num_prompts: int) -> RunError:
     """The error that reports prompts that failed."""
     first, *rest = [f"prompt {index + 1}: {in_words(error)[0]}" for index, error in sorted(errors.items())]
-    shown = [f"{len(errors)} of {num_prompts} prompts failed; {first}", *rest[: _MOST_FAILURES - 1]]
+    shown = [f"{len(errors)} of {counted(num_prompts, 'prompt')} failed; {first}", *rest[: _MOST_FAILURES - 1]]
     num_hidden = len(errors) - len(shown)
     lines = [*shown, f"and {num_hidden} more"] if num_hidden else shown
     return RunError("\n".join(lines), "run these again; the other outputs are complete")

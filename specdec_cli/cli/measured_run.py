@@ -275,7 +275,10 @@ class ComparedRun(MeasuredRun[Measurement]):
         if arms.shared.resume:
             num = self.journal.num_kept
             arms.screen.say(
-                f"resuming after {num} passes" if num else "nothing to resume: starting from the beginning", "dim"
+                f"resuming after {num} {'pass' if num == 1 else 'passes'}"
+                if num
+                else "nothing to resume: starting from the beginning",
+                "dim",
             )
 
     def document(self, study: Measurement, interrupted: bool) -> dict[str, Any]:

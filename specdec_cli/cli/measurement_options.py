@@ -18,6 +18,7 @@ from specdec_cli.engine.prompts import PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows, task_of
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.cli.shared import Shared
@@ -120,7 +121,7 @@ def chosen_prompts(
 
 def num_prompts_words(workload: WorkloadSection, num: int | None) -> str:
     """`8 prompts of builtin:mini`."""
-    return f"{f'up to {workload.num_prompts}' if num is None else num} prompts of {workload.dataset}"
+    return f"{'up to ' if num is None else ''}{counted(num or workload.num_prompts, 'prompt')} of {workload.dataset}"
 
 
 def check_files(shared: Shared, more: Mapping[str, Path | None] = MappingProxyType({})) -> None:

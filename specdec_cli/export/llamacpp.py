@@ -17,6 +17,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.export.draft_kind import DRAFT_MODEL
 from specdec_cli.export.exported import HERE, Export, ExportJob, flags, quoted, script
 from specdec_cli.export.settings import ExportSettings, is_gguf, is_hub_choice
+from specdec_cli.quantities import counted
 
 NAME, VERSION = "llama.cpp", "of November 2026"
 PROGRAM = "llama-server"
@@ -138,7 +139,8 @@ def _lookup(settings: ExportSettings, method: str, options: Mapping[str, Any]) -
     size, k = options.get("size_n"), settings.k
     if method == "ngram-simple" and size is not None and size > k:
         settings.warn(
-            f"llama.cpp looks for n-grams of {k} tokens, not {size}: it drafts nothing shorter than its n-gram"
+            f"llama.cpp looks for n-grams of {counted(k, 'token')}, not {size}: it drafts nothing shorter than its "
+            "n-gram"
         )
     return {"spec_type": method} | lookup_arguments(method, options, k)
 

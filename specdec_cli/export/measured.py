@@ -11,6 +11,7 @@ from typing import Any
 
 from specdec_cli.draft_shape import DraftShape
 from specdec_cli.errors import UsageError
+from specdec_cli.quantities import counted
 from specdec_cli.recipe.schema import Draft
 
 DAMAGED = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
@@ -93,9 +94,8 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
     machine = machine_of(document)
     where = machine if engine is None else f"{engine['name']} {engine['version'] or ''}".rstrip() + f" on {machine}"
     date = str(document["created"])[:10]
-    message = [
-        f"Measured by specdec {kind} on {where} on {date}, {workload['num_prompts']} prompts of {workload['dataset']}:"
-    ]
+    prompts = f"{counted(workload['num_prompts'], 'prompt')} of {workload['dataset']}"
+    message = [f"Measured by specdec {kind} on {where} on {date}, {prompts}:"]
     message += _FIGURES[kind](document)
     if document["machine"].get("busy"):
         message.append(f"But {document['machine']['busy']}.")

@@ -7,6 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from specdec_cli.errors import UsageError
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.lm.files.origin import Origin
@@ -43,7 +44,7 @@ class SelfDraft:
             UsageError: the draft would have all layers of the target, or more.
         """
         if self.layers is not None and self.layers >= num_layers:
-            message = f"`{self.spec}` drafts with {self.layers} layers, and `{target}` has {num_layers}"
+            message = f"`{self.spec}` drafts with {counted(self.layers, 'layer')}, and `{target}` has {num_layers}"
             hint = f"choose 1 to {num_layers - 1} layers" if num_layers > 1 else "choose another draft"
             raise UsageError(message, hint)
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable, TableColumn
 from specdec_cli.report.result import grid_of, print_notes_and_gates
 from specdec_cli.report.table import number, percent
@@ -36,7 +37,9 @@ def print_acceptance(console: Console, document: Mapping[str, Any], details: boo
     console.print(Text(f"{document['draft']} for {document['target']}, {source['words']}"), soft_wrap=True)
     if details and "requests" in source:
         size = source["bytes"] / 1e6
-        console.print(Text(f"{source['requests']} requests, {size:.2f} MB, {source['seconds']:.1f} s"), soft_wrap=True)
+        console.print(
+            Text(f"{counted(source['requests'], 'request')}, {size:.2f} MB, {source['seconds']:.1f} s"), soft_wrap=True
+        )
     for its in document["rules"]:
         rule, who = its["rule"], "; ".join(its["engines"])
         meaning = f": {_MEANINGS[rule]}" if details else ""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec_cli.measure.documents.audit import FALSE_ALARM
+from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable, TableColumn, origin
 from specdec_cli.report.result import grid_of, print_notes_and_gates
 from specdec_cli.report.table import NOTHING
@@ -102,7 +103,11 @@ def is_partial(body: Mapping[str, Any]) -> bool:
 def runs_words(body: Mapping[str, Any]) -> str:
     """`12 of 111 runs`, or `111 runs`."""
     checked = body["checked"]
-    return f"{checked['runs']} of {checked['planned_runs']} runs" if is_partial(body) else f"{checked['runs']} runs"
+    return (
+        f"{checked['runs']} of {counted(checked['planned_runs'], 'run')}"
+        if is_partial(body)
+        else counted(checked["runs"], "run")
+    )
 
 
 def verdict_words(body: Mapping[str, Any]) -> str:
@@ -121,7 +126,11 @@ def audit_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("modes", document["mode"]),
         ("runs", runs_words(document)),
-        ("compared", f"{checked['tokens']} tokens of {checked['prompts']} prompts; {checked['draws']} draws"),
+        (
+            "compared",
+            f"{counted(checked['tokens'], 'token')} of {counted(checked['prompts'], 'prompt')}; "
+            f"{counted(checked['draws'], 'draw')}",
+        ),
         *origin(document),
     ]
 

@@ -163,7 +163,10 @@ def lossless_words(lossless: Mapping[str, Any], advice: str = _AUDIT) -> str:
     if lossless["checked_tokens"] is None:
         return "Lossless: promised in distribution; tokens were not compared."
     if not lossless["mismatches"]:
-        return f"Lossless: all {lossless['checked_tokens']} tokens are those of the target alone."
+        num = lossless["checked_tokens"]
+        return (
+            f"Lossless: {'the one token is that' if num == 1 else f'all {num} tokens are those'} of the target alone."
+        )
     first, num = lossless["first_divergence"], lossless["mismatches"]
     return (
         f"Lossless: {counted(num, 'output')} {'DIFFERS' if num == 1 else 'DIFFER'} from the target's own, first in "

@@ -32,7 +32,7 @@ def requests_words(body: Mapping[str, Any]) -> str:
     """`16 of 16 requests answered, 4 at a time`."""
     requests, plan = body["requests"], body["plan"]
     pace = pace_words(plan["concurrency"], plan["request_rate"])
-    return f"{requests['answered']} of {requests['planned']} requests answered, {pace}"
+    return f"{requests['answered']} of {counted(requests['planned'], 'request')} answered, {pace}"
 
 
 def acceptance_words(acceptance: Mapping[str, Any] | None) -> str | None:
@@ -42,7 +42,8 @@ def acceptance_words(acceptance: Mapping[str, Any] | None) -> str | None:
     rate, length = acceptance["rate"], acceptance["length"]
     rate_ends = f" ({percent(rate['ci95'][0])}–{percent(rate['ci95'][1])})" if rate["ci95"] else ""
     length_ends = f" ({number(length['ci95'][0])}–{number(length['ci95'][1])})" if length["ci95"] else ""
-    message = f"Acceptance by {acceptance['requests']} answers' own counts: rate {percent(rate['median'])}{rate_ends}"
+    answers = "1 answer's" if acceptance["requests"] == 1 else f"{acceptance['requests']} answers'"
+    message = f"Acceptance by {answers} own counts: rate {percent(rate['median'])}{rate_ends}"
     by_position = _position_words(acceptance.get("speculative") or {})
     return f"{message}, length {number(length['median'])}{length_ends}{by_position}."
 
@@ -58,7 +59,7 @@ def _position_words(counts: Mapping[str, Any]) -> str:
     rates = counts.get("per_position_acceptance_rates")
     words = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
     if counts.get("num_draft_nodes") is not None:
-        words += f"; {counts['num_draft_nodes']} nodes of trees"
+        words += f"; {counted(counts['num_draft_nodes'], 'node')} of trees"
         if counts["acceptance_by_rank"]:
             words += f", accepted by rank 1, 2, …: {rank_words(counts['acceptance_by_rank'])}"
     return words
@@ -75,9 +76,10 @@ def throughput_words(body: Mapping[str, Any]) -> str:
     requests = f"{number(rates['requests_per_second'])} requests/s"
     if output["tokens"] is None:
         return f"Throughput: {requests} over {rates['seconds']:.1f} s."
+    chunks = counted(output["chunks"], "chunk")
     return (
-        f"Throughput: {number(rates['output_tokens_per_second'], 1)} output tokens/s, {requests}: {output['tokens']} "
-        f"tokens (by {output['counted_by']}, in {output['chunks']} chunks) in {rates['seconds']:.1f} s."
+        f"Throughput: {number(rates['output_tokens_per_second'], 1)} output tokens/s, {requests}: "
+        f"{counted(output['tokens'], 'token')} (by {output['counted_by']}, in {chunks}) in {rates['seconds']:.1f} s."
     )
 
 
@@ -88,11 +90,11 @@ def counter_lines(counters: Mapping[str, Any] | None, *, has_own: bool = False) 
     head, lines = f"{counters['engine']}'s {counters['source']}", []
     counts = counters["speculative"]
     if counts is not None and not has_own:
-        drafted = " ".join(
-            f"{NOTHING if counts[key] is None else counts[key]} {word}"
-            for key, word in (("num_draft_tokens", "tokens drafted,"), ("num_accepted_tokens", "accepted"))
+        drafted, accepted = (
+            NOTHING if counts[key] is None else counts[key] for key in ("num_draft_tokens", "num_accepted_tokens")
         )
-        steps = "" if counts["num_drafts"] is None else f" in {counts['num_drafts']} steps"
+        drafted = f"{drafted} {'token' if drafted == 1 else 'tokens'} drafted, {accepted} accepted"
+        steps = "" if counts["num_drafts"] is None else f" in {counted(counts['num_drafts'], 'step')}"
         lines.append(
             f"Speculation by {head}: {drafted}{steps}: rate {percent(counts['acceptance_rate'])}, "
             f"length {number(counts['acceptance_length'])}{_position_words(counts)}."
@@ -150,12 +152,16 @@ def endpoint_facts(document: Document) -> list[tuple[str, str]]:
     endpoint, environment = document["endpoint"], document["environment"]
     pace = pace_words(plan["concurrency"], plan["request_rate"])
     server = " ".join(word for word in (endpoint["server"], endpoint["version"]) if word)
-    load = f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {machine['num_cores']} cores"
+    cores = counted(machine["num_cores"], "core")
+    load = f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {cores}"
     between = [("between", endpoint["proxy"])] if endpoint["proxy"] else []
     return [
         ("server", f"{endpoint['url']}{f', {server}' if server else ''}"),
         *between,
-        ("workload", f"{workload['num_prompts']} prompts of {workload['dataset']}{', as chats' * plan['chat']}"),
+        (
+            "workload",
+            f"{counted(workload['num_prompts'], 'prompt')} of {workload['dataset']}{', as chats' * plan['chat']}",
+        ),
         ("plan", f"{counted(plan['repeats'], 'repeat')}, {pace}{', interrupted' if plan['interrupted'] else ''}"),
         ("client", f"{environment.get('platform', NOTHING)}, load {load}"),
         ("made", f"{document['created']} by specdec {document['specdec_version']}"),

@@ -89,7 +89,7 @@ def facts(document: Document) -> list[tuple[str, str]]:
     sizes = ", ".join(map(str, plan.get("batch_sizes", [plan["batch_size"]])))
     passes = f"{plan['passes']} passes, {counted(plan['repeats'], 'repeat')}, batch {sizes}, order {plan['order']}"
     return [
-        ("workload", f"{workload['num_prompts']} prompts of {workload['dataset']}"),
+        ("workload", f"{counted(workload['num_prompts'], 'prompt')} of {workload['dataset']}"),
         ("plan", f"{passes}{', interrupted' if plan['interrupted'] else ''}"),
         ("load", _load(document["machine"])),
         *origin(document),
@@ -98,7 +98,8 @@ def facts(document: Document) -> list[tuple[str, str]]:
 
 def _load(machine: Mapping[str, Any]) -> str:
     """The load before and after, and what other processes did to the passes."""
-    load = f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {machine['num_cores']} cores"
+    cores = counted(machine["num_cores"], "core")
+    load = f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {cores}"
     if machine.get("lost_share") is None:
         return load
     interrupted = f"{machine['num_interrupted_passes']} interrupted, {machine['num_discarded_passes']} discarded"

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable, TableColumn, named_rows
 from specdec_cli.report.result import grid_of, print_notes_and_gates
 from specdec_cli.report.table import NOTHING, percent
@@ -52,7 +53,7 @@ def print_request_audit(console: Console, body: Mapping[str, Any]) -> None:
     console.print(grid_of(PageTable.of("", KIND_COLUMNS, named_rows(body["by_kind"]))))
     if body["num_draft_tokens"]:
         rate = percent(body["num_accepted_tokens"] / body["num_draft_tokens"])
-        console.print(Text(f"{body['num_draft_tokens']} tokens drafted, {rate} accepted."), soft_wrap=True)
+        console.print(Text(f"{counted(body['num_draft_tokens'], 'token')} drafted, {rate} accepted."), soft_wrap=True)
     for each in body["differences"][:_MOST_SHOWN]:
         named = f" ({each['id']})" if each["id"] is not None else ""
         place = "" if each["position"] is None else f" at token {each['position'] + 1}"

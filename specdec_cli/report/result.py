@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable
 from specdec_cli.report.grid import Grid
 from specdec_cli.report.recommendation import IN_USE, RECOMMENDED
@@ -62,7 +63,7 @@ def _print_all(console: Console, tables: Iterable[PageTable | str], style: str) 
 
 def load_words(machine: Mapping[str, Any]) -> str | None:
     """Warning that the figures below come from a busy machine; None on a quiet one."""
-    load = f"load {machine['load_before']:.1f} on {machine['num_cores']} cores before the run"
+    load = f"load {machine['load_before']:.1f} on {counted(machine['num_cores'], 'core')} before the run"
     if machine["busy"]:
         return f"Busy machine ({load}): a quiet one is faster than these figures."
     if machine["load_before"] > _QUIET * machine["num_cores"]:

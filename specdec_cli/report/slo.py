@@ -27,7 +27,7 @@ def capacity_words(name: str, capacity: Mapping[str, Any], body: Mapping[str, An
     level = next(level for level in capacity["levels"] if level["users"] == failed)
     limit = capacity["limited_by"]
     if limit == "failures":
-        why = f"{level['failed']} of {level['requests']} requests failed"
+        why = f"{level['failed']} of {counted(level['requests'], 'request')} failed"
     else:
         (objective,) = parse_slo(limit)
         reached = level["reached"][limit]

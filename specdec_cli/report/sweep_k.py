@@ -156,7 +156,7 @@ def _start_words(body: Mapping[str, Any]) -> Iterator[str]:
     starts = ", ".join(f"{k}{f' with p-min {p_min:g}' if p_min else ''}" for k, p_min in pairs)
     yield (
         f"{body['trace']['draft']} under the engine's rule {sweep['rule']}, started at k = {starts}; trace: "
-        f"{source['requests']} requests, {source['bytes'] / 1e6:.2f} MB; {source['seconds']:.1f} s in all."
+        f"{counted(source['requests'], 'request')}, {source['bytes'] / 1e6:.2f} MB; {source['seconds']:.1f} s in all."
     )
     for costs in sweep["costs"]:
         plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))

@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.events import Emitted
+from specdec_cli.quantities import counted
 from specdec_cli.report.columns import PageTable, TableColumn, one_digit
 from specdec_cli.report.pieces import STYLES, Kind, Piece, marked
 from specdec_cli.report.table import NOTHING, rank_words
@@ -55,7 +56,7 @@ def drawn_tree(emitted: Emitted, piece: Callable[[int], str], is_coloured: bool)
     drafted = emitted.tree
     assert drafted is not None, "only a step with a tree is drawn"
     path = set(drafted.follow(emitted.tokens[: emitted.num_accepted]))
-    head = f"first drafted tree: {len(drafted)} nodes, {len(path)} accepted"
+    head = f"first drafted tree: {counted(len(drafted), 'node')}, {len(path)} accepted"
     root = Tree(Text(head, style="dim"), guide_style="dim")
     waiting, num_lines = [(root, node) for node in reversed(drafted.children(CONTEXT_END))], 0
     while waiting:

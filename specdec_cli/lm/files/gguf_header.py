@@ -227,7 +227,7 @@ class _Cursor:
         """Move on by so many bytes; returns where they begin."""
         begin, end = self.place, self.place + num_bytes
         if end > len(self.data):
-            raise _TruncatedError(f"its header does not end within its {len(self.data)} bytes")
+            raise _TruncatedError(f"its header does not end within its {counted(len(self.data), 'byte')}")
         self.place = end
         return begin
 

@@ -39,6 +39,7 @@ from specdec_cli.lm.heads.published import (
     listed_layers,
     vocabulary_shapes,
 )
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
@@ -98,7 +99,7 @@ class DFlashDraft(PublishedDraft):
     def __str__(self) -> str:
         """For people: what it is, what it reads, and what it can draft."""
         more = f", with {' and '.join(self.parts)}" if self.parts else ""
-        drafts = f"drafts up to {self.most_tokens} tokens in one pass{more}"
+        drafts = f"drafts up to {counted(self.most_tokens, 'token')} in one pass{more}"
         vocabulary = f"{self.draft_vocab_size} of {self.layer.vocab_size} tokens"
         return (
             f"{self.source.kind.title} draft, {self.file_format} format: reads {self.reading}; {drafts}; {vocabulary}"

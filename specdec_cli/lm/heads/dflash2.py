@@ -27,6 +27,7 @@ from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.layer_stack import BlockLayer, LayerStack, TorchStack
 from specdec_cli.lm.heads.published import AGAIN, NONE_ELSE
+from specdec_cli.quantities import counted
 from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class DFlash2Draft(DFlashDraft):
     @property
     def parts(self) -> list[str]:
         """Its convolutions and its selector."""
-        return [f"convolutions over {self.num_taps_back} rows", f"a selector among {self.num_candidates} candidates"]
+        return [
+            f"convolutions over {counted(self.num_taps_back, 'row')}",
+            f"a selector among {self.num_candidates} candidates",
+        ]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of DFlash's tensors, the convolutions and the selector."""

@@ -30,6 +30,7 @@ from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.heads.head_tensors import stored_shapes
 from specdec_cli.lm.heads.published import AGAIN, PublishedDraft
 from specdec_cli.lm.heads.stacks import product_of
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -65,7 +66,9 @@ class MedusaDraft(PublishedDraft):
         kind = "Medusa heads" + (", vLLM format" if self.file_format == "vLLM" else "")
         known = self.draft_vocab_size is not None and self.vocab_size is not None
         tokens = f"; {self.draft_vocab_size} of {self.vocab_size} tokens" if known else ""
-        return f"{kind}: read the final hidden states; draft up to {self.num_heads} tokens in one pass{tokens}"
+        return (
+            f"{kind}: read the final hidden states; draft up to {counted(self.num_heads, 'token')} in one pass{tokens}"
+        )
 
     @property
     def kv_numbers(self) -> int:

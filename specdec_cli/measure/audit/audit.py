@@ -20,6 +20,7 @@ from specdec_cli.measure.audit.draws import (
 )
 from specdec_cli.measure.audit.equality import EqualityCheck, variant
 from specdec_cli.measure.documents.audit import Compared, DistributionCheck, Mismatch
+from specdec_cli.quantities import counted
 from specdec_cli.tree_shape import TreeShape
 from specdec_cli.verification import RULES
 
@@ -167,7 +168,9 @@ class Audit:
         ties = sum(mismatch.kind == "near-tie" for mismatch in self.mismatches)
         bugs = len(self.mismatches) - ties
         if self.mismatches:
-            differences.append(f"{ties + bugs} outputs differ from plain decoding ({ties} near-ties, {bugs} bugs)")
+            differ = f"{counted(ties + bugs, 'output')} {'differs' if ties + bugs == 1 else 'differ'}"
+            kinds = f"{counted(ties, 'near-tie')}, {counted(bugs, 'bug')}"
+            differences.append(f"{differ} from plain decoding ({kinds})")
         wrong = [test.configuration for test in self.distribution if not test.is_fine]
         if wrong:
             differences.append(f"the distribution of `{'`, `'.join(wrong)}` is not the target's")
@@ -233,8 +236,8 @@ class Audit:
         compared = equality.run(requests, partial(self.watch, mode), deadline.is_over)
         self.compared[mode] = compared
         if compared.runs < compared.planned_runs:
-            left = f"{compared.planned_runs - compared.runs} of {compared.planned_runs}"
-            self._say(f"{mode}: the time limit left {left} runs out (one configuration over a few prompts each)")
+            left = f"{compared.planned_runs - compared.runs} of {counted(compared.planned_runs, 'run')}"
+            self._say(f"{mode}: the time limit left {left} out (one configuration over a few prompts each)")
         if not compared.num_draft_tokens:
             self._say(f"{mode}: nothing was drafted, so equality says little")
 

@@ -21,6 +21,7 @@ from specdec_cli.measure.bench import passes
 from specdec_cli.measure.bench.passes import Group, Kind, Pass, Track
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.workload.workload import Workload, task_of
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.document import DifferencesResult, Interval
@@ -232,7 +233,8 @@ class Bench:
         size, last = self.batch_size, len(groups[-1].requests)
         if last < size:
             num = len(self.workload.requests)
-            self.notices.append(f"{num} prompts do not fill batches of {size}: the last is of {last}")
+            prompts = f"{counted(num, 'prompt')} {'does' if num == 1 else 'do'}"
+            self.notices.append(f"{prompts} not fill batches of {size}: the last is of {last}")
 
 
 def groups_of(workload: Workload, size: int) -> list[Group]:

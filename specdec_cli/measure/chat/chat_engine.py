@@ -12,6 +12,7 @@ from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Event, Finished, Noticed, Stepped
 from specdec_cli.measure.chat.chat import ChatTurn, ContextFullError, Watch, check_k
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -108,7 +109,7 @@ class EngineSpeaker:
         if output.finish_reason == "length" and len(tokens) + len(output.token_ids) >= self._capacity:
             turn.notices.append("the answer fills the context: the next message drops the oldest turns")
         elif output.finish_reason == "length":
-            turn.notices.append(f"the answer was cut at {len(output.token_ids)} tokens, the limit of -n")
+            turn.notices.append(f"the answer was cut at {counted(len(output.token_ids), 'token')}, the limit of -n")
         return turn
 
     @property

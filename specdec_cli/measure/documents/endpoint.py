@@ -18,6 +18,7 @@ from specdec_cli.measure.endpoint.endpoint_bench import (
     percentiles,
 )
 from specdec_cli.measure.machine.load import LoadResult
+from specdec_cli.quantities import counted
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -268,13 +269,12 @@ def _notices(bench: EndpointBench) -> list[str]:
     if bench.num_failed:
         notices.append(f"{bench.num_failed} of {len(bench.visits)} requests failed; the figures are of the others")
     if bench.sender.num_unsent:
-        notices.append(
-            f"{bench.sender.num_unsent} turns were not sent, because the turn before them failed or called a tool"
-        )
+        were = f"{counted(bench.sender.num_unsent, 'turn')} {'was' if bench.sender.num_unsent == 1 else 'were'}"
+        notices.append(f"{were} not sent, because the turn before failed or called a tool")
     if bench.num_sent_again:
         notices.append(
-            f"the server closed {bench.num_sent_again} connections before it answered; those requests were sent again, "
-            "and their times include both attempts"
+            f"the server closed {counted(bench.num_sent_again, 'connection')} before it answered; requests that were "
+            "sent again have times that include both attempts"
         )
     if bench.plan.repeats > 1:
         notices.append(

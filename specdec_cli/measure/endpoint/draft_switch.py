@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec_cli.errors import RunError
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
+from specdec_cli.quantities import counted
 
 PLAIN_OPTION = "--plain-endpoint"
 _WITHOUT_DRAFT: Mapping[str, Mapping[str, Any]] = {"specdec": {"speculative": {"enabled": False}}}
@@ -40,5 +41,5 @@ def check_plain(arm: EndpointArm, num_drafted: int) -> None:
         RunError: there are some.
     """
     if num_drafted:
-        message = f"`{arm.plan.address.root}` drafted {num_drafted} tokens for answers without a draft"
+        message = f"`{arm.plan.address.root}` drafted {counted(num_drafted, 'token')} for answers without a draft"
         raise RunError(message, f"{PLAIN_OPTION} must name a server without a draft")

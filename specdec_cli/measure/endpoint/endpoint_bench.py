@@ -28,6 +28,7 @@ from specdec_cli.measure.endpoint.server_counts import ACCEPTED, DRAFTED, DRAFTS
 from specdec_cli.measure.stats import bootstrap_pooled_median, ratio_of_totals
 from specdec_cli.measure.workload.turns import turn_ends
 from specdec_cli.measure.workload.workload import task_of, tasks_of
+from specdec_cli.quantities import counted
 
 Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s", "queue_s", "arrival_ttft_s", "arrival_latency_s"]
 FIGURES: tuple[Figure, ...] = ("ttft_s", "tpot_s", "itl_s", "latency_s")
@@ -158,7 +159,7 @@ class EndpointBench:
             raise RunError(f"the server went away {after}: {gone.message}", "check its log")
         if self.visits and not self.num_answered:
             first = next(visit.error for visit in self.visits if visit.error is not None)
-            raise RunError(f"none of {len(self.visits)} requests was answered: {first.message}", first.hint)
+            raise RunError(f"none of {counted(len(self.visits), 'request')} was answered: {first.message}", first.hint)
         if self.visits and not any(answer.arrivals for _, answer in self.answered()):
             raise RunError(
                 f"all of {self.num_answered} answers are empty: there is nothing to time",

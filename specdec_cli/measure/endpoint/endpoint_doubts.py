@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint_plan import Visit
+from specdec_cli.quantities import counted
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ def _client(bench: EndpointBench, answered: Answered) -> list[str]:
             f"this client computed for {share:.0%} of the time: the figures include its own work; lower --concurrency"
         )
     if plan.concurrency is not None and not plan.has_arrivals and sender.most_open < plan.concurrency:
-        notices.append(f"never more than {sender.most_open} requests were open at a time, fewer than --concurrency")
+        most = f"{counted(sender.most_open, 'request')} {'was' if sender.most_open == 1 else 'were'}"
+        notices.append(f"never more than {most} open at a time, fewer than --concurrency")
     num_opened = sum(answer.opened_connection for _, answer in answered)
     if num_opened > sender.most_open:
         notices.append(
@@ -157,9 +159,10 @@ def _arrivals(bench: EndpointBench, answered: Answered) -> list[str]:
     """Notices that the server does not keep up with the arrivals."""
     plan, notices = bench.plan, []
     if bench.sender.most_waiting:
+        are_open = f"{plan.concurrency} {'was' if plan.concurrency == 1 else 'were'} open"
         notices.append(
-            f"up to {bench.sender.most_waiting} requests waited because {plan.concurrency} were open: times from "
-            "sending leave that wait out, times from arrival hold it"
+            f"up to {counted(bench.sender.most_waiting, 'request')} waited because {are_open}: times from sending "
+            "leave that wait out, times from arrival hold it"
         )
     ordered = sorted(answered, key=lambda pair: pair[1].sent - pair[0].wait_s)
     quarter = len(ordered) // 4

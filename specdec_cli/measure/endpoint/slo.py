@@ -25,6 +25,7 @@ from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm, check_counted
 from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
 from specdec_cli.measure.endpoint.server_counts import DRAFTED
+from specdec_cli.quantities import counted
 
 Objective = Literal["ttft", "tpot", "latency", "tokens_per_second"]
 SHARE = 0.9
@@ -215,7 +216,7 @@ class SloStudy:
         sender = Sender(plan, lambda row: {**arm.body(row), **off}, self.stopped, lambda: None)
         arm.send(sender, rows)
         if sender.gone is not None:
-            raise RunError(f"the server went away at {users} users: {sender.gone.message}", "check its log")
+            raise RunError(f"the server went away at {counted(users, 'user')}: {sender.gone.message}", "check its log")
         answers = [visit.answer for visit in sender.visits if visit.answer is not None]
         if name == "plain":
             check_plain(arm, sum(answer.speculation.counts[DRAFTED] for answer in answers if answer.speculation))

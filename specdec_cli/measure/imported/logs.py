@@ -211,7 +211,7 @@ class _AcceptanceLine:
 
 def _of_vllm(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """vLLM's lines `SpecDecoding metrics: …`, one for each interval of ten seconds."""
-    run = ImportedRun("vllm", f"log with {_num_lines(lines)} of SpecDecoding metrics")
+    run = ImportedRun("vllm", f"log with {counted(len(lines), 'line')} of SpecDecoding metrics")
     parts = _add_lines(run, lines, is_full=True)
     is_full = all(part.steps == part.full_steps or not part.drafted for part in parts)
     how = "they are its drafted tokens over the number of positions" if is_full else _FROM_LENGTHS
@@ -221,7 +221,7 @@ def _of_vllm(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
 
 def _of_llama(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """llama-server's lines `draft acceptance = …`, one for each request."""
-    run = ImportedRun("llama.cpp", f"log with {_num_lines(lines)} of draft acceptance")
+    run = ImportedRun("llama.cpp", f"log with {counted(len(lines), 'line')} of draft acceptance")
     _add_lines(run, lines, is_full=False)
     if DRAFTS in run.counts:
         run.notices.append(f"llama.cpp's log counts no steps: {_FROM_LENGTHS}")
@@ -230,7 +230,7 @@ def _of_llama(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
 
 def _of_sglang(lines: Sequence[Mapping[str, str]]) -> ImportedRun:
     """SGLang's decode lines with `accept len` and `accept rate`: averages of intervals without counts."""
-    run = ImportedRun("sglang", f"log with {len(lines)} decode lines")
+    run = ImportedRun("sglang", f"log with {counted(len(lines), 'decode line')}")
     for name, key in (("accept len", "length"), ("accept rate", "rate")):
         figures = [amount(line[key]) for line in lines if key in line]
         run.reported |= {name: sum(figures) / len(figures)} if figures else {}
@@ -262,9 +262,7 @@ def _add_lines(run: ImportedRun, lines: Sequence[Mapping[str, str]], is_full: bo
             run.check_shares(part.rates, part.length - 1, _ROUNDED)
     num_rated = sum(bool(part.rates) for part in parts)
     if 0 < num_rated < len(parts):
-        run.notices.append(f"rates by position are those of {num_rated} of {len(parts)} lines: the others have none")
+        run.notices.append(
+            f"rates by position are those of {num_rated} of {counted(len(parts), 'line')}: the others have none"
+        )
     return parts
-
-
-def _num_lines(lines: Sequence[object]) -> str:
-    return "1 line" if len(lines) == 1 else f"{len(lines)} lines"

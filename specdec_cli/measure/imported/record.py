@@ -23,6 +23,7 @@ from specdec_cli.measure.endpoint.server_counts import (
     reached_positions,
     statistics,
 )
+from specdec_cli.quantities import counted
 
 _LENGTH = "1 + accepted drafted tokens for each step that drafted"
 _RATE = "accepted drafted tokens over drafted tokens"
@@ -152,9 +153,11 @@ class ImportedRun:
             return "a negative count"
         kept, drafted = self._total(ACCEPTED), self._total(DRAFTED)
         if kept is not None and drafted is not None and kept > drafted:
-            return f"{kept:.0f} accepted of {drafted:.0f} drafted tokens"
+            return f"{kept:.0f} accepted of {counted(round(drafted), 'drafted token')}"
         if self._total(DRAFTS) == 0 and (kept or drafted):
-            return f"{drafted or kept:.0f} {'drafted' if drafted else 'accepted'} tokens in no step"
+            return (
+                f"{counted(round(drafted or kept or 0), 'drafted token' if drafted else 'accepted token')} in no step"
+            )
         return self._odd_positions() or self._odd_metrics() or self.contradicted
 
     def _odd_metrics(self) -> str | None:
@@ -166,7 +169,7 @@ class ImportedRun:
             return "a count that is not a whole number"
         drafts, drafted = totals[DRAFTS] or 0, totals[DRAFTED] or 0
         return (
-            f"{drafts:.0f} steps that drafted {drafted:.0f} tokens"
+            f"{drafts:.0f} steps that drafted {counted(round(drafted), 'token')}"
             if self.tool == "vllm" and drafts > drafted
             else None
         )

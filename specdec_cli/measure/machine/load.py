@@ -11,6 +11,7 @@ import psutil
 
 from specdec_cli.document import Count, Result, Seconds, Share
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
+from specdec_cli.quantities import counted
 
 if TYPE_CHECKING:
     from specdec_cli.measure.bench.passes import Pass
@@ -50,7 +51,7 @@ class Load:
     @property
     def words(self) -> str:
         """The load beside the cores that are there for it."""
-        return f"load {self.average:.1f} on {self.num_cores} cores"
+        return f"load {self.average:.1f} on {counted(self.num_cores, 'core')}"
 
     def since(self) -> LoadResult:
         """The load at this moment and now."""

@@ -24,6 +24,7 @@ from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs
 from specdec_cli.measure.predict.replay import Replay
 from specdec_cli.measure.predict.tree_costs import CostShares
 from specdec_cli.measure.stats import FloatArray, joint_median, joint_ratio
+from specdec_cli.quantities import counted
 from specdec_cli.tree_shape import TreeShape
 
 PUBLISHED_K = (2, 6)
@@ -261,7 +262,9 @@ def _open(best: Predicted) -> Recommendation:
     if not np.isfinite(best.speedup.median):
         why = "nothing was decoded after the first tokens, so there is nothing to speed up"
         return Recommendation(0, None, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))
-    few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be certain)"
+    are = "is" if best.speedup.pairs == 1 else "are"
+    too_few = f" ({counted(best.speedup.pairs, 'prompt')} {are} too few to be certain)"
+    few = "" if best.speedup.ci95 is not None else too_few
     why = f"the best {_short(best)}, not certainly above 1{few}: {_reason(best)}"
     wanted = needs(Evidence(best.speedup), None) or ("a measurement",)
     return Recommendation(0, None, best.speedup, why, "inconclusive", wanted)

@@ -24,6 +24,7 @@ from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.request_fields import seed_of
 from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt
+from specdec_cli.quantities import counted
 from specdec_cli.recipe.schema import Sampling
 from specdec_cli.sampling.params import SamplingParams
 
@@ -203,7 +204,9 @@ def _read_answer(reply: dict[str, Any], root: str) -> _DecodedAnswer:
         content = logprobs.get("content") or ()
         values, texts = ([item.get(key) for item in content] for key in ("logprob", "token"))
     if len(values) != len(output):
-        raise RunError(f"`{root}` gives {len(values)} log-probabilities for {len(output)} tokens", "check its log")
+        raise RunError(
+            f"`{root}` gives {len(values)} log-probabilities for {counted(len(output), 'token')}", "check its log"
+        )
     ids = [[_token_id(item) for item in some] for some in (prompt, output)]
     return _DecodedAnswer(ids[0], ids[1], list(map(_logprob, values)), texts or [])
 

@@ -25,6 +25,7 @@ from specdec_cli.measure.workload.chats import (
     whole_chat,
 )
 from specdec_cli.measure.workload.tables import RawRow
+from specdec_cli.quantities import counted
 from specdec_cli.sampling.params import settled_seed
 
 _ID_COLUMNS = ("id", "question_id", "prompt_id", "task_id")
@@ -154,7 +155,8 @@ class _Reader:
             return
         tasks = sorted({row.category for row in held if row.category})
         among = f" ({', '.join(tasks)})" if tasks else ""
-        message = f"{len(held)} of {len(rows)} rows of `{self.name}` hold SPEED-Bench's placeholder, no prompt{among}"
+        hold = f"of `{self.name}` {'holds' if len(held) == 1 else 'hold'}"
+        message = f"{len(held)} of {counted(len(rows), 'row')} {hold} SPEED-Bench's placeholder, no prompt{among}"
         hint = "prepare the data with examples/specdec_bench of NVIDIA's Model-Optimizer, and give the file it writes"
         raise UsageError(message, hint)
 
@@ -239,8 +241,7 @@ class _Reader:
     def _notices(self) -> Iterable[str]:
         """Sentences about the rows that were left out."""
         if self.skipped:
-            num = "1 row" if len(self.skipped) == 1 else f"{len(self.skipped)} rows"
-            yield f"{num} without a prompt left out, the first is {self.skipped[0][0]}"
+            yield f"{counted(len(self.skipped), 'row')} without a prompt left out, the first is {self.skipped[0][0]}"
         if self.num_joined:
             yield f"prompts of `{self.name}` are `instruction` and, after an empty line, `input`"
         if self.reading.column is None and self.reading.template is None:

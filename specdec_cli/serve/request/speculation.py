@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.engine.drafting import NONE
 from specdec_cli.errors import UsageError
+from specdec_cli.quantities import counted
 from specdec_cli.serve.errors import ApiError, bad_field
 from specdec_cli.serve.protocol import GenerationBody, Speculative
 from specdec_cli.serve.request.conversation import text_of
@@ -134,7 +135,7 @@ def _check_reach(field: str, k: int, draft: str, model: ModelInfo) -> None:
     drafter = model.planner.drafters.by_name.get(draft)
     most = None if drafter is None else drafter.most_depth
     if most is not None and k > most:
-        raise bad_field(field, f"must be at most {most} tokens deep with the draft `{draft}`, not `{k}`")
+        raise bad_field(field, f"must be at most {counted(most, 'token')} deep with the draft `{draft}`, not `{k}`")
 
 
 def _prediction(request: GenerationBody, own: Speculative, model: ModelInfo) -> tuple[int, ...] | None:

@@ -74,7 +74,7 @@ def test_15_a_queue_is_part_of_the_time_from_arrival() -> None:
     assert bench.sender.most_open == 1
     assert bench.sender.most_waiting > 10
     found = " ".join(doubts(bench))
-    assert "requests waited because 1 were open" in found
+    assert "requests waited because 1 was open" in found
     assert "seems not to keep up with 200 requests/s" in found
 
 
