@@ -111,7 +111,7 @@ class DraftRow:
         if self.tree is not None and self.tree.is_dynamic:
             cut = (params.top_k, params.top_p, params.min_p) if params.temperature > 0 else (None, 1.0, 0.0)
             return Draw(params.temperature or 1.0, *cut)
-        if not self.is_drawn:
+        if params.temperature == 0 or not self.is_drawn:
             return None
         if by_noise is not None:
             return Draw(params.temperature, params.top_k, params.top_p, params.min_p, noise=by_noise)

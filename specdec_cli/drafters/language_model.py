@@ -119,7 +119,10 @@ class LMDrafter(WithoutFeatures):
         }
         for tree, depths in by_shape(plain, self.lm.max_context):
             its = [rows[place] for place in depths]
-            draws = draws_of(its, [*depths.values()], self.lm.device, self._num_tokens)
+            if takes_noise:
+                draws = draws_of(its, [*depths.values()], self.lm.device, self._num_tokens)
+            else:
+                draws = [row.draw(depth) for row, depth in zip(its, depths.values(), strict=True)]
             lm_rows = [
                 Row(row.handle, row.context, depth, draw=draw)
                 for row, depth, draw in zip(its, depths.values(), draws, strict=True)
