@@ -314,8 +314,8 @@ def both_engines(document: dict[str, Any]) -> str:
     """Tokens/s of our drafts and of llama.cpp's by the same command, and each over plain decoding of its engine."""
     workloads = {name: document["results"]["workloads"][name] for name in _WORKLOADS}
     rows = []
-    for engine, of in (("specdec", lambda its: its), ("llama.cpp", lambda its: its["llama.cpp"])):
-        found = [of(its) for its in workloads.values()]
+    for engine in ("specdec", "llama.cpp"):
+        found = [its if engine == "specdec" else its["llama.cpp"] for its in workloads.values()]
         rows.append([engine, "none", *(f"{its['plain tokens/s']:.0f}" for its in found)])
         drafts = sorted(found[0]["drafts"], key=lambda draft: -max(_median(its["drafts"].get(draft)) for its in found))
         for draft in drafts:

@@ -42,7 +42,7 @@ def name_problems(resolved: Resolved, *, is_here: bool) -> list[Problem]:
     return problems
 
 
-def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[[], None]]]:
+def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[[], object]]]:
     from specdec_cli.measure.workload.dataset import check_dataset_name, check_prompt_file
 
     recipe = resolved.recipe
@@ -62,7 +62,7 @@ def _checks(resolved: Resolved, is_here: bool) -> Iterator[tuple[Path, Callable[
             yield path, lambda name=name, check=check: check(name)  # type: ignore[misc]
 
 
-def _checks_of_files(recipe: Recipe) -> Iterator[tuple[Path, Callable[[], None]]]:
+def _checks_of_files(recipe: Recipe) -> Iterator[tuple[Path, Callable[[], object]]]:
     """Files that the target is loaded with; for another engine they lie where that engine runs."""
     from specdec_cli.text.chat_template import check_template
 
