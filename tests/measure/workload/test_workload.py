@@ -200,7 +200,7 @@ def test_speed_benchs_rows_have_categories_and_its_placeholders_are_refused(tmp_
     rows += [{"question_id": "c", "category": "stem", "turns": ["So far so good.", f"{held} (cais/hle)"]}]
     file.write_text("\n".join(map(json.dumps, rows)))
     for name in (f"speed-bench:{file}", str(file)):
-        with pytest.raises(UsageError, match=r"1 of 3 rows of .* hold SPEED-Bench's placeholder, no prompt \(stem\)"):
+        with pytest.raises(UsageError, match=r"1 of 3 rows of .* holds SPEED-Bench's placeholder, no prompt \(stem\)"):
             read_dataset(name)
 
 
