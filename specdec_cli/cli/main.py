@@ -21,7 +21,7 @@ import typer
 from specdec_cli import __version__
 from specdec_cli.cli.commands import Program
 from specdec_cli.cli.terminal import colourful, version_of
-from specdec_cli.cli.termination import terminable
+from specdec_cli.cli.termination import Termination, terminable
 from specdec_cli.errors import ExitCode, did_you_mean, in_words
 
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer keeps its UsageError to itself
@@ -88,7 +88,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     with terminable() as termination:
-        code = _guarded(given, debug)
+        code = _guarded(given, debug, termination)
     if termination.is_received and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         code = _complain("ended by SIGTERM", None, ExitCode.TERMINATED)
     for stream in (sys.stdout, sys.stderr):
@@ -104,10 +104,13 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     return rest, wanted or len(rest) < len(arguments)
 
 
-def _guarded(arguments: list[str], debug: bool) -> int:
+def _guarded(arguments: list[str], debug: bool, termination: Termination) -> int:
     try:
         return _invoke(arguments)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
+        if not termination.is_received:
+            with suppress(BrokenPipeError):
+                sys.stderr.write(f"interrupted{error}\n")
         return ExitCode.INTERRUPTED
     except typer.Exit as exit_:
         return exit_.exit_code

@@ -153,7 +153,14 @@ class MeasuredRun(ABC, Generic[Measurement]):
 
         Raises:
             GateError: a gate was crossed.
+            KeyboardInterrupt: Ctrl-C before the first pass; its text says how to continue.
         """
+        try:
+            return self._go()
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(self._how_to_go_on()) from error
+
+    def _go(self) -> ExitCode | None:
         from specdec_cli.measure.baseline import judge_document
         from specdec_cli.measure.gates import raise_if_crossed
 
@@ -207,11 +214,23 @@ class MeasuredRun(ABC, Generic[Measurement]):
         return "" if self.journal is None else "; --resume continues it"
 
     def _write(self, study: Measurement, document: dict[str, Any], interrupted: bool) -> None:
-        """The result's files and the document, then the report, on stdout unless the document stands there."""
+        """The result's files and the document, then the report, on stdout unless the document stands there.
+
+        Raises:
+            RunError: a file cannot be written; the others and the report are.
+        """
         shared = self.arms.shared
-        self.write_files(study, document, interrupted)
-        write_results(document, shared, lambda: self.csv(study, document))
-        deliver_with_report(document, shared, lambda page: self.draw(page, study, document))
+        try:
+            try:
+                self.write_files(study, document, interrupted)
+                write_results(document, shared, lambda: self.csv(study, document))
+            finally:
+                deliver_with_report(document, shared, lambda page: self.draw(page, study, document))
+        except RunError as error:
+            if self.journal is None:
+                raise
+            hint = f"`{self.journal.path}` keeps every pass: free space, then repeat the command with --resume --force"
+            raise RunError(error.message, hint) from error
 
 
 @dataclass(slots=True)

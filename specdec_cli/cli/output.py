@@ -227,15 +227,19 @@ def show_plan(
 def deliver_with_report(document: Mapping[str, Any], shared: Shared, draw: Callable[[Console], None]) -> None:
     """Write the document where it was asked for, and the report to stdout unless the document stands there.
 
+    The report is printed even if the file cannot be written.
+
     Args:
         document: goes to stdout with `--json`, to a file with `--output`.
         shared: the command's shared options.
         draw: prints the report on the page that it is given.
     """
-    deliver(document, shared)
-    if not (shared.json and shared.quiet):
-        stream = sys.stderr if shared.json else sys.stdout
-        draw(open_page(stream, colourful(stream)))
+    try:
+        deliver(document, shared)
+    finally:
+        if not (shared.json and shared.quiet):
+            stream = sys.stderr if shared.json else sys.stdout
+            draw(open_page(stream, colourful(stream)))
 
 
 def write_results(

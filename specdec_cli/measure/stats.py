@@ -31,8 +31,8 @@ ENOUGH_PAIRS = 6
 FIGURES = ("median", "speedup", "speedup_ratio")
 """The key of a figure with an interval in documents."""
 TOO_FEW = (
-    f"intervals of fewer than {ENOUGH_PAIRS} pairs are their range, which covers less than 95 % (2 pairs: 50 %, "
-    "3 pairs: 75 %); one pair has none"
+    f"intervals of fewer than {ENOUGH_PAIRS} prompts or pairs are their range, which covers less than 95 % "
+    "(2: 50 %, 3: 75 %); one has none"
 )
 _RANGE_PAIRS = 8
 _BLOCK = 1 << 22  # numbers of one block of resamples, so that memory stays small

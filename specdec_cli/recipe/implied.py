@@ -67,10 +67,10 @@ def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     if shape is None:
         return []
     if k == 0:
-        message = "needs drafted tokens, and num_speculative_tokens is `0`"
+        message = f"needs drafted tokens, and {tree.subject(_K)} is `0`"
         return [tree.problem(_TREE, message, "leave one of them out (`--set speculation.tree=null` in a recipe)")]
     if not shape.is_dynamic and k < shape.depth:
-        message = f"`{shape}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`"
+        message = f"`{shape}` is `{shape.depth}` deep, and {tree.subject(_K)} is `{k}`"
         return [tree.problem(_TREE, message, f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree")]
     if speculation.depth_policy in ("adaptive", "heuristic"):
         message = f"does not fit depth_policy `{speculation.depth_policy}`, which changes a chain's length"
@@ -104,7 +104,7 @@ def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
         missing = tree.problem(_VERIFY, f"`{SYNTHETIC}` needs an acceptance length or rates", hint)
         return [missing] if speculation.verify == SYNTHETIC else []
     if length is not None and rates is not None:
-        return [tree.problem(_RATES, "cannot go with `synthetic_acceptance_length`", "give one of them")]
+        return [tree.problem(_RATES, f"cannot go with {tree.subject(_LENGTH)}", "give one of them")]
     path = _LENGTH if rates is None else _RATES
     if speculation.verify != SYNTHETIC:
         message = f"replaces verification, and verify is `{speculation.verify}`"
@@ -113,6 +113,6 @@ def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
         message = f"`{length:g}` is more than k + 1 = {k + 1}, the maximum number of tokens per step"
         return [tree.problem(path, message, "lower it, or raise num_speculative_tokens (-k)")]
     if rates is not None and len(rates) != k:
-        message = f"has {len(rates)} rates, and num_speculative_tokens is `{k}`: each drafted token has one"
+        message = f"has {len(rates)} rates, and {tree.subject(_K)} is `{k}`: each drafted token has one"
         return [tree.problem(path, message, f"give {k} rates, or set num_speculative_tokens to {len(rates)}")]
     return []

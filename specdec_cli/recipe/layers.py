@@ -11,7 +11,7 @@ from specdec_cli.errors import did_you_mean
 from specdec_cli.recipe.aliases import why_removed
 from specdec_cli.recipe.document import Document, plain_value, read_document
 from specdec_cli.recipe.keys import kinds_of, section_class
-from specdec_cli.recipe.problems import Path, Problem, RecipeError
+from specdec_cli.recipe.problems import OPTION, Path, Problem, RecipeError
 from specdec_cli.recipe.schema import MODEL_KEYS, OF_ONE_TARGET, Draft, Recipe, Structured
 
 PREFIX = "SPECDEC_"
@@ -221,7 +221,7 @@ def from_flags(flags: Mapping[str, tuple[Any, str]]) -> list[Assignment]:
     for name, (value, flag) in flags.items():
         path: Path = tuple(name.split("."))
         kind = "flag" if flag.startswith("-") else "argument"
-        origin = ValueOrigin(OVERRIDE, f"{kind} {flag}", f"`{flag}`", order=(1 << 30, 3))
+        origin = ValueOrigin(OVERRIDE, f"{kind} {flag}", f"`{flag}`", order=OPTION)
         assignments += _parts(path, value, origin)
     return assignments
 

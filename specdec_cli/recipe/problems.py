@@ -11,6 +11,8 @@ from specdec_cli.errors import UsageError, did_you_mean
 
 Key = str | int
 Path = tuple[Key, ...]
+OPTION = (1 << 30, 3)
+"""Order of problems with options other than `--set`, which concern no key that the user wrote."""
 
 _TYPES = {
     "int_type": "a whole number",
@@ -55,9 +57,11 @@ class RecipeError(UsageError):
         self.problems = sorted(problems, key=lambda problem: problem.order)
         assert self.problems, "a RecipeError says what is wrong"
         hints = list(dict.fromkeys(problem.hint for problem in self.problems if problem.hint))
-        super().__init__("\n".join(map(str, self.problems)), hints[0] if len(hints) == 1 else SEVERAL_HINTS)
+        many = SEVERAL_HINTS if any(problem.order < OPTION for problem in self.problems) else _OPTIONS_HINT
+        super().__init__("\n".join(map(str, self.problems)), hints[0] if len(hints) == 1 else many)
 
 
+_OPTIONS_HINT = "`--help-all` explains every option"
 SEVERAL_HINTS = "`specdec recipe schema` lists every key; `specdec recipe show NAME` prints a recipe that works"
 
 

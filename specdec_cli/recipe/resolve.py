@@ -229,7 +229,8 @@ def _no_draft_but_a_table(recipe: Recipe, tree: Tree) -> list[Problem]:
     for key in ("k_by_batch", "k_by_context"):
         drafting = next((k for _, k in getattr(recipe.speculation, key) or () if k), 0)
         if drafting and not recipe.speculation.num_speculative_tokens:
-            message = f"drafts `{drafting}` tokens, and num_speculative_tokens `0` decodes without a draft"
+            k = tree.subject(("speculation", "num_speculative_tokens"))
+            message = f"drafts `{drafting}` tokens, and {k} `0` decodes without a draft"
             problems.append(tree.problem(("speculation", key), message, "leave one of them out"))
     return problems
 
@@ -260,7 +261,8 @@ def _several_structures(recipe: Recipe, tree: Tree) -> list[Problem]:
     keys = list(recipe.structured.given)
     if len(keys) < 2:
         return []
-    message = f"and `structured.{keys[0]}` exclude each other"
+    first, second = (tree.subject(("structured", key)) for key in keys[:2])
+    message = f"and {f'`structured.{keys[0]}`' if first == second else first} exclude each other"
     return [tree.problem(("structured", keys[1]), message, "an output follows one of them: leave the other out")]
 
 

@@ -236,7 +236,7 @@ def test_the_table_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--table", "--verify", "block", "--tree", "2,1"], "`block` judges chains alone"),
         (["--table", "--tree", "2,x"], "the tree `2,x` is not a shape"),
         (["--table", "--tree", "dynamic:65"], "`64` are possible"),
-        (["--tree", "2,1,1", "-k", "2"], "is `3` deep, and num_speculative_tokens is `2`"),
+        (["--tree", "2,1,1", "-k", "2"], "is `3` deep, and `--num-speculative-tokens` is `2`"),
         (["--verify", "block", "--tree", "2,1"], "`block` judges chains alone"),
         (["--draft", "none"], "there is no draft to audit"),
         (["-k", "0"], "nothing to audit"),

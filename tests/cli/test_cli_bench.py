@@ -605,3 +605,38 @@ def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(
     assert checked(path.read_text())["plan"]["resumed"] == 4
     assert bench("--output", str(tmp_path / "new.json"), "--resume") == 0
     assert "nothing to resume: starting from the beginning" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_first_pass_says_so(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from specdec_cli.cli.bench import BenchRun
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "r.json"
+    for at, how in (("study", "; --resume continues it"), ("opened", "")):
+        monkeypatch.setattr(BenchRun, at, interrupted)
+        assert bench("--output", str(path), "--force") == 130
+        assert capsys.readouterr().err.endswith(f"interrupted{how}\n")
+
+
+def test_a_full_disk_takes_no_result_along(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from specdec_cli.cli import output
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    words = ["--output", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    with monkeypatch.context() as disk:
+        disk.setattr(output.os, "fsync", full)
+        assert bench(*words) == 1
+    out, err = capsys.readouterr()
+    assert "tokens/s" in out
+    assert "r.json.partial` keeps every pass" in err
+    assert "--resume --force" in err
+    assert bench(*words, "--resume", "--force") == 0
+    assert checked((tmp_path / "r.json").read_text())["plan"]["resumed"] == 32

@@ -117,7 +117,7 @@ MEMORY = "decode fewer sequences at a time, or lower kv_cache_memory or max_mode
             1,
             f"error: not enough memory: can't allocate memory: 9 bytes\n\nhint: {MEMORY}\n",
         ),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (typer.Exit(3), 3, ""),
         (BrokenPipeError(), 0, ""),
     ],

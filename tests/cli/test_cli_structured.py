@@ -62,7 +62,7 @@ def test_a_recipe_may_hold_it_and_an_option_replaces_it(loaded, capsys: pytest.C
     ("arguments", "words"),
     [
         (["--regex", "a("], "`regex` does not compile: unclosed group"),
-        (["--regex", "a", "--choice", "b"], "exclude each other"),
+        (["--regex", "a", "--choice", "b"], "`--choice` and `--regex` exclude each other"),
         (["--json-schema", "missing.json"], "`missing.json` cannot be read"),
         (["--json-schema", '{"type":'], "`json_schema` does not compile: EOF"),
         (["--choice", ""], "`--choice`"),

@@ -63,7 +63,10 @@ def test_one_way_given_anew_replaces_the_other(tmp_path: Path) -> None:
     [
         (["speculation.synthetic_acceptance_length=5.5"], "is more than k + 1 = 5"),
         (["speculation.synthetic_acceptance_length=0.9"], "at least 1"),
-        (["speculation.synthetic_acceptance_rates=[0.5, 0.4]"], "has 2 rates, and num_speculative_tokens is `4`"),
+        (
+            ["speculation.synthetic_acceptance_rates=[0.5, 0.4]"],
+            "has 2 rates, and `speculation.num_speculative_tokens` is `4`",
+        ),
         (["speculation.synthetic_acceptance_rates=[0.5, 0.6, 0.4, 0.1]"], "that do not increase"),
         (["speculation.synthetic_acceptance_rates=[1.5, 0.6, 0.4, 0.1]"], "1"),
         (["speculation.synthetic_acceptance_rates=[]"], "must be rates from 0 to 1"),
@@ -72,7 +75,7 @@ def test_one_way_given_anew_replaces_the_other(tmp_path: Path) -> None:
         (["speculation.verify=block", "speculation.synthetic_acceptance_length=2"], "verify is `block`"),
         (
             ["speculation.synthetic_acceptance_length=2", "speculation.synthetic_acceptance_rates=[1, 1, 1, 1]"],
-            "cannot go with `synthetic_acceptance_length`",
+            "cannot go with `--set speculation.synthetic_acceptance_length`",
         ),
         (["target.model=shape:llama-2-7b", "target.load_format=auto"], "a shape without weights"),
         (["draft.model=shape:llama-2-7b", "draft.load_format=auto"], "a shape without weights"),

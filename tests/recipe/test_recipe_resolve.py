@@ -62,6 +62,17 @@ def test_nothing_named_is_the_built_in_pair() -> None:
     assert set(resolved.origins.values()) == {"default"}
 
 
+def test_the_keys_are_pointed_to_where_a_key_was_written(recipe) -> None:
+    def hint(**given: Any) -> str | None:
+        with pytest.raises(RecipeError) as caught:
+            run(**given)
+        return caught.value.hint
+
+    assert hint(flags={"sampling.temperature": (-1, "--temperature")}) == "`--help-all` explains every option"
+    assert "recipe schema" in str(hint(sets=["sampling.temperature=-1"]))
+    assert "recipe schema" in str(hint(name=recipe("sampling: {temperature: -1}\n")))
+
+
 def test_more_tokens_at_least_than_at_most_are_refused() -> None:
     least, most = "sampling.min_tokens=9", "sampling.max_new_tokens=4"
     assert "above max_new_tokens `4`" in messages(sets=[least, most])[0]

@@ -115,13 +115,11 @@ class Journal:
         """One line in one write, so that a reader never sees two runs' lines mixed."""
         data = (json.dumps(line, separators=(",", ":"), default=_plain) + "\n").encode()
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(handle, data)
-            finally:
-                os.close(handle)
+            with self.path.open("ab") as file:
+                file.write(data)
         except OSError as error:
-            raise RunError(f"the journal `{self.path}` cannot be written: {error.strerror}", None) from error
+            hint = "free space there, then repeat the command with --resume"
+            raise RunError(f"the journal `{self.path}` cannot be written: {error.strerror}", hint) from error
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
@@ -158,6 +156,8 @@ def _read(journal: Journal, wanted: Mapping[str, Any]) -> None:
     try:
         text = journal.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
+        if not whole:
+            raise UsageError(f"the journal `{journal.path}` ends within its first line: it holds no pass", hint)
         first, *lines = [json.loads(line) for line in whole.splitlines()]
         other = next((key for key in _OTHER if first.get(key) != wanted.get(key)), None)
         if other is not None:

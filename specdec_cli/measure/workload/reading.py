@@ -46,6 +46,7 @@ _NOT_PROMPTS = frozenset((*_ANSWER_COLUMNS, *_CATALOGUE_COLUMNS))
 """Columns that are not expected to be part of the prompt."""
 _SKIP = "or leave out `empty=refuse`"
 _NO_MESSAGES = ("[]", "null", "None")
+_MOST_PLACES = 8
 """A conversation without messages as a table writes it."""
 
 
@@ -241,7 +242,10 @@ class _Reader:
     def _notices(self) -> Iterable[str]:
         """Sentences about the rows that were left out."""
         if self.skipped:
-            yield f"{counted(len(self.skipped), 'row')} without a prompt left out, the first is {self.skipped[0][0]}"
+            num = counted(len(self.skipped), "row")
+            places = [where for where, _ in self.skipped]
+            more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+            yield f"{num} without a prompt left out: {', '.join(places[:_MOST_PLACES])}{more}"
         if self.num_joined:
             yield f"prompts of `{self.name}` are `instruction` and, after an empty line, `input`"
         if self.reading.column is None and self.reading.template is None:

@@ -14,7 +14,7 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.journal import check_journal, journal_path, open_journal, workload_digest
@@ -135,6 +135,22 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     journal.write_bytes(whole.splitlines(keepends=True)[0] + b'{"pass": "x"}\n')
     with pytest.raises(UsageError, match="cannot be read"):
         open_journal(path, HEAD, resume=True)
+
+
+def test_a_journal_that_is_cut_in_its_first_line_is_refused_in_words(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "r.json", HEAD, resume=False)
+    journal.path.write_text(journal.path.read_text()[:20])
+    with pytest.raises(UsageError, match="ends within its first line: it holds no pass"):
+        open_journal(tmp_path / "r.json", HEAD, resume=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_a_pass_that_a_full_disk_does_not_take_says_how_to_go_on(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "r.json", HEAD, resume=False)
+    journal.path = Path("/dev/full")
+    with pytest.raises(RunError, match="No space left") as caught:
+        journal._append(HEAD)
+    assert "--resume" in not_none(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_49_8_rows_that_hold_nothing_to_ask_are_left_out(tmp_path: Path, row: An
     found = both(name, chat)
     assert [one.prompt for one in found.rows] == ["Hi", "Tell me a story"]
     assert [one.index for one in found.rows] == [0, 1]
-    assert f"2 rows without a prompt left out, the first is {name}:2" in found.notices
+    assert f"2 rows without a prompt left out: {name}:2, {name}:4" in found.notices
     whole = tmp_path / "whole.json"
     whole.write_text(json.dumps([row, {"conversations": SHAREGPT}, {"messages": STORY}]))
     assert [one.prompt for one in both(str(whole), chat).rows] == ["Hi", "Tell me a story"]
@@ -183,7 +183,9 @@ def test_49_8_empty_conversations_in_parquet_are_left_out(tmp_path: Path) -> Non
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
     found = both(str(tmp_path / "p.parquet"), chat=True)
     assert [one.prompt for one in found.rows] == ["Tell me a story"]
-    assert found.notices == [f"3 rows without a prompt left out, the first is row 2 of `{tmp_path / 'p.parquet'}`"]
+    name = tmp_path / "p.parquet"
+    places = ", ".join(f"row {row} of `{name}`" for row in (2, 3, 4))
+    assert found.notices == [f"3 rows without a prompt left out: {places}"]
 
 
 def test_binary_columns_are_refused_and_those_beside_are_named(tmp_path: Path) -> None:

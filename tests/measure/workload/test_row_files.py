@@ -228,11 +228,11 @@ def test_the_conversion_that_a_hint_names_makes_rows_that_are_read(
 def test_rows_without_a_prompt_are_left_out(tmp_path: Path, choice: str) -> None:
     name = put(tmp_path, "t.csv", "question,text\nA,x\n,y\n  ,z\nB,\n") + choice
     assert [prompt for prompt, _, _ in both(name)] == ["A", "B"], "no row falls back to another column"
-    assert "2 rows without a prompt left out, the first is row 2 of" in read_dataset(name).notices[0]
+    assert "2 rows without a prompt left out: row 2 of" in read_dataset(name).notices[0]
     rows = '{"prompt": null}\n{}\n{"turns": []}\n[]\n{"id": 3}\n{"prompt": "a"}\n{"turns": [" "]}\n'
     name = put(tmp_path, "t.jsonl", rows) + choice
     assert [prompt for prompt, _, _ in both(name)] == ["a"]
-    assert "6 rows without a prompt left out, the first is" in read_dataset(name).notices[0]
+    assert "6 rows without a prompt left out: " in read_dataset(name).notices[0]
     with pytest.raises(UsageError, match="every row is empty"):
         both(put(tmp_path, "none.jsonl", '{"prompt": ""}\n') + choice)
 
