@@ -2,24 +2,29 @@
 
     python -m venv E; E/bin/pip install xllamacpp
     python benchmarks/llama_cpp.py model-Q4_K_M.gguf --llama-cpp E/bin/python --save llama_cpp_qwen
-    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --dequantized --only plain drafts streams --workloads edit \
-        --drafts ngram:k=16 --their-drafts ngram_simple:size_n=4,size_m=16 ngram_mod --save llama_cpp_versions
+    python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --built B/bin/llama-server --dequantized \
+        --only plain context drafts busy streams --workloads edit --drafts ngram:k=16 \
+        --their-drafts ngram_simple:size_n=4,size_m=16 ngram_mod --save llama_cpp_versions
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only drafts --drafts suffix:k=24 --save llama_cpp_drafts
     python benchmarks/llama_cpp.py FILE --llama-cpp PYTHON --only streams --save llama_cpp_streams
     python benchmarks/llama_cpp.py FILE --llama-cpp B/bin/llama-server --save llama_cpp_native_qwen
 
-The wheel is built for AVX2; `llama_cpp_arm.py` says how to build a server for the processor at hand.
+The wheel is built for AVX2; `llama_cpp_arm.py` says how to build a server for the processor at hand, which takes part
+beside the wheel with `--built`.
 
 Loading is counted from a process' start to its first token behind 16, in new processes in turn: seconds of a clock, and
 of the processor, which other processes disturb less, and the most memory, pages of the mapped file included. Then one
 process of each stays, and they take turns with the same token ids: a prompt of 500 tokens, and 128 tokens behind it.
-Medians, and their ratio; `--rounds 0` measures loading alone. Ours also times a forward of one row and of six. With
-`--avx2` ours leaves out what a processor has beyond AVX2, as llama.cpp's wheel does. With `--dequantized` ours takes
-part twice, also with the weights dequantized at load.
+Medians, and their ratio; `--rounds 0` measures loading alone. Ours also times a forward of one row and of six. In the
+same turns a buffer as large as the file is read again and again, which tells what share of the machine's bandwidth
+plain decoding reaches. With `--avx2` ours leaves out what a processor has beyond AVX2, as llama.cpp's wheel does. With
+`--dequantized` ours takes part twice, also with the weights dequantized at load.
 
+Context: each arm decodes behind 4,096 tokens, in turn, beside reading what our step reads there: weights and keys.
 Drafts: every arm decodes the prompts of `workloads/` in turn, each in a process of its own: ours plain and with our
 drafts, llama.cpp's plain and with each of its drafts without a model. A speed-up is a prompt's, over plain decoding of
-the same engine; `over llama.cpp's best` compares with the arm of llama.cpp that has the best median.
+the same engine; `over llama.cpp's best` compares with the arm of llama.cpp that has the best median. Busy: the same
+beside four processes that compute without a pause.
 Streams: `specdec serve` and llama.cpp's server answer the same prompts, so many at a time, in turn: tokens of all
 streams over the seconds until the last one ends, prompts included.
 """
@@ -33,7 +38,7 @@ import subprocess
 import sys
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,7 +49,9 @@ from typing import Any
 import numpy as np
 import psutil
 import record
+from roofline import bytes_per_second
 from served import serving
+from threads import neighbours
 
 from specdec_cli.measure.stats import bootstrap_median
 
@@ -59,12 +66,15 @@ torch.set_num_threads(int(sys.argv[2]))
 draft, _, k = (*sys.argv[3:], "")[0].partition(":k=")
 options = {"num_speculative_tokens": int(k)} if k else {}
 options["compute"] = os.environ["COMPUTE"]
-engine = Engine.load(sys.argv[1], draft or None, max_model_len=2048, **options)
+engine = Engine.load(sys.argv[1], draft or None, max_model_len=int(os.environ["MODEL_LENGTH"]), **options)
 print(json.dumps({"decoder": engine.target.decoder}), flush=True)
 for line in sys.stdin:
     job = json.loads(line)
     if "text" in job:
         print(json.dumps({"prompt": engine.encode([{"role": "user", "content": job["text"]}])}), flush=True)
+        continue
+    if "cached" in job:
+        print(json.dumps({"bytes": engine.target.traffic.bytes_moved(1, job["cached"])}), flush=True)
         continue
     if "rows" in job:
         lm, context, milliseconds = engine.target, list(range(500, 628)), []
@@ -85,7 +95,9 @@ for line in sys.stdin:
     print(json.dumps(seconds | counts | {"text": output.text}), flush=True)
 """
 FIRST_PROMPT, PROMPT, TOKENS, ROWS = 16, 500, 128, (1, 6)
-PLAIN, NATIVE, DEQUANTIZED, LLAMA_CPP = "plain", "specdec", "dequantized", "llama.cpp"
+LONG_PROMPT, LONG_TOKENS, BUSY = 4096, 32, 4
+READS = 5  # of a buffer, in each turn
+PLAIN, NATIVE, DEQUANTIZED, LLAMA_CPP, BUILT = "plain", "specdec", "dequantized", "llama.cpp", "llama.cpp-built"
 OUR_DRAFTS = ("ngram:k=16", "suffix:k=16")
 THEIR_DRAFTS = (
     "ngram_simple",
@@ -95,9 +107,9 @@ THEIR_DRAFTS = (
     "ngram_mod",
     "ngram_cache",
 )
-MODEL_LENGTH = 2048
+MODEL_LENGTH, LONG_LENGTH = 2048, 4352
 COMPUTE = {NATIVE: "auto", DEQUANTIZED: "dequantized"}
-Command = Callable[..., tuple[list[str], dict[str, str]]]
+Command = tuple[list[str], dict[str, str]]
 WORKLOADS = Path(__file__).with_name("workloads")
 
 
@@ -164,9 +176,41 @@ def prompts_of(workload: str, num: int) -> list[str]:
     return [json.loads(lines[i * len(lines) // num])["prompt"] for i in range(min(num, len(lines)))]
 
 
-def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
+class Engines:
+    """The engines that take part, and the commands that start them.
+
+    Args:
+        given: the command line.
+    """
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.ours = (NATIVE, DEQUANTIZED) if given.dequantized else (NATIVE,)
+        self._llama_cpp = {LLAMA_CPP: given.llama_cpp} | ({BUILT: given.built} if given.built else {})
+        self.theirs = tuple(self._llama_cpp)
+        self.servers = {name: path for name, path in self._llama_cpp.items() if Path(path).name == "llama-server"}
+        self._file = [given.path, str(given.threads)]
+
+    def command(self, engine: str, draft: str = PLAIN, num_streams: int = 1, length: int = MODEL_LENGTH) -> Command:
+        """Words and environment of the process that runs one."""
+        if engine in self.ours:
+            words = [sys.executable, "-c", OURS, *self._file, *([] if draft == PLAIN else [draft])]
+            return words, os.environ | {"COMPUTE": COMPUTE[engine], "MODEL_LENGTH": str(length)}
+        script = str(Path(__file__).with_name("llama_cpp_arm.py"))
+        words = [script, *self._file, draft.replace(PLAIN, "none"), str(num_streams), "--context", str(length)]
+        if engine in self.servers:
+            return [sys.executable, *words, "--server", self.servers[engine]], dict(os.environ)
+        return [self._llama_cpp[engine], *words], dict(os.environ)
+
+    def drafting(self, given: argparse.Namespace) -> list[tuple[str, str]]:
+        """Every engine plain and with each of its drafts."""
+        its = dict.fromkeys(self.ours, given.drafts) | dict.fromkeys(self.theirs, given.their_drafts)
+        return [(name, draft) for name in its for draft in (PLAIN, *its[name])]
+
+
+def loading_and_decoding(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
     """Load, a prompt and plain decoding."""
-    arms = {version: ours(version) for version in versions_of(given)} | {LLAMA_CPP: theirs()}
+    arms = {name: engines.command(name) for name in (*engines.ours, *engines.theirs)}
+    num_bytes, bandwidths = Path(given.path).stat().st_size, list[float]()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     loaded: dict[str, Arm] = {}
     for turn in range(given.loads):
@@ -180,31 +224,62 @@ def loading_and_decoding(given: argparse.Namespace, ours: Command, theirs: Comma
             figures[name]["peak memory, MB"].append(arm.peak_megabytes)
     for turn in range(given.rounds):
         for name in sorted(arms, reverse=turn % 2 == 0):
+            bandwidths.append(bytes_per_second(num_bytes, READS))
             seconds = loaded[name].decode(PROMPT, TOKENS + 1, turn)
             figures[name]["prompt tokens/s"].append(PROMPT / seconds["prompt_seconds"])
-            figures[name]["plain tokens/s"].append(seconds["decode_tokens"] / seconds["decode_seconds"])
-            if name != LLAMA_CPP:
+            rate = seconds["decode_tokens"] / seconds["decode_seconds"]
+            figures[name]["plain tokens/s"].append(rate)
+            figures[name]["share of bandwidth"].append(rate * num_bytes / bandwidths[-1])
+            if name in engines.ours:
                 few, many = (loaded[name].ask({"rows": rows})["milliseconds"] for rows in ROWS)
                 figures[name]["6 rows over 1"].append(many / few)
     middle = {name: {key: round(median(values), 2) for key, values in its.items()} for name, its in figures.items()}
-    ratios = {key: round(middle[NATIVE][key] / value, 2) for key, value in middle[LLAMA_CPP].items()}
-    about = {name: arm.about for name, arm in loaded.items()}
+    found: dict[str, Any] = {"medians": middle}
+    for theirs in engines.theirs:
+        ratios = {key: round(middle[NATIVE][key] / value, 2) for key, value in middle[theirs].items()}
+        found[f"specdec over {theirs}"] = ratios
+    if bandwidths:
+        found["read, GB/s"] = round(median(bandwidths) / 1e9, 2)
+    found["about"] = {name: arm.about for name, arm in loaded.items()}
     for arm in loaded.values():
         arm.close()
-    return {"medians": middle, "specdec over llama.cpp": ratios, "about": about}
+    return found
 
 
-def drafts(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
+def context(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
+    """Plain decoding behind a long text."""
+    names = (*engines.ours, *engines.theirs)
+    step: dict[str, list[float]] = {name: [] for name in names}
+    over_reading: dict[str, list[float]] = {name: [] for name in engines.ours}
+    with ExitStack() as stack:
+        arms = {name: stack.enter_context(running(*engines.command(name, length=LONG_LENGTH))) for name in names}
+        for turn in range(given.rounds):
+            for name in names if turn % 2 == 0 else reversed(names):
+                seconds = arms[name].decode(LONG_PROMPT, LONG_TOKENS + 1, turn)
+                step[name].append(seconds["decode_seconds"] / seconds["decode_tokens"])
+                if name in engines.ours:
+                    num_bytes = arms[name].ask({"cached": LONG_PROMPT + LONG_TOKENS // 2})["bytes"]
+                    over_reading[name].append(step[name][-1] * bytes_per_second(num_bytes, READS) / num_bytes)
+    found: dict[str, Any] = {name: {"step, ms": round(median(its) * 1e3, 2)} for name, its in step.items()}
+    for name, its in over_reading.items():
+        found[name]["step over reading"] = round(median(its), 2)
+    return {f"behind {LONG_PROMPT} tokens": found}
+
+
+def busy(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
+    """Drafts beside busy processes."""
+    with neighbours(BUSY, at_work=1.0):
+        return {f"{name} beside {BUSY} busy": its for name, its in drafts(given, engines).items()}
+
+
+def drafts(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
     """Drafts without a model on every workload."""
-    names = {
-        f"{version} {draft}": ours(version, *without_plain(draft))
-        for version in versions_of(given)
-        for draft in (PLAIN, *given.drafts)
-    }
-    names |= {f"{LLAMA_CPP} {draft}": theirs(draft.replace(PLAIN, "none")) for draft in (PLAIN, *given.their_drafts)}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        arms = {name: stack.enter_context(running(*command)) for name, command in names.items()}
+        arms = {
+            f"{name} {draft}": stack.enter_context(running(*engines.command(name, draft)))
+            for name, draft in engines.drafting(given)
+        }
         for workload in given.workloads:
             answers: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
             for turn, text in enumerate(prompts_of(workload, given.num_prompts)):
@@ -215,16 +290,6 @@ def drafts(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[st
     return found
 
 
-def versions_of(given: argparse.Namespace) -> tuple[str, ...]:
-    """The versions of ours that take part."""
-    return (NATIVE, DEQUANTIZED) if given.dequantized else (NATIVE,)
-
-
-def without_plain(draft: str) -> list[str]:
-    """The words that choose our draft."""
-    return [] if draft == PLAIN else [draft]
-
-
 def compared(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Every arm beside plain decoding of its engine, and each of ours beside the best of llama.cpp."""
     per_token = {
@@ -232,7 +297,7 @@ def compared(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         for name, its in answers.items()
     }
     best = min((name for name in answers if name.startswith(LLAMA_CPP)), key=lambda name: np.median(per_token[name]))
-    found: dict[str, Any] = {"prompts": len(per_token[best]), "llama.cpp's best": best.partition(" ")[2]}
+    found: dict[str, Any] = {"prompts": len(per_token[best]), "llama.cpp's best": best}
     for name, its in answers.items():
         plain = f"{name.partition(' ')[0]} {PLAIN}"
         steps = [1 + one["decode_tokens"] - one["accepted"] for one in its]
@@ -253,21 +318,20 @@ def interval(ratios: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
     return {"median": round(float(np.median(ratios)), 3), "ci95": ends and [round(end, 3) for end in ends]}
 
 
-def streams(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[str, Any]:
+def streams(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
     """Several streams through both servers."""
     found: dict[str, Any] = {}
     for num in given.streams:
         texts = [text for workload in given.workloads for text in prompts_of(workload, given.num_prompts)]
         texts = (texts * (2 * num))[: 2 * num]
         with ExitStack() as stack:
-            urls = {
-                f"{version} {draft}": stack.enter_context(served(given, version, draft, num))
-                for version in versions_of(given)
-                for draft in (PLAIN, *given.drafts)
-            }
-            for draft in (PLAIN, *given.their_drafts):
-                command = theirs(draft.replace(PLAIN, "none"), str(num))
-                urls[f"{LLAMA_CPP} {draft}"] = stack.enter_context(running(*command)).about["address"]
+            urls: dict[str, str] = {}
+            for name, draft in engines.drafting(given):
+                if name in engines.ours:
+                    urls[f"{name} {draft}"] = stack.enter_context(served(given, name, draft, num))
+                else:
+                    arm = stack.enter_context(running(*engines.command(name, draft, num)))
+                    urls[f"{name} {draft}"] = arm.about["address"]
             rates: dict[str, list[float]] = {name: [] for name in urls}
             for turn in range(given.rounds + 1):
                 for name in urls if turn % 2 == 0 else reversed(urls):
@@ -275,7 +339,7 @@ def streams(given: argparse.Namespace, ours: Command, theirs: Command) -> dict[s
                     if turn:
                         rates[name].append(rate)
         best = max((name for name in rates if name.startswith(LLAMA_CPP)), key=lambda name: median(rates[name]))
-        found[f"{num} streams"] = {"llama.cpp's best": best.partition(" ")[2]} | {
+        found[f"{num} streams"] = {"llama.cpp's best": best} | {
             name: {
                 "tokens/s": round(median(its), 1),
                 "over llama.cpp's best": interval(np.array(its) / np.array(rates[best])),
@@ -313,7 +377,7 @@ def tokens_per_second(url: str, texts: Sequence[str], num: int, tokens: int) -> 
     return total / (perf_counter() - begin)
 
 
-MEASURES = {"plain": loading_and_decoding, "drafts": drafts, "streams": streams}
+MEASURES = {"plain": loading_and_decoding, "context": context, "drafts": drafts, "busy": busy, "streams": streams}
 
 
 def built_for(server: str) -> str:
@@ -330,6 +394,7 @@ def main() -> None:
     parser.add_argument(
         "--llama-cpp", required=True, help="the Python of an environment with xllamacpp, or a llama-server"
     )
+    parser.add_argument("--built", help="a llama-server that takes part beside it")
     parser.add_argument("--only", nargs="+", choices=list(MEASURES), default=["plain"], help="what is measured")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--loads", type=int, default=4)
@@ -345,26 +410,15 @@ def main() -> None:
     parser.add_argument("--save", help="name of the result; printed alone without it")
     given = parser.parse_args()
     before = record.machine()
-    is_program = Path(given.llama_cpp).name == "llama-server"
-    file = [given.path, str(given.threads)]
     if given.avx2:
         os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
-
-    def ours(version: str, *draft: str) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-c", OURS, *file, *draft], os.environ | {"COMPUTE": COMPUTE[version]}
-
-    def theirs(*draft: str) -> tuple[list[str], dict[str, str]]:
-        script = str(Path(__file__).with_name("llama_cpp_arm.py"))
-        if is_program:
-            return [sys.executable, script, *file, *draft, "--server", given.llama_cpp], dict(os.environ)
-        return [given.llama_cpp, script, *file, *draft], dict(os.environ)
-
+    engines = Engines(given)
     results: dict[str, Any] = {"file": Path(given.path).name, "file_bytes": Path(given.path).stat().st_size}
     results |= {"instructions of ours": "AVX2" if given.avx2 else before["instructions"], "threads": given.threads}
-    if is_program:
-        results["instructions of llama.cpp"] = built_for(given.llama_cpp)
+    for name, server in engines.servers.items():
+        results[f"instructions of {name}"] = built_for(server)
     for name in given.only:
-        results |= MEASURES[name](given, ours, theirs)
+        results |= MEASURES[name](given, engines)
     print(json.dumps(results, indent=1))
     if given.save:
         record.save(given.save, before, results, given.threads)

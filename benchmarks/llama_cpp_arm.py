@@ -24,8 +24,6 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-CONTEXT = 2048  # of each stream
-
 
 def settings_of(draft: str) -> tuple[str, dict[str, int]]:
     """A kind of draft and its settings."""
@@ -44,7 +42,7 @@ class Wheel:
         params.model.path = given.path
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = given.threads
         params.n_parallel, params.warmup = given.streams, False
-        params.n_ctx = CONTEXT * params.n_parallel
+        params.n_ctx = given.context * params.n_parallel
         kind, settings = settings_of(given.draft)
         kinds = xllamacpp.common_speculative_type
         params.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind.upper()}")]
@@ -60,7 +58,7 @@ class Program:
 
     def __init__(self, given: argparse.Namespace) -> None:
         kind, settings = settings_of(given.draft)
-        words = ["-m", given.path, "-t", given.threads, "-np", given.streams, "-c", CONTEXT * given.streams]
+        words = ["-m", given.path, "-t", given.threads, "-np", given.streams, "-c", given.context * given.streams]
         words += ["--no-warmup", "--port", 0, "--spec-type", kind.replace("_", "-")]
         for name, value in settings.items():
             words += [f"--spec-{kind}-{name}".replace("_", "-"), value]
@@ -94,6 +92,7 @@ def main() -> None:
     parser.add_argument("threads", type=int)
     parser.add_argument("draft", nargs="?", default="none")
     parser.add_argument("streams", type=int, nargs="?", default=1)
+    parser.add_argument("--context", type=int, default=2048, help="tokens of each stream's context")
     parser.add_argument("--server", help="a `llama-server` in place of the wheel's")
     given = parser.parse_args()
     server = Program(given) if given.server else Wheel(given)

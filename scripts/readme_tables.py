@@ -390,36 +390,72 @@ def llama_cpp_speed(*documents: dict[str, Any]) -> str:
     return f"{said}.\n\n" + markdown(head, rows)
 
 
-def versions(document: dict[str, Any]) -> str:
-    """Weights dequantized at load and computed as they are, and llama.cpp, in turn."""
+_ARMS = {
+    "dequantized": "dequantized",
+    "specdec": "native",
+    "llama.cpp": "llama.cpp",
+    "llama.cpp-built": "llama.cpp built here",
+}
+_VERSION_ROWS = _SPEED_ROWS | {
+    "bytes of the file over measured bandwidth": "share of bandwidth",
+    "six rows over one": "6 rows over 1",
+}
+_DRAFTED_ROWS = {
+    "edit": "code edits",
+    "edit beside 4 busy": "the same beside four busy processes",
+    "4 streams": "4 streams",
+    "8 streams": "8 streams",
+}
+
+
+def versions(*documents: dict[str, Any]) -> str:
+    """Weights dequantized at load and computed as they are, and llama.cpp, in turn; a table for each file."""
+    return "\n".join(map(_versions_of_a_file, documents))
+
+
+def _versions_of_a_file(document: dict[str, Any]) -> str:
     results = document["results"]
-    arms = ("dequantized", "specdec", "llama.cpp")
+    arms = [arm for arm in _ARMS if arm in results["medians"]]
     lines: dict[str, list[float | None]] = {
-        label: [results["medians"][arm].get(key) for arm in arms]
-        for label, key in (*_SPEED_ROWS.items(), ("six rows over one", "6 rows over 1"))
+        label: [results["medians"][arm].get(key) for arm in arms] for label, key in _VERSION_ROWS.items()
     }
-    for workload, label in {"edit": "code edits", "4 streams": "4 streams", "8 streams": "8 streams"}.items():
+    behind = results.get("behind 4096 tokens", {})
+    for label, key in {
+        "step behind 4,096 tokens, ms": "step, ms",
+        "that step over reading weights and keys": "step over reading",
+    }.items():
+        lines[label] = [behind.get(arm, {}).get(key) for arm in arms]
+    for workload, label in _DRAFTED_ROWS.items():
         its = {name: facts["tokens/s"] for name, facts in results.get(workload, {}).items() if isinstance(facts, dict)}
-        for drafted in (False, True):
-            found = [
-                [its[name] for name in its if name.startswith(arm) and name.endswith(" plain") != drafted]
+        for is_drafted in (False, True):
+            lines[f"{label}, {'fastest draft' if is_drafted else 'plain'}, tokens/s"] = [
+                max(
+                    (its[n] for n in its if n.startswith(f"{arm} ") and n.endswith(" plain") != is_drafted),
+                    default=None,
+                )
                 for arm in arms
             ]
-            lines[f"{label}, {'fastest draft' if drafted else 'plain'}, tokens/s"] = [
-                max(rates, default=None) for rates in found
-            ]
     rows = []
-    for label, (before, now, theirs) in lines.items():
-        figures = ["–" if one is None else f"{one:.{0 if one >= 10 else 1}f}" for one in (before, now, theirs)]
-        ratios = ["–" if now is None or other is None else f"{now / other:.2f}" for other in (before, theirs)]
-        rows.append([label, *figures, *ratios])
-    head = ["", "dequantized", "native", "llama.cpp", "native over dequantized", "native over llama.cpp"]
-    return f"{_speed_head(results)}, {measured_on(document)}.\n\n" + markdown(head, rows)
+    for label, figures in lines.items():
+        if not any(figures):
+            continue
+        by_arm = dict(zip(arms, figures, strict=True))
+        ours = by_arm.pop("specdec")
+        ratios = ["–" if ours is None or other is None else f"{ours / other:.2f}" for other in by_arm.values()]
+        digits = ["–" if one is None else f"{one:.{0 if one >= 10 else 1 if one >= 2 else 2}f}" for one in figures]
+        rows.append([label, *digits, *ratios])
+    head = ["", *(_ARMS[arm] for arm in arms), *(f"native over {_ARMS[arm]}" for arm in arms if arm != "specdec")]
+    said = f"{_quantization(results)}, {results['instructions of ours']}, {measured_on(document)}"
+    return f"{said}.\n\n{markdown(head, rows)}"
 
 
 def _speed_head(results: dict[str, Any]) -> str:
-    quantization = results["file"].removesuffix(".gguf").rpartition("-")[2].upper()
-    return f"{quantization}, {results['instructions of ours']}, {_build(results)}"
+    return f"{_quantization(results)}, {results['instructions of ours']}, {_build(results)}"
+
+
+def _quantization(results: dict[str, Any]) -> str:
+    """The form of a file's weights, by its name."""
+    return str(results["file"]).removesuffix(".gguf").rpartition("-")[2].upper()
 
 
 def _build(results: dict[str, Any]) -> str:
