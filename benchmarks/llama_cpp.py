@@ -267,12 +267,11 @@ def context(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
 
 
 def busy(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
-    """Drafts beside busy processes."""
-    with neighbours(BUSY, at_work=1.0):
-        return {f"{name} beside {BUSY} busy": its for name, its in drafts(given, engines).items()}
+    """Drafts beside busy processes, which start once everything is loaded."""
+    return {f"{name} beside {BUSY} busy": its for name, its in drafts(given, engines, BUSY).items()}
 
 
-def drafts(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
+def drafts(given: argparse.Namespace, engines: Engines, num_busy: int = 0) -> dict[str, Any]:
     """Drafts without a model on every workload."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -280,6 +279,7 @@ def drafts(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
             f"{name} {draft}": stack.enter_context(running(*engines.command(name, draft)))
             for name, draft in engines.drafting(given)
         }
+        stack.enter_context(neighbours(num_busy, at_work=1.0))
         for workload in given.workloads:
             answers: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
             for turn, text in enumerate(prompts_of(workload, given.num_prompts)):
