@@ -7,9 +7,11 @@ Weights are random: what is measured is time. For each target: the median of a f
 tokens, beside what reading its weights and the context's keys and values costs at the bandwidth measured in the same
 run, and the numbers of rows with which the first row's logits have other bits. Then the last target with `--draft`,
 whose tokens stand by chance (`--acceptance`) or by what they are (`greedy`; random weights hardly ever agree): tokens
-per second with and without, a round beside the graphs in it, replayed alone (one guess, one verification), and how
-often the host waits for the device in a round, counted by torch's profiler. Kept as results/gpu.json, or gpu_int8.json;
-elsewhere than on a GPU the script can be tried, and nothing is kept except in `--output`.
+per second with and without, a round beside the graphs in it, replayed alone (one guess, one verification, one decision
+where rounds are launched ahead), and how often the host waits for the device in a round, counted by torch's profiler.
+`none` and `greedy` are measured in turn with arms that wait for each round before the next is launched. Kept as
+results/gpu.json, or gpu_int8.json; elsewhere than on a GPU the script can be tried, and nothing is kept except in
+`--output`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.transformers_lm import TransformersLM
 
+WAITING = ", waiting"
+"""Marks arms whose rounds are launched after the host has read the ones before them."""
 WAITS = ("StreamSynchronize", "EventSynchronize", "DeviceSynchronize", "cudaMemcpy")
 """Calls in which a host waits; a copy that does not is `cudaMemcpyAsync`."""
 
@@ -165,20 +169,22 @@ def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> 
     graphs.record = recorder
     spec = EngineOptions(num_speculative_tokens=options.k, max_num_seqs=1)
     loaded = load_engines(Engine, target, [options.draft], options=spec, settings=settings)[0]
-    arms: dict[str, float | None] = {"none": None, "greedy": None, **{f"{one:g}": one for one in options.acceptance}}
+    judged = {name + more: None for name in ("none", "greedy") for more in ("", WAITING)}
+    arms: dict[str, float | None] = {**judged, **{f"{one:g}": one for one in options.acceptance}}
     for name, acceptance in arms.items():
-        k = 0 if name == "none" else options.k
+        k = 0 if name.startswith("none") else options.k
+        goes_ahead = acceptance is None and not name.endswith(WAITING)
         chance = spec
         if acceptance is not None:
             rates = tuple(acceptance**i for i in range(1, k + 1))
             chance = replace(spec, verify="synthetic", synthetic_acceptance_rates=rates)
-        engine = Engine(loaded.target, loaded.drafter, loaded.tokenizer, chance)
+        engine = Engine(loaded.target, loaded.drafter, loaded.tokenizer, chance, goes_ahead=goes_ahead)
         decoded(engine, options.context, 16 + 8 * options.k, k)  # graphs are recorded in this one
         recorder.times.clear()
         its = decoded(engine, options.context, options.tokens, k)
         its["host_waits_per_step"] = waits_per_step(engine, options.context, k)
         if recorder.times:
-            parts = recorder.seconds(engine.target.device, options.repeats, 2 if k else 1)
+            parts = recorder.seconds(engine.target.device, options.repeats, (2 if k else 1) + goes_ahead)
             its |= {"graphs_ms": round(parts * 1e3, 3), "over_its_graphs": round(its["ms_per_step"] / 1e3 / parts, 3)}
         if k:
             its["speedup"] = round(its["tokens_per_second"] / found["none"]["tokens_per_second"], 3)

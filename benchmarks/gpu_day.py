@@ -72,7 +72,7 @@ STEPS = (
     DayStep(
         "tests",
         "-m pytest -p no:cacheprovider -p no:benchmark",
-        "-m gpu tests/lm -n 8",
+        "-m gpu tests/lm tests/engine/test_rounds_ahead.py -n 8",
         "tests/lm/forward/test_lm_graph_trees.py",
         140,
         is_timed=False,

@@ -113,11 +113,13 @@ def tiny_engine(
     draft: TransformersLM | Drafter | str | None = None,
     k: int = 4,
     eos_token_ids: Sequence[int] = (),
+    goes_ahead: bool = True,
     **options: Any,
 ) -> Engine:
     """A checked engine without a tokenizer."""
     made = drafter(draft) if draft is None or isinstance(draft, str | TransformersLM) else draft
-    return Checked(target, made, None, EngineOptions(num_speculative_tokens=k, **options), eos_token_ids)
+    spec = EngineOptions(num_speculative_tokens=k, **options)
+    return Checked(target, made, None, spec, eos_token_ids, goes_ahead=goes_ahead)
 
 
 def decode(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Continuations, Draw, Tap
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.forward.device_rounds import DraftOnDevice
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.shared_vocabulary import SharedVocabulary
@@ -291,6 +292,27 @@ class Drafter(Protocol):
 
     def clear(self) -> None:
         """Forget what it keeps of sequences that ended, so that a measurement is not one of the last pass's answers."""
+        ...
+
+
+@runtime_checkable
+class DraftsOnDevice(Protocol):
+    """A drafter that can go on to draft on its device, without the host (`lm.forward.device_rounds`).
+
+    Attributes:
+        on_device: runs the draft of the latest `propose` again, from what the device decides; None where the host has
+            to.
+    """
+
+    on_device: DraftOnDevice | None
+
+    def follow(self, contexts: Mapping[int, Sequence[int]], unread: PendingTokens) -> None:
+        """Take note of a round that the device has drafted, and the host has read.
+
+        Args:
+            contexts: of each sequence that goes on, before the round, by its handle.
+            unread: what was drafted; the next `propose` refuses it where it is no token.
+        """
         ...
 
 

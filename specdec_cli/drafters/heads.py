@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.forward.device_rounds import DraftOnDevice
     from specdec_cli.lm.heads.draft_sequences import DraftSequences
     from specdec_cli.lm.heads.published import PublishedDraft
     from specdec_cli.tree_shape import TreeShape
@@ -37,6 +38,7 @@ class HeadDrafter(WithoutFeatures):
     Attributes:
         confidences: of the latest call, depth by depth: the handles of the rows that a draft with a confidence head
             continued, one for each end, and how sure it was there.
+        on_device: as `DraftsOnDevice` has it.
     """
 
     builds_trees = True
@@ -49,6 +51,7 @@ class HeadDrafter(WithoutFeatures):
         self._num_tokens = 0
         self._max_context: int | None = None
         self._unread: list[PendingTokens] = []
+        self.on_device: DraftOnDevice | None = None
 
     @property
     def sequences(self) -> DraftSequences:
@@ -130,6 +133,11 @@ class HeadDrafter(WithoutFeatures):
         guesses |= {draft.place: draft.guesses() for draft in drafts}
         return [guesses[place] for place in range(len(rows))]
 
+    def follow(self, contexts: Mapping[int, Sequence[int]], unread: PendingTokens) -> None:
+        """Take note of a round that the device has drafted; see `DraftsOnDevice`."""
+        if not unread.is_whole:
+            self._unread.append(unread)
+
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Logits [len(path), V] float32 along each path."""
         import torch
@@ -170,6 +178,7 @@ class HeadDrafter(WithoutFeatures):
         for unread in self._unread:
             unread.check(self._name, "try --dtype float32, or another draft if it is float32 already")
         self._unread.clear()
+        self.on_device = None
         guesses: dict[int, Guesses] = {}
         if not self.sequences.is_recorded:
             return guesses
@@ -194,6 +203,7 @@ class HeadDrafter(WithoutFeatures):
         continuations = self.sequences.guess(head_rows, self._num_tokens, shape)
         if continuations.unread is not None:
             self._unread.append(continuations.unread)
+        self.on_device = continuations.on_device
         return dict(zip(rows, Guesses.plain([*rows.values()], continuations, shape), strict=True))
 
     def _is_drafted_whole(self, row: DraftRow) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures, by_shape, draws_of
@@ -12,12 +12,17 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.forward.device_rounds import DraftOnDevice
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
 
 
 class LMDrafter(WithoutFeatures):
-    """Guesses with a language model: plain rows in one call where it has one for that, else a depth each round."""
+    """Guesses with a language model: plain rows in one call where it has one for that, else a depth each round.
+
+    Attributes:
+        on_device: as `DraftsOnDevice` has it.
+    """
 
     draws = True
     has_tokenizer = True
@@ -29,6 +34,7 @@ class LMDrafter(WithoutFeatures):
         self._num_fed: dict[int, int] = {}
         self._mask: int | None = None  # stands for tokens that come from one pass
         self._unread: list[PendingTokens] = []
+        self.on_device: DraftOnDevice | None = None
 
     @property
     def lm(self) -> LM:
@@ -76,12 +82,19 @@ class LMDrafter(WithoutFeatures):
         for unread in self._unread:
             unread.check(self._name, "try --draft-dtype float32, or another checkpoint if it is float32 already")
         self._unread.clear()
+        self.on_device = None
         self.read_contexts(rows)
         guesses = self._continue_plain(rows)
         if drafts := [GrowingDraft(row, place) for place, row in enumerate(rows) if place not in guesses]:
             self._grow(drafts)
             guesses |= {draft.place: draft.guesses() for draft in drafts}
         return [guesses[place] for place in range(len(rows))]
+
+    def follow(self, contexts: Mapping[int, Sequence[int]], unread: PendingTokens) -> None:
+        """Take note of a round that the device has drafted; see `DraftsOnDevice`."""
+        self._num_fed |= {handle: len(context) for handle, context in contexts.items()}
+        if not unread.is_whole:
+            self._unread.append(unread)
 
     def _grow(self, drafts: Sequence[GrowingDraft]) -> None:
         """Grow guesses one depth each round."""
@@ -132,6 +145,7 @@ class LMDrafter(WithoutFeatures):
                 continue
             if continuations.unread is not None:
                 self._unread.append(continuations.unread)
+            self.on_device = continuations.on_device
             found = zip(depths, Guesses.plain(its, continuations, tree), strict=True)
             guesses |= {place: guess for place, guess in found if guess.drafted}
         return guesses

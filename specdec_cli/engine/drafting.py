@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specdec_cli import drafters
-from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
+from specdec_cli.drafters.contract import Drafter, DraftRow, DraftsOnDevice, Guesses
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Noticed
 from specdec_cli.lm.door import Tap
@@ -104,6 +104,11 @@ class Drafters:
             for i, guess in zip(places, self._ask(name, [rows[i][1] for i in places]), strict=True):
                 guesses[i] = guess
         return guesses
+
+    def on_device(self, name: str) -> DraftsOnDevice | None:
+        """The drafter of a name, if it can go on without the host."""
+        drafter = self.by_name.get(name)
+        return drafter if isinstance(drafter, DraftsOnDevice) else None
 
     def release(self, handle: int) -> None:
         """Forget a sequence, in every drafter."""

@@ -52,6 +52,8 @@ class Engine:
         options: see EngineOptions.
         eos_token_ids: the model's own end tokens.
         generation: sampling defaults of the target's checkpoint, for callers to read; the engine ignores them.
+        goes_ahead: a greedy round on a GPU is launched before the host has read the one before it; False waits, to
+            compare both.
     """
 
     @checked_call("Engine", makes=_MAKES)
@@ -64,6 +66,7 @@ class Engine:
         eos_token_ids: Items[int] = (),
         others: Mapping[str, Drafter] | None = None,
         generation: Generation | None = None,
+        goes_ahead: bool = True,
     ) -> None:
         for name, part, method in (("target", target, "score"), ("drafter", drafter, "propose")):
             if not hasattr(part, method):
@@ -88,7 +91,14 @@ class Engine:
         self._next_id = 0
         self._step_ended_at: float | None = None
         rates = conditional(self.options.synthetic_acceptance_rates or ())
-        self._stepper = Stepper(target, self.drafters.propose, self.num_tokens, rates, self.options.p_min)
+        self._stepper = Stepper(
+            target,
+            self.drafters.propose,
+            self.num_tokens,
+            rates,
+            self.options.p_min,
+            on_device=self.drafters.on_device if goes_ahead else None,
+        )
         self._notices: list[Noticed] = []
         self._scheduler = Scheduler(Limits.of(target, self.options), self.policy)
 
@@ -360,10 +370,12 @@ class Engine:
             row.taps = self._taps(row.sequence)
             self._notice_draft_limit(row.sequence)
         try:
-            draft_seconds, verify_seconds = self._stepper.run(rows)
+            goes_on = self._stepper.goes_ahead and self._scheduler.goes_on(rows)
+            draft_seconds, verify_seconds = self._stepper.run(rows, goes_on=goes_on)
         except BaseException:
-            for row in rows:  # an interrupted forward may have written any part of the cache
-                self._recompute(row.sequence)
+            lost = [row.sequence for row in rows] + self._stepper.forget()
+            for sequence in dict.fromkeys(lost):  # an interrupted forward may have written any part of the cache
+                self._recompute(sequence)
             raise
         emitted = tuple(self._take(rows))
         finished = [self._finish(row.sequence) for row in rows if row.sequence.finish_reason is not None]
@@ -393,7 +405,7 @@ class Engine:
 
     def _take_news(self) -> list[Event]:
         """Notices and failures that no step has returned yet."""
-        news: list[Event] = [*self._notices, *self.drafters.notices, *self._failed]
+        news: list[Event] = [*self._notices, *self._stepper.take_notices(), *self.drafters.notices, *self._failed]
         self._notices.clear()
         self.drafters.notices.clear()
         self._failed.clear()
@@ -546,7 +558,7 @@ class Engine:
         """Give a sequence's blocks back, the target's and the drafts'; if it goes on, the drafts read it again."""
         self.target.release(sequence.id)
         self.drafters.release(sequence.id)
-        self._stepper.features.drop(sequence.id)
+        self._stepper.drop(sequence.id)
         self.policy.forget(sequence.id)
 
     def _notice_draft_limit(self, sequence: Sequence) -> None:

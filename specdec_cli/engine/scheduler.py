@@ -164,7 +164,7 @@ class Scheduler:
         for sequence in self.running:
             if sequence.is_decoding:
                 if sequence not in resting:
-                    rows.append(StepRow(sequence, len(sequence.tokens), self._k(sequence)))
+                    rows.append(StepRow(sequence, len(sequence.tokens), self._k(sequence, len(sequence.tokens))))
                 continue
             num_fed = self._chunks(sequence, budget, is_first=budget == self.limits.max_num_batched_tokens)
             if num_fed > sequence.num_computed:
@@ -173,6 +173,20 @@ class Scheduler:
                 rows.append(StepRow(sequence, num_fed, 0, num_prefill))
         self._choose(rows)
         return rows
+
+    def goes_on(self, rows: Items[StepRow]) -> bool:
+        """Whether the next step has the same rows with the same k, whatever this one decides, unless one of them ends.
+
+        Requests may come and go until then.
+        """
+        if len(rows) != len(self.running) or any(row.num_prefill_tokens for row in rows):
+            return False
+        return isinstance(self.policy, Fixed) and all(map(self._keeps_k, rows))
+
+    def _keeps_k(self, row: StepRow) -> bool:
+        sequence, first = row.sequence, len(row.sequence.tokens) + 1
+        lengths = range(first, first + row.k + 1)
+        return sequence.max_tokens > lengths[-1] and all(self._k(sequence, length) == row.k for length in lengths)
 
     def _resting(self) -> list[Sequence]:
         """The sequences that sit this step out, so that a turn with few rows does not wait for one with many."""
@@ -291,12 +305,11 @@ class Scheduler:
             self.running.append(sequence)
             yield sequence
 
-    def _k(self, sequence: Sequence) -> int:
-        """Most tokens to draft: within both schedules, the tokens it may still emit, and both context limits."""
-        length = len(sequence.tokens)
+    def _k(self, sequence: Sequence, length: int) -> int:
+        """Most tokens to draft behind so many: within both schedules, what it may still emit, and both contexts."""
         k = min(sequence.k, self.limits.k_by_batch.k(len(self.running), sequence.own_k))
         k = self.limits.k_by_context.k(length, k)
-        k = min(k, sequence.room - 1, self.limits.max_context - length)
+        k = min(k, sequence.max_tokens - length - 1, self.limits.max_context - length)
         if sequence.draft_max_context is not None:
             k = min(k, sequence.draft_max_context - length + 1)
         return max(k, 0)

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END
-from specdec_cli.drafters.contract import DraftRow, Guesses
+from specdec_cli.drafters.contract import DraftRow, DraftsOnDevice, Guesses
 from specdec_cli.engine.features import FeatureBook
+from specdec_cli.engine.rounds_ahead import RoundsAhead
 from specdec_cli.engine.scheduler import StepRow
 from specdec_cli.engine.verify import VerifyRow, verify
-from specdec_cli.lm.door import LM, Row, Tapped
-from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
+from specdec_cli.events import Noticed
+from specdec_cli.lm.door import LM, Row, ScoresOnDevice, Tapped
+from specdec_cli.sampling.chain import ChainRow, LargestLogits, LogitsError, distribution
 from specdec_cli.sampling.grammar import GrammarError
 from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.sequence import Sequence as EngineSequence
     from specdec_cli.sampling.grammar import BoolArray, Matcher
 
 Propose = Callable[[Sequence[tuple[str, DraftRow]]], list[Guesses]]
@@ -68,6 +71,7 @@ class Stepper:
         rates: of verification mode synthetic, the chance of each drafted token when all before it stand.
         p_min: drafts stop before a position whose largest q is below this.
         features: the target's hidden states that drafters have not read yet.
+        on_device: the drafter of a name, if it can go on without the host; None reads each round before the next one.
     """
 
     target: LM
@@ -76,21 +80,65 @@ class Stepper:
     rates: Sequence[float] = ()
     p_min: float = 0.0
     features: FeatureBook = field(default_factory=FeatureBook)
+    on_device: Callable[[str], DraftsOnDevice | None] | None = None
     _clock: Clock = field(init=False)
+    _ahead: RoundsAhead | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Take the clock of the target's device."""
         self._clock = Clock(self.target.device)
+        if self.on_device is not None and isinstance(self.target, ScoresOnDevice) and self.target.recording != "none":
+            parts = self.num_tokens, self.features, self._clock, self.verify
+            self._ahead = RoundsAhead(self.target, self.on_device, *parts)
 
-    def run(self, rows: Sequence[StepRow]) -> tuple[float, float]:
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether it may launch a round before it has read the one before."""
+        return self._ahead is not None
+
+    def run(self, rows: Sequence[StepRow], *, goes_on: bool = False) -> tuple[float, float]:
         """Do a step's work for scheduled rows.
+
+        Args:
+            rows: the step's.
+            goes_on: the next step will have the same rows with the same k, unless one of them ends.
 
         Returns:
             Seconds of drafting and of the target's forward.
 
         Raises:
-            Exception: the forward failed; its sequences' caches may hold anything.
+            Exception: the forward failed; the caches of its sequences and of those in `forget` may hold anything.
         """
+        draft_seconds, score_seconds, others = 0.0, 0.0, rows
+        if self._ahead is not None:
+            (draft_seconds, score_seconds), ready = self._ahead.take(rows, goes_on=goes_on)
+            others = [row for row in rows if row.sequence.id not in ready]
+        if others:
+            drafting, scoring = self._run(others, goes_on=goes_on and len(others) == len(rows))
+            draft_seconds, score_seconds = draft_seconds + drafting, score_seconds + scoring
+        for row in rows:
+            if row.taps and row.verdict is not None:
+                self.features.accept(row.sequence.id, row.verdict.path)
+        return draft_seconds, score_seconds
+
+    def take_notices(self) -> list[Noticed]:
+        """Notices that were not reported yet."""
+        if self._ahead is None:
+            return []
+        notices, self._ahead.notices = self._ahead.notices, []
+        return notices
+
+    def forget(self) -> list[EngineSequence]:
+        """Drop the rounds that were launched ahead, after an error; returns their sequences."""
+        return [] if self._ahead is None else self._ahead.forget()
+
+    def drop(self, sequence_id: int) -> None:
+        """Forget a sequence that was released."""
+        self.features.drop(sequence_id)
+        if self._ahead is not None:
+            self._ahead.drop(sequence_id)
+
+    def _run(self, rows: Sequence[StepRow], *, goes_on: bool) -> tuple[float, float]:
         mark, seconds = self._clock.mark, self._clock.seconds
         begin = mark()
         self._draft([row for row in rows if row.k > 0])
@@ -99,10 +147,8 @@ class Stepper:
         fitted = mark()
         logits = self._score([row for row in rows if row.error is None])
         scored = mark()
-        self.verify([row for row in rows if row.is_decided and row.error is None], logits)
-        for row in rows:
-            if row.taps and row.verdict is not None:
-                self.features.accept(row.sequence.id, row.verdict.path)
+        if self._ahead is None or not goes_on or not self._ahead.begin(rows):
+            self.verify([row for row in rows if row.is_decided and row.error is None], logits)
         return seconds(begin, drafted), seconds(fitted, scored)
 
     def _draft(self, rows: Sequence[StepRow]) -> None:
@@ -155,27 +201,26 @@ class Stepper:
                 self.features.add(lm_row.handle, lm_row.tapped, len(lm_row.context))
         return logits
 
-    def verify(self, rows: Sequence[StepRow], logits: Tensor) -> None:
+    def verify(self, rows: Sequence[StepRow], logits: Tensor | LargestLogits) -> None:
         """Verify all rows together; where that fails each alone, so that only the rows at fault end.
 
         Args:
             rows: those that get a next token.
-            logits: [sum of drafted tokens + 1, V] float32, rows in order.
+            logits: [sum of drafted tokens + 1, V] float32, rows in order, or what `distribution` takes instead.
         """
         if not rows:
             return
-        sizes = [len(row.guesses.drafted) + 1 for row in rows]
+        starts = [*accumulate((len(row.guesses.drafted) + 1 for row in rows), initial=0)][:-1]
         try:
             self._verify(rows, logits)
         except Exception:
-            parts = torch.split(logits, sizes)
-            for row, its_logits in zip(rows, parts, strict=True):
+            for row, start in zip(rows, starts, strict=True):
                 try:
-                    self._verify([row], its_logits[: len(row.guesses.drafted) + 1])
+                    self._verify([row], logits[start : start + len(row.guesses.drafted) + 1])
                 except Exception as error:
                     row.error = error
 
-    def _verify(self, rows: Sequence[StepRow], logits: Tensor) -> None:
+    def _verify(self, rows: Sequence[StepRow], logits: Tensor | LargestLogits) -> None:
         chain_rows = []
         for row in rows:
             s = row.sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.errors import RunError
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.forward.device_rounds import DraftOnDevice, TargetOnDevice
     from specdec_cli.lm.hidden_states import HiddenStates
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.lm.traffic import Traffic
@@ -146,11 +147,13 @@ class Continuations:
         tokens: of each; stand-ins where they are unread.
         unread: tokens that the device alone knows yet.
         q: what those of drawn rows were drawn from, [len(tokens), num_tokens] float32 by the row's place.
+        on_device: runs the same draft again from what the device decides; None where the host has to.
     """
 
     tokens: list[list[int]]
     unread: PendingTokens | None = None
     q: dict[int, Tensor] = field(default_factory=dict)
+    on_device: DraftOnDevice | None = None
 
 
 class LM(Protocol):
@@ -281,4 +284,20 @@ class LM(Protocol):
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds, those of cached prefixes among them."""
+        ...
+
+
+@runtime_checkable
+class ScoresOnDevice(Protocol):
+    """An LM that can go on to score on its device, without the host (`lm.forward.device_rounds`)."""
+
+    def scored_on_device(self, taps: Sequence[Tap]) -> TargetOnDevice | None:
+        """The graph that has scored all rows of the latest call, each its last token and as many drafted nodes.
+
+        Args:
+            taps: the hidden states that the draft reads.
+
+        Returns:
+            None where other work was in that call, or where this LM records no graphs.
+        """
         ...

@@ -30,6 +30,7 @@ from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
+from specdec_cli.lm.forward.device_rounds import ModelOnDevice, TargetOnDevice
 from specdec_cli.lm.forward.recorded_rounds import num_slots_of
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import QUANTIZED, Kind, is_quantized, takes_blocks
@@ -129,6 +130,7 @@ class TransformersLM:
         )
         self.graphs_obstacle = self._forward.graphs_obstacle
         self.recording: Recording = recording_of(self._forward, decoder)
+        self._scored: tuple[list[int], Sequence[ForwardInput]] = [], ()  # in the latest call
         self.taps: tuple[Tap, ...] = ()
         self.vocab_size = self._forward.shape.vocab_size
         self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token
@@ -343,6 +345,9 @@ class TransformersLM:
         feeds = self._contexts.feeds(longer, is_long=False)
         guessed = self._forward.guess(feeds, depths, draws, num_tokens, form)
         if guessed is not None:
+            graph, unread = self._forward.guessed, guessed.unread
+            if graph is not None and unread is not None and self._short_context is None:
+                guessed.on_device = ModelOnDevice(graph, self._contexts, [row.handle for row in rows], unread)
             for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
                 found = tokens[: row.num_logits - 1] if form == CHAIN else []
                 feed.sequence.record([*row.context, *found], guessed.unread if found else None)
@@ -368,6 +373,7 @@ class TransformersLM:
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
         logits = self._forward.score(feeds)
+        self._scored = [row.handle for row in rows], feeds
         for row, feed in zip(rows, feeds, strict=True):
             feed.sequence.record(feed.context, feed.unread, feed.tree)
             if row.tapped is not None:
@@ -375,6 +381,16 @@ class TransformersLM:
         if self._forward.spreads_nan:
             self._leave_no_nan(feeds, logits)
         return logits
+
+    def scored_on_device(self, taps: Sequence[Tap]) -> TargetOnDevice | None:
+        """The graph that has scored all rows of the latest call, as `ScoresOnDevice` gives it."""
+        graph, (handles, feeds) = self._forward.scored, self._scored
+        is_alike = len({feed.num_logits for feed in feeds}) == 1
+        is_alike = is_alike and all(feed.num_tokens == feed.num_logits for feed in feeds)
+        if graph is None or not is_alike or self._forward.spreads_nan or self._short_context is not None:
+            return None
+        columns = [self.taps.index(tap) for tap in taps]
+        return TargetOnDevice(graph, self._contexts, handles, feeds[0].num_logits - 1, columns)
 
     def _leave_no_nan(self, feeds: Sequence[ForwardInput], logits: Tensor) -> None:
         """Wipe the keys and values of rows without a distribution."""

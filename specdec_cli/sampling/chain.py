@@ -63,6 +63,23 @@ class ChainRow:
     allowed: BoolArray | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LargestLogits:
+    """All that greedy rows need of logits where nothing edits them, as a device has found it.
+
+    Args:
+        tokens: the likeliest at each of n positions; 0 where its logit is no finite number.
+        values: the logits of these, or that which is no finite number.
+    """
+
+    tokens: list[int]
+    values: list[float]
+
+    def __getitem__(self, positions: slice) -> LargestLogits:
+        """Those of some positions."""
+        return LargestLogits(self.tokens[positions], self.values[positions])
+
+
 @dataclass(slots=True)
 class Distribution:
     """Distributions of the next token at n positions.
@@ -146,11 +163,12 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor | npt.NDArray[np.float64] | Se
     return torch.searchsorted(cumulative, point, right=True)[:, 0]
 
 
-def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> Distribution:
+def distribution(logits: Tensor | LargestLogits, rows: Sequence[ChainRow], num_tokens: int) -> Distribution:
     """Run the chain over every position of every row.
 
     Args:
-        logits: [n, V_model] float32, the rows' positions one after another; left unchanged.
+        logits: [n, V_model] float32, the rows' positions one after another; left unchanged. Of greedy rows that edit
+            none, the largest ones will do; then there are no scores.
         rows: the requests, n = sum of len(drafted) + 1.
         num_tokens: V, the real vocabulary; logits beyond it are padding and cut.
 
@@ -162,6 +180,9 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     """
     lengths = [len(row.drafted) + 1 for row in rows]
     num_positions = sum(lengths)
+    if isinstance(logits, LargestLogits):
+        broken, one_hot = _check(logits.values, rows, lengths), np.array([True] * num_positions)
+        return Distribution(torch.empty(num_positions, 0), logits.tokens, one_hot, None, True, broken)
     assert logits.shape[0] == num_positions, "logits have one position for each drafted token and one more per row"
     assert logits.shape[1] >= num_tokens, "logits cover the real vocabulary"
     # A call into torch that cuts nothing off is felt behind a small model: its weights have filled the caches.
@@ -178,7 +199,7 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     of_position = [
         position_params for position_params, length in zip(params, lengths, strict=True) for _ in range(length)
     ]
-    one_hot: BoolArray = np.array([position_params.temperature == 0 for position_params in of_position])
+    one_hot = np.array([position_params.temperature == 0 for position_params in of_position])
     probs = _cut(_divide(scores, largest, of_position), of_position).softmax(dim=-1)
     distributions = Distribution(scores, likeliest, one_hot, probs, may_ban, broken)
     if one_hot.any():

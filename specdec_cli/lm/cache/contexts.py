@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +43,8 @@ class CachedSequence:
         unread: tokens that stand-ins among them stand for.
         tree: the nodes at the end, each of which has read its own path alone; a chain's are text like any other.
         snapshots: of the state that recurrent layers carry; None without such layers.
+        num_reserved: tokens that its blocks are to have room for while the device goes on without the host
+            (`lm.forward.device_rounds`).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -54,6 +56,7 @@ class CachedSequence:
     unread: PendingTokens | None = None
     tree: Drafted = NOTHING
     snapshots: Snapshots | None = None
+    num_reserved: int = 0
 
     @property
     def num_text(self) -> int:
@@ -292,6 +295,36 @@ class Contexts:
             if slot is not None:
                 sequence.snapshots.reserved[length] = slot
 
+    def reserve(self, lengths: Mapping[int, int], most_blocks: int) -> bool:
+        """Have blocks for so many tokens of sequences, by their handles, at most so many blocks of each.
+
+        Returns:
+            Whether there are enough; where too few are free, none is taken.
+        """
+        missing = {
+            handle: -(-length // self._block_size) - len(self.sequences[handle].blocks)
+            for handle, length in lengths.items()
+        }
+        most = max(-(-length // self._block_size) for length in lengths.values())
+        if most > most_blocks or sum(max(count, 0) for count in missing.values()) > self.pool.num_free:
+            return False
+        for handle, count in missing.items():
+            sequence = self.sequences[handle]
+            if count > 0:
+                sequence.blocks += self.pool.allocate(count, after=sequence.blocks[-1] if sequence.blocks else None)
+                sequence.in_one_piece = _neighbours(sequence.blocks)
+            sequence.num_reserved = max(sequence.num_reserved, lengths[handle])
+        return True
+
+    def follow(self, handle: int, text: list[int], *, is_last: bool) -> None:
+        """Note the text that a sequence has cached, as the device says; its last round gives reserved blocks back."""
+        sequence = self.sequences[handle]
+        sequence.record(text, None)
+        if is_last:
+            self._cut(sequence, len(text))
+        else:
+            self._publish(sequence, len(text))
+
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
         sequence = self.sequences.pop(handle, None)
@@ -315,7 +348,7 @@ class Contexts:
         """Assert that pool and sequences agree on the blocks, and that each sequence holds as many as it needs."""
         self.pool.check([block for sequence in self.sequences.values() for block in sequence.blocks])
         for handle, sequence in self.sequences.items():
-            needed = -(-len(sequence.tokens) // self._block_size)
+            needed = -(-max(len(sequence.tokens), sequence.num_reserved) // self._block_size)
             assert len(sequence.blocks) == needed, (
                 f"sequence {handle} holds {len(sequence.blocks)} blocks, needs {needed}"
             )
@@ -360,6 +393,7 @@ class Contexts:
 
     def _cut(self, sequence: CachedSequence, keep: int) -> int:
         """Cut back to `keep` tokens, or to a full block if another sequence reads the block to write next."""
+        sequence.num_reserved = 0
         whole, rest = divmod(keep, self._block_size)
         if rest and whole < len(sequence.keys) and not self.pool.withdraw(sequence.blocks[whole]):
             keep -= rest

@@ -7,13 +7,13 @@ target's result, and the guess has come with it by then. Until it is read, conte
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError
+from specdec_cli.transfer import HostCopy
 
 _FIRST = -2  # -1 is a token that only fills a shape, or that is none
 
@@ -31,14 +31,7 @@ class PendingTokens:
     def __init__(self, tokens: Tensor, paths: Tensor | None = None) -> None:
         self.tokens, self.paths = tokens, paths
         self._most = tokens.shape[1]
-        given = [tokens] if paths is None else [tokens, paths]
-        self._here = torch.empty((len(given), *tokens.shape), dtype=tokens.dtype, pin_memory=tokens.is_cuda)
-        for here, one in zip(self._here, given, strict=True):
-            here.copy_(one, non_blocking=True)
-        cuda: Any = torch.cuda
-        self._arrival = cuda.Event() if tokens.is_cuda else None
-        if self._arrival is not None:
-            self._arrival.record(cuda.current_stream(tokens.device))
+        self._copy = HostCopy([tokens] if paths is None else [tokens, paths])
         self._values: list[list[int]] | None = None
 
     @property
@@ -87,9 +80,7 @@ class PendingTokens:
 
     def _read(self) -> list[list[int]]:
         if self._values is None:
-            if self._arrival is not None and not self._arrival.query():
-                self._arrival.synchronize()
-            self._values = self._here.flatten(1).tolist()
+            self._values = self._copy.read().flatten(1).tolist()
         return self._values
 
 

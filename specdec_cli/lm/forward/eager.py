@@ -14,13 +14,13 @@ from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import DraftForm, Draw, Tap
-from specdec_cli.lm.forward.forward import CacheShape, on_its_device
+from specdec_cli.lm.forward.forward import CacheShape, WithoutGraphs, on_its_device
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.forward.taps import output_layer
 from specdec_cli.transfer import sent
 
 
-class EagerForward:
+class EagerForward(WithoutGraphs):
     """Packed forwards of a transformers model.
 
     Attributes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.forward.graphs import GuessedGraph, ScoredGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Forward(Protocol):
         spreads_nan: attention reads slots behind a row's own keys, masked. A NaN there reaches other rows, so the
             blocks of a row without a distribution must be wiped.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
+        scored: the graph that has scored all rows of the latest call; None without one.
+        guessed: the graph that has guessed for all rows of the latest call, and does so again; None without one.
     """
 
     shape: CacheShape
@@ -56,6 +61,8 @@ class Forward(Protocol):
     can_branch: bool
     spreads_nan: bool
     graphs_obstacle: str | None
+    scored: ScoredGraph | None
+    guessed: GuessedGraph | None
 
     @property
     def name(self) -> str:
@@ -133,6 +140,13 @@ class Forward(Protocol):
     def wipe(self, blocks: Sequence[int]) -> None:
         """Make blocks safe to be read, masked, by other rows after numbers that are none were filed in them."""
         ...
+
+
+class WithoutGraphs:
+    """Base of forwards that are not recorded."""
+
+    scored: ScoredGraph | None = None
+    guessed: GuessedGraph | None = None
 
 
 class WithoutState:

@@ -42,13 +42,24 @@ Outputs = tuple[Tensor, ...]
 
 
 @dataclass(slots=True)
-class _Graph:
-    """A recorded forward with its inputs and outputs, which stay where they are."""
+class ForwardGraph:
+    """A recorded forward with its inputs and outputs, which stay where they are.
 
+    Args:
+        bucket: its shape.
+        inputs: as `graph_inputs.values` fills it.
+        drafted: [2, B·R] int64, tokens that the host has not read, and their paths where it does not know these.
+        replay: runs it.
+        outputs: overwritten by each replay, and by those of other graphs that share its memory.
+        num_filled: how often the host has given it inputs.
+    """
+
+    bucket: Bucket
     inputs: Tensor
-    drafted: Tensor  # [2, B·R] int64, tokens that the host has not read, and their paths where it does not know these
+    drafted: Tensor
     replay: Replay
     outputs: Outputs
+    num_filled: int = 0
 
     def takes(self, unread: Sequence[PendingTokens]) -> bool:
         """Whether there is room for these tokens."""
@@ -66,8 +77,41 @@ class _Graph:
             else:
                 paths.copy_(guess.paths)
         fill(self.inputs, values)
+        self.num_filled += 1
         self.replay()
         return self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGraph:
+    """The graph that has scored all rows of a call, and where its keys are.
+
+    Args:
+        graph: of the target.
+        cache: that it reads and writes.
+        block_size: tokens in a block.
+        nowhere: the slot that takes what only fills the shape.
+    """
+
+    graph: ForwardGraph
+    cache: BlockCache
+    block_size: int
+    nowhere: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuessedGraph:
+    """The graph that has guessed for all rows of a call, in the shape that their further guesses have.
+
+    Args:
+        graph: of the draft.
+        form: of the guesses.
+        depth: of each.
+    """
+
+    graph: ForwardGraph
+    form: DraftForm
+    depth: int
 
 
 class Graphs:
@@ -80,6 +124,10 @@ class Graphs:
         block_size: tokens in a block.
         max_context: most tokens of a context.
         hooks: copy hidden states; a graph is recorded with those that are installed then.
+
+    Attributes:
+        scored: the graph of the latest call of `score`.
+        guessed: the graph of the latest call of `guess`; None where further guesses have another shape, or chance.
     """
 
     def __init__(
@@ -101,9 +149,13 @@ class Graphs:
         self._device: torch.device = model.device
         self._kernels = kernels_for(self._device)
         self._pool = pool_of(self._device)
-        self._scores: dict[tuple[Bucket, bool], _Graph] = {}
-        self._guesses: dict[tuple[Bucket, TreeShape, int, bool, int, ChoiceKind], tuple[_Graph, ChoiceInputs]] = {}
+        self._scores: dict[tuple[Bucket, bool], ForwardGraph] = {}
+        self._guesses: dict[
+            tuple[Bucket, TreeShape, int, bool, int, ChoiceKind], tuple[ForwardGraph, ChoiceInputs]
+        ] = {}
         self._moves: dict[int, tuple[Tensor, Replay]] = {}
+        self.scored: ScoredGraph | None = None
+        self.guessed: GuessedGraph | None = None
 
     def try_out(self) -> None:
         """Record the smallest forward.
@@ -144,6 +196,7 @@ class Graphs:
             for place in range(length - feed.num_logits, length)
         ]
         logits, *states = graph.run(values(bucket, feeds, lengths, wanted, shifts), unread)
+        self.scored = ScoredGraph(graph, self._cache, self._block_size, self._nowhere)
         for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
             if feed.is_tapped:
                 feed.states = HiddenStates.of(states[0][row * row_tokens : row * row_tokens + length].clone())
@@ -164,9 +217,11 @@ class Graphs:
         """
         depth, tree, is_one_pass = max(counts), form.tree, form.mask is not None
         lengths = [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds]
-        # Nothing of a tree or of masks stays in the cache: one shape for all further steps, however much is accepted.
-        fewest = 1 if form == CHAIN else min(2 * depth if is_one_pass else depth + 1, MOST_TOKENS)
-        bucket = Bucket.around(len(feeds), max(*lengths, fewest), max(len(feed.sequence.blocks) for feed in feeds))
+        # One shape for all further steps, however much is accepted: the cache lacks two tokens of a chain at most, and
+        # of a tree or of masks nothing stays in it.
+        most = 2 if form == CHAIN else 2 * depth if is_one_pass else depth + 1
+        num_fed = max(*lengths, min(most, MOST_TOKENS))
+        bucket = Bucket.around(len(feeds), num_fed, max(len(feed.sequence.blocks) for feed in feeds))
         key = bucket, tree or chain_of(depth), depth, is_one_pass, num_tokens, ChoiceKind.of(draws, num_tokens)
         if key not in self._guesses:
             self._guesses[key] = self._recorded_guess(*key)
@@ -175,13 +230,15 @@ class Graphs:
         lasts = [feed.num_tokens - feed.num_logits for feed in feeds]
         nodes, *q = graph.run(values(bucket, feeds, lengths, lasts))
         unread = PendingTokens(*nodes[:, : len(feeds)].clone())
+        is_lasting = num_fed == most and min(counts) == depth and not any(draws)
+        self.guessed = GuessedGraph(graph, form, depth) if is_lasting else None
         nums = [num if tree is None else tree.num_nodes(depth) for num in counts]
         tokens = [unread.stand_ins(row, num) for row, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q))
 
     def _recorded_guess(
         self, bucket: Bucket, shape: TreeShape, depth: int, is_one_pass: bool, num_tokens: int, kind: ChoiceKind
-    ) -> tuple[_Graph, ChoiceInputs]:
+    ) -> tuple[ForwardGraph, ChoiceInputs]:
         choice = ChoiceInputs.sized(kind, num_tokens, bucket.num_rows, shape, depth, self._device)
         to_record = shape_to_record(shape, depth, 1, is_one_pass, self._device)
         return self._recorded(partial(self._guess, bucket, to_record, is_one_pass, choice), bucket), choice
@@ -205,7 +262,7 @@ class Graphs:
         self._cache.move(*slots)
         return ()
 
-    def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> _Graph:
+    def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> ForwardGraph:
         """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
 
         Beside it stand drafted tokens that the host has not read, and their paths, at most as many as the bucket's.
@@ -214,7 +271,7 @@ class Graphs:
         drafted = torch.zeros(2, bucket.num_fed, dtype=torch.int64, device=self._device)
         name = f"a forward of `{self._model.config.model_type}`"
         replay, outputs = recorded(lambda: forward(inputs, drafted), self._device, self._pool, name)
-        return _Graph(inputs, drafted, replay, outputs)
+        return ForwardGraph(bucket, inputs, drafted, replay, outputs)
 
     def _score(self, bucket: Bucket, is_tapped: bool, inputs: Tensor, drafted: Tensor) -> Outputs:
         """The logits [B·R, V] float32 that are wanted, and behind them any; hidden states [B·R, taps, hidden]."""

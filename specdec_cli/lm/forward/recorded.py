@@ -12,12 +12,19 @@ from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import WithoutState, on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
-from specdec_cli.lm.forward.graphs import Graphs
+from specdec_cli.lm.forward.graphs import Graphs, GuessedGraph, ScoredGraph
 
 
 class RecordedForward(WithoutState):
-    """Graphs over the cache of another forward, which runs what no graph is made for."""
+    """Graphs over the cache of another forward, which runs what no graph is made for.
 
+    Attributes:
+        scored: the graph that has scored all rows of the latest call; None where the other forward ran some.
+        guessed: the graph that has guessed for all rows of the latest call, and does so again; None without one.
+    """
+
+    scored: ScoredGraph | None = None
+    guessed: GuessedGraph | None = None
     can_guess = can_draw = can_branch = True
     graphs_obstacle: str | None = None
 
@@ -68,10 +75,12 @@ class RecordedForward(WithoutState):
     def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32. Rows that fit a graph are replayed, others run behind."""
         fitting = [feed for feed in feeds if self._graphs.takes(feed)]
+        self.scored = None
         if not fitting:
             return self._inner.score(feeds)
         logits = self._graphs.score(fitting)
         if len(fitting) == len(feeds):
+            self.scored = self._graphs.scored
             return logits
         others = [feed for feed in feeds if not self._graphs.takes(feed)]
         parts = [(fitting, logits), (others, self._inner.score(others))]
@@ -97,7 +106,9 @@ class RecordedForward(WithoutState):
         begins = [part[0] for part in parts if len(part) > 1]
         if begins:
             self._inner.score(begins)
-        return self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens, form)
+        continuations = self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens, form)
+        self.guessed = None if begins else self._graphs.guessed
+        return continuations
 
     @on_its_device
     def move(self, moves: Moves) -> None:

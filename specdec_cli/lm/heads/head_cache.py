@@ -8,7 +8,7 @@ behind these, which are their sequence's alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 
@@ -182,6 +182,11 @@ class HeadCache:
         del sequence.blocks[num:], sequence.keys[num:]
         sequence.tokens = sequence.tokens[: num_slots + 1] if num_slots else []
         sequence.slots = self._slots(sequence.blocks)
+
+    def has_room(self, num_slots: Mapping[int, int]) -> bool:
+        """Whether so many slots of sequences, by their handles, could be reserved."""
+        missing = (-(-num // self.block_size) - len(self.of(handle).blocks) for handle, num in num_slots.items())
+        return not self.bytes_per_slot or sum(max(count, 0) for count in missing) <= self.pool.num_free
 
     def reserve(self, sequence: HeadContext, num_slots: int) -> None:
         """Make room for so many slots.

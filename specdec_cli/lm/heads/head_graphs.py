@@ -55,7 +55,7 @@ class HeadDraftRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class HeadInputs:
     """A step's inputs for M modules, all int64 and views of one vector.
 
     Args:
@@ -75,7 +75,7 @@ class _Inputs:
     anchors: Tensor
 
     @classmethod
-    def views(cls, bucket: Bucket, num_modules: int, vector: Tensor) -> _Inputs:
+    def views(cls, bucket: Bucket, num_modules: int, vector: Tensor) -> HeadInputs:
         """The parts of a vector that `_values` filled."""
         rows, each, blocks = bucket.num_rows, bucket.num_tokens, bucket.num_blocks
         fed, every = rows * each, num_modules * rows
@@ -87,7 +87,7 @@ class _Inputs:
 def _values(
     bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[HeadDraftRow], counts: Sequence[int]
 ) -> list[int]:
-    """A step's inputs one after another, as `_Inputs.views` takes them apart.
+    """A step's inputs one after another, as `HeadInputs.views` takes them apart.
 
     Args:
         bucket: holds them.
@@ -118,10 +118,11 @@ def _values(
 
 
 @dataclass(slots=True)
-class _DraftGraph:
+class HeadGraph:
     """A recorded draft: what it reads, how it runs, what it leaves.
 
     Args:
+        bucket: its shape.
         inputs: as `_values` fills it.
         states: the target's, of new positions [B, R, taps, target hidden].
         before: each module's output before the new positions [M, B, hidden].
@@ -129,14 +130,17 @@ class _DraftGraph:
         replay: runs it.
         outputs: as `RecordedDraft.nodes`, each module's output at the last kept slot [M, B, hidden], the q of drawn
             tokens.
+        num_filled: how often the host has given it inputs.
     """
 
+    bucket: Bucket
     inputs: Tensor
     states: Tensor
     before: Tensor
     choice: ChoiceInputs
     replay: Replay
     outputs: Outputs
+    num_filled: int = 0
 
 
 class HeadGraphs:
@@ -147,6 +151,9 @@ class HeadGraphs:
         name: of the draft, for messages.
         state_shape: taps, and the width of the target's states.
         like: a tensor of the target's dtype, on its device.
+
+    Attributes:
+        guessed: the graph of the latest guess; None where further guesses have another shape, or chance.
     """
 
     def __init__(self, modules: Sequence[HeadModule], name: str, state_shape: tuple[int, int], like: Tensor) -> None:
@@ -155,7 +162,8 @@ class HeadGraphs:
         self._kernels = kernels_for(self._device)
         with torch.inference_mode():
             self._width = modules[0].head.mix(like.new_zeros(2, *state_shape)).shape[-1]
-        self._graphs: dict[tuple[Bucket, TreeShape, int, int, ChoiceKind], _DraftGraph] = {}
+        self.guessed: HeadGraph | None = None
+        self._graphs: dict[tuple[Bucket, TreeShape, int, int, ChoiceKind], HeadGraph] = {}
         self.drop()
 
     def try_out(self) -> None:
@@ -199,7 +207,8 @@ class HeadGraphs:
         blocks = [len(module.cache.of(row.handle).blocks) for row in rows for module in self._modules]
         depth, draws = max(row.num_tokens for row in rows), [row.draw for row in rows]
         # However many tokens of such a draft are accepted: one shape for all further steps.
-        bucket = Bucket.around(len(rows), max(*counts, min(depth + 1, MOST_TOKENS)), max(blocks))
+        num_fed = max(*counts, min(depth + 1, MOST_TOKENS))
+        bucket = Bucket.around(len(rows), num_fed, max(blocks))
         key = bucket, tree or chain_of(depth), depth, num_tokens, ChoiceKind.of(draws, num_tokens)
         graph = self._graphs.get(key)
         if graph is None:
@@ -209,6 +218,8 @@ class HeadGraphs:
         graph.replay()
         nodes, ends, *q = graph.outputs
         unread = PendingTokens(*nodes[:, : len(rows)].clone())
+        is_lasting = num_fed == depth + 1 and min(row.num_tokens for row in rows) == depth and not any(draws)
+        self.guessed = graph if is_lasting else None
         nums = [row.num_tokens if tree is None else tree.num_nodes(depth) for row in rows]
         tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q)), ends[:, : len(rows)].clone()
@@ -217,9 +228,10 @@ class HeadGraphs:
     def _what(self) -> str:
         return f"the draft head `{self._name}`"
 
-    def _fill(self, graph: _DraftGraph, bucket: Bucket, rows: Sequence[HeadDraftRow], counts: Sequence[int]) -> None:
+    def _fill(self, graph: HeadGraph, bucket: Bucket, rows: Sequence[HeadDraftRow], counts: Sequence[int]) -> None:
         """Give a graph what differs from step to step; states that no slot reads are those of an earlier step."""
         fill(graph.inputs, _values(bucket, self._modules, rows, counts))
+        graph.num_filled += 1
         reads_before = len(self._modules) > 1 or self._modules[0].head.reads_before
         for i, (row, num) in enumerate(zip(rows, counts, strict=True)):
             if row.features is not None:
@@ -231,7 +243,7 @@ class HeadGraphs:
                 elif reads_before:
                     graph.before[m, i].zero_()  # at a text's beginning
 
-    def _recorded(self, bucket: Bucket, shape: TreeShape, depth: int, num_tokens: int, kind: ChoiceKind) -> _DraftGraph:
+    def _recorded(self, bucket: Bucket, shape: TreeShape, depth: int, num_tokens: int, kind: ChoiceKind) -> HeadGraph:
         inputs = torch.tensor(_values(bucket, self._modules, (), ()), device=self._device)
         states = self._like.new_zeros(bucket.num_rows, bucket.num_tokens, *self._state_shape)
         before = self._like.new_zeros(len(self._modules), bucket.num_rows, self._width)
@@ -240,7 +252,7 @@ class HeadGraphs:
         plan = shape_to_record(shape, depth, len(self._modules), is_one_pass, self._device)
         run = partial(self._guess, bucket, plan, choice, inputs, states, before)
         replay, outputs = recorded(run, self._device, self._pool, self._what)
-        return _DraftGraph(inputs, states, before, choice, replay, outputs)
+        return HeadGraph(bucket, inputs, states, before, choice, replay, outputs)
 
     def _guess(
         self,
@@ -252,7 +264,7 @@ class HeadGraphs:
         before: Tensor,
     ) -> Outputs:
         """The nodes, each module's output [M, B, hidden] at the last kept slot, and the q of drawn tokens."""
-        step = _Inputs.views(bucket, len(self._modules), inputs)
+        step = HeadInputs.views(bucket, len(self._modules), inputs)
         caches = [module.cache for module in self._modules]
         slots = [slots_of(its, cache.block_size, cache.nowhere) for its, cache in zip(step.tables, caches, strict=True)]
         ends = self._feed(step, states, before, slots)
@@ -268,7 +280,7 @@ class HeadGraphs:
         self,
         draft: RecordedDraft,
         shape: RecordedShape,
-        step: _Inputs,
+        step: HeadInputs,
         ends: Sequence[Tensor],
         slots: Sequence[Tensor],
     ) -> None:
@@ -299,7 +311,7 @@ class HeadGraphs:
             draft.take(depth, heads[m].logits(_at_slots(outputs, draft.ends(depth)).flatten(0, 1)))
 
     def _choose_ahead(
-        self, draft: RecordedDraft, choices: Choices, num: int, step: _Inputs, end: Tensor, slots: Tensor
+        self, draft: RecordedDraft, choices: Choices, num: int, step: HeadInputs, end: Tensor, slots: Tensor
     ) -> None:
         """Take the tokens of all rounds by the logits of one pass.
 
@@ -323,7 +335,7 @@ class HeadGraphs:
             if ahead.behind is not None:
                 before = torch.cat([step.anchors[:, None], choices.tokens.clamp(min=0)], 1)
 
-    def _feed(self, step: _Inputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
+    def _feed(self, step: HeadInputs, states: Tensor, before: Tensor, slots: Sequence[Tensor]) -> list[Tensor]:
         """Take new positions, module after module; the output [B, hidden] of each at its last kept slot.
 
         In the place of an output, a head that reads the states before a token keeps those of the position.

@@ -17,6 +17,7 @@ from torch import Tensor
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.budget import count_in
 from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
+from specdec_cli.lm.forward.device_rounds import DraftedTokens
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.forward.recorded_rounds import num_slots_of
@@ -26,6 +27,7 @@ from specdec_cli.lm.heads.head_cache import HeadCache, Path
 from specdec_cli.lm.heads.head_graphs import HeadDraftRow, HeadGraphs
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
+from specdec_cli.lm.heads.head_rounds import HeadOnDevice
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Continuations
@@ -270,14 +272,22 @@ class HeadSequences(DraftSequences):
                 sequence = module.cache.of(row.handle)
                 sequence.forget_nodes()
                 module.cache.publish(sequence)
-                num_run = 0 if tree is None else num_slots_of(tree, row.num_tokens)
-                num_run = max(num_run, module.head.num_rows(row.num_tokens))
-                module.cache.reserve(sequence, len(row.context) - 1 - m + num_run)
+                module.cache.reserve(sequence, len(row.context) - 1 - m + self._num_slots(row.num_tokens, tree))
         continuations, ends = self._graphs.guess(news, num_tokens, tree)
+        if self._graphs.guessed is not None and continuations.unread is not None:
+            depth, handles = max(row.num_tokens for row in news), [row.handle for row in news]
+            first = DraftedTokens(continuations.unread, ends)
+            slots = self._num_slots(depth, tree)
+            continuations.on_device = HeadOnDevice(self._graphs.guessed, self.modules, handles, slots, first)
         for i, row in enumerate(news):
             for m, (module, its) in enumerate(zip(self.modules, ends, strict=True)):
                 module.cache.of(row.handle).extend(row.context[m:], its[i])
         return continuations
+
+    def _num_slots(self, depth: int, tree: TreeShape | None) -> int:
+        """Slots behind a text for the nodes of a draft."""
+        num_run = 0 if tree is None else num_slots_of(tree, depth)
+        return max(num_run, *(module.head.num_rows(depth) for module in self.modules))
 
     def _only_new(self, row: HeadDraftRow) -> HeadDraftRow:
         """A row with the states that its sequence lacks; those of a long text are taken at once."""

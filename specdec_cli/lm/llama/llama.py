@@ -26,7 +26,7 @@ from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import CHAIN, Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
-from specdec_cli.lm.forward.forward import CacheShape, WithoutState
+from specdec_cli.lm.forward.forward import CacheShape, WithoutGraphs, WithoutState
 from specdec_cli.lm.hidden_states import HiddenRoom, HiddenStates
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama.caller import Caller, Floats, Rotations, chances, token_rows
@@ -44,7 +44,7 @@ from specdec_cli.lm.llama.model_fields import (
 _SLOTS_GRAIN = 16  # slots, whose keys the compiled code reads together: its WIDTH
 
 
-class LlamaDecoder(WithoutState):
+class LlamaDecoder(WithoutGraphs, WithoutState):
     """Packed forwards [n tokens] over a cache of blocks: a `Forward` (`lm.forward.forward`).
 
     It takes the model's weights with it: the modules it has read are left with tensors on the meta device, which have

@@ -280,7 +280,7 @@ def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch: pytest
 
     monkeypatch.setattr(target, "score", scored)
     monkeypatch.setattr(PendingTokens, "known", read)
-    decode(target, draft, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True))
+    decode(target, draft, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True), goes_ahead=False)
     steps = [one for one in told if one != ("score", [False, False])]
     assert len(steps) >= 6
     assert {what for what, _ in steps[::2]} == {"score"}

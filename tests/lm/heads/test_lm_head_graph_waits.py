@@ -1,6 +1,7 @@
 """How often a step in graphs waits for the GPU, counted on a CPU that stands in for one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tiny_models import VOCAB, make_tiny
 from tiny_pard import publish_pard
 
 from specdec_cli.lm.forward import graphs
+from specdec_cli.lm.forward.device_rounds import RoundsOnDevice
 from specdec_cli.lm.forward.graph_draws import drawn_q
 from specdec_cli.lm.heads import head_graphs
 from specdec_cli.lm.load import load_lm
@@ -23,7 +25,22 @@ from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_STEPS = 6
+READ = "a round that was launched ahead"
 CHUNK = 80
+
+
+@contextmanager
+def reads_counted(waits: HostWaits) -> Iterator[None]:
+    """Counts rounds that were launched ahead and are read now: without a GPU nothing else shows that wait."""
+    read = RoundsOnDevice.read
+
+    def counted(rounds: RoundsOnDevice) -> Any:
+        waits.lines[READ] += 1
+        return read(rounds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RoundsOnDevice, "read", counted)
+        yield
 
 
 def waits_of(
@@ -62,11 +79,13 @@ def waits_of(
     try:
         for row in range(num_rows):
             engine.add(list(range(5 + row % 7, 16 + row % 5)), replace(params, index=row), grammar=grammar)
-        for _ in range(4):
+        for _ in range(3):
             engine.step()
-        if more:
-            engine.add(list(more), params)
-        with waits:
+        with waits, reads_counted(waits):
+            engine.step()  # reads what was launched uncounted
+            waits.lines.clear()
+            if more:
+                engine.add(list(more), params)
             for _ in range(NUM_STEPS):
                 assert engine.has_work
                 assert step_of(engine).num_prefill_tokens == (CHUNK if more else 0)
@@ -81,6 +100,10 @@ FORCED: dict[str, Any] = {"verify": "synthetic", "synthetic_acceptance_rates": (
 ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     # Of each the draft, k, the temperature, options of the engine, and the waits of a step.
     "plain": ("official", 0, 0, {}, 1),
+    "judged chain": ("official", 3, 0, {}, 1),
+    "judged chain of a model": ("model", 3, 0, {}, 1),
+    "judged tree": ("official", 3, 0, {"tree": "3,2,1"}, 1),
+    "judged dynamic tree": ("official", 3, 0, {"tree": "dynamic:6"}, 1),
     "chain": ("official", 3, 0, FORCED, 1),
     "chain of a model": ("model", 3, 0, FORCED, 1),
     "masks of a model": ("pard", 3, 0, FORCED, 1),
@@ -171,6 +194,13 @@ def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
     waits = waits_of(pair(draft), k, params, num_rows, **options)
     assert waits.num == num * NUM_STEPS, waits.lines
+
+
+@pytest.mark.parametrize("arm", ["plain", "judged chain", "judged chain of a model", "judged tree"])
+def test_of_rounds_ahead_the_host_reads_each_once(arm: str, pair) -> None:
+    draft, k, _, options, _ = ARMS[arm]
+    waits = waits_of(pair(draft), k, SamplingParams(max_new_tokens=60, ignore_eos=True), 4, **options)
+    assert waits.lines == {READ: NUM_STEPS}
 
 
 @pytest.mark.parametrize("arm", BESIDE_PROMPTS)

@@ -33,6 +33,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm import decoders
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.forward import graph_draws, graphs, recorded_rounds
+from specdec_cli.lm.forward.device_rounds import TargetOnDevice
 from specdec_cli.lm.heads import head_graphs, stacks
 from specdec_cli.lm.heads.draft_sequences import RecordedAhead
 from specdec_cli.lm.heads.medusa import MedusaHead
@@ -663,7 +664,7 @@ def test_the_target_judges_guesses_before_the_host_reads_them(kind: str, both, m
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     expected = tokens(decode(plain, None, 0, PROMPTS, params))
     judged: set[PendingTokens] = set()
-    num_read, score, read = 0, target.score, PendingTokens._read
+    num_read, score, read, launch = 0, target.score, PendingTokens._read, TargetOnDevice.launch
 
     def scored(rows):
         logits = score(rows)
@@ -676,7 +677,12 @@ def test_the_target_judges_guesses_before_the_host_reads_them(kind: str, both, m
         assert self in judged, "the host has waited for a guess before the target judged it"
         return read(self)
 
+    def launched(self, unread):
+        launch(self, unread)
+        judged.add(unread)
+
     monkeypatch.setattr(target, "score", scored)
+    monkeypatch.setattr(TargetOnDevice, "launch", launched)
     monkeypatch.setattr(PendingTokens, "_read", read_when_judged)
     outputs = Outputs()
     driver = Driver(tiny_engine(target, drafter, 3))

@@ -1,0 +1,243 @@
+"""Greedy rounds that a GPU is given before the host has read those before them ("asynchronous scheduling").
+
+While a round runs, the host does its own work on the round before: verdicts, stop strings, events, the next schedule.
+What the host alone finds out is applied one round late: what a sequence that has ended was given beyond its end is
+dropped with it, and where other rows are scheduled, no further round is launched and the last one is still delivered.
+Then steps go on as always, until all rows decode greedily again with the same k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specdec_cli.drafted import NOTHING, Drafted
+from specdec_cli.drafters.contract import DraftsOnDevice, Guesses
+from specdec_cli.engine.features import FeatureBook
+from specdec_cli.engine.scheduler import StepRow
+from specdec_cli.errors import RunError
+from specdec_cli.events import Noticed
+from specdec_cli.lm.door import ScoresOnDevice, Tapped
+from specdec_cli.sampling.chain import ChainRow, LargestLogits, is_edited
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.sequence import Sequence as EngineSequence
+    from specdec_cli.lm.forward.device_rounds import (
+        DecidedRound,
+        DecisionGraph,
+        DraftOnDevice,
+        RoundsOnDevice,
+        TargetOnDevice,
+    )
+
+
+class _StepClock(Protocol):
+    """Marks moments of the device's work, as `stepper.Clock` does."""
+
+    def mark(self) -> Any:
+        """This moment."""
+        ...
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another."""
+        ...
+
+
+class RoundsAhead:
+    """The rounds that were launched ahead, and what was read of them.
+
+    Args:
+        target: scores.
+        drafter: the one of a name, if it can go on without the host.
+        num_tokens: V, the real vocabulary.
+        features: of all sequences.
+        clock: of the target's device.
+        judge: gives rows their verdicts by their largest logits.
+
+    Attributes:
+        notices: that have not been reported yet.
+    """
+
+    def __init__(
+        self,
+        target: ScoresOnDevice,
+        drafter: Callable[[str], DraftsOnDevice | None],
+        num_tokens: int,
+        features: FeatureBook,
+        clock: _StepClock,
+        judge: Callable[[Sequence[StepRow], LargestLogits], None],
+    ) -> None:
+        self._target, self._drafter, self._num_tokens = target, drafter, num_tokens
+        self._features, self._clock, self._judge = features, clock, judge
+        self._decisions: dict[tuple[Any, ...], DecisionGraph] = {}
+        self._pool: Any = None
+        self._is_refused = False
+        self.notices: list[Noticed] = []
+        self._clear()
+
+    def forget(self) -> list[EngineSequence]:
+        """Drop all rounds; returns the sequences in them, whose caches are to be computed again."""
+        lost = [one for one in self._sequences if one is not None and self._rounds is not None]
+        lost += [row.sequence for row in self._decided.values()]
+        self._clear()
+        return lost
+
+    def _clear(self) -> None:
+        self._rounds: RoundsOnDevice | None = None
+        self._sequences: list[EngineSequence | None] = []  # of the rounds; None for one that was released
+        self._decided: dict[int, StepRow] = {}  # rows that were read and not taken, by their sequences
+        self._drafted, self._k, self._is_broken = NOTHING, 0, False
+
+    def drop(self, sequence_id: int) -> None:
+        """Forget a sequence that was released."""
+        self._decided.pop(sequence_id, None)
+        self._sequences = [one if one is not None and one.id != sequence_id else None for one in self._sequences]
+        if not any(self._sequences):
+            self._rounds = None
+
+    def begin(self, rows: Sequence[StepRow]) -> bool:
+        """Take over a step that the target has just scored, if its rows can go on without the host, and verify it."""
+        is_free = self._rounds is None and not self._is_refused
+        draft = self._draft_of(rows) if is_free and all(map(_is_plain, rows)) else None
+        if draft is None:
+            return False
+        drafted, on_device = draft
+        target = self._target.scored_on_device(rows[0].taps)
+        if target is None or target.handles != [row.sequence.id for row in rows]:
+            return False
+        if on_device is not None and on_device.inputs.device != target.scored.graph.inputs.device:
+            return False
+        try:
+            rounds = self._made(target, on_device, drafted)
+        except RunError as error:
+            self._is_refused = True
+            self.notices.append(Noticed(None, f"each step waits for the one before it: {error.message}"))
+            return False
+        self._rounds, self._sequences = rounds, [row.sequence for row in rows]
+        self._drafted, self._k, self._is_broken = drafted, rows[0].k, False
+        if not self._launch():
+            self._rounds = None
+            return False
+        self._read(is_last=False)
+        self._deliver(rows)
+        return True
+
+    def take(self, rows: Sequence[StepRow], *, goes_on: bool) -> tuple[tuple[float, float], set[int]]:
+        """Give rows what was decided ahead of them; first, the next round is launched if it has the same rows.
+
+        Returns:
+            Seconds of drafting and of the target's forward, and the sequences whose rows are verified.
+        """
+        seconds = 0.0, 0.0
+        if self._rounds is not None:
+            ahead = {None if sequence is None else sequence.id for sequence in self._sequences}
+            is_same = goes_on and not self._is_broken and ahead == {row.sequence.id for row in rows}
+            seconds = self._read(is_last=not (is_same and self._launch()))
+        return seconds, self._deliver(rows)
+
+    def _draft_of(self, rows: Sequence[StepRow]) -> tuple[Drafted, DraftOnDevice | None] | None:
+        """The nodes that each row has alike, and the draft they come from; None where the host has to draft again."""
+        first, guesses = rows[0], rows[0].guesses
+        if not first.k:
+            return None if any(row.taps for row in rows) else (NOTHING, None)
+        drafter = self._drafter(first.sequence.draft)
+        on_device = None if drafter is None else drafter.on_device
+        if on_device is None or guesses.unread is not on_device.first.unread or guesses.unread.paths is not None:
+            return None
+        for i, row in enumerate(rows):
+            stand_ins = tuple(guesses.unread.stand_ins(i, len(guesses.drafted)))
+            its = row.guesses.drafted
+            is_alike = row.guesses.unread is guesses.unread and its.parents == guesses.drafted.parents
+            if not is_alike or its.tokens != stand_ins or (row.k, row.taps) != (first.k, first.taps):
+                return None
+        return guesses.drafted, on_device
+
+    def _made(self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted) -> RoundsOnDevice:
+        """Rounds of two graphs; what decides them is recorded once."""
+        import torch
+
+        from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
+        from specdec_cli.lm.forward.graphs import pool_of
+
+        key = id(target.scored.graph), None if draft is None else id(draft.graph), drafted.parents, *target.taps
+        if key not in self._decisions:
+            self._pool = self._pool or pool_of(target.scored.graph.inputs.device)
+            with torch.inference_mode():
+                self._decisions[key] = DecisionGraph(target, draft, drafted, self._num_tokens, self._pool)
+        return RoundsOnDevice(target, draft, self._decisions[key], self._clock.mark)
+
+    def _launch(self) -> bool:
+        assert self._rounds is not None, "rounds go on once they have begun"
+        depth = self._drafted.max_depth
+        return self._rounds.launch([len(one.tokens) + depth + 1 for one in self._sequences if one is not None])
+
+    def _read(self, *, is_last: bool) -> tuple[float, float]:
+        """Read a round, judge its rows, and bring the books to what the device holds; its seconds."""
+        rounds = self._rounds
+        assert rounds is not None, "a round is read after it was launched"
+        decided = rounds.read()
+        rows = {i: StepRow(one, len(one.tokens), self._k) for i, one in enumerate(self._sequences) if one is not None}
+        for i, row in rows.items():
+            if decided.drafted is not None:
+                unread = decided.drafted.unread
+                nodes = self._drafted.with_tokens(unread.stand_ins(i, len(self._drafted)))
+                row.guesses = Guesses(nodes, None, unread)
+        tokens = [token for i in rows for token in decided.likeliest[i]]
+        values = [value for i in rows for value in decided.largest[i]]
+        self._judge([*rows.values()], LargestLogits(tokens, values))
+        self._decided |= {row.sequence.id: row for row in rows.values()}
+        self._follow(rounds, decided, rows, is_last=is_last)
+        if is_last:
+            self._rounds = None
+        if not decided.marks:
+            return 0.0, 0.0
+        begin, middle, end = decided.marks
+        return self._clock.seconds(begin, middle), self._clock.seconds(middle, end)
+
+    def _follow(
+        self, rounds: RoundsOnDevice, decided: DecidedRound, rows: Mapping[int, StepRow], *, is_last: bool
+    ) -> None:
+        places = range(len(self._sequences))
+        before = [rows[i].sequence.tokens if i in rows else None for i in places]
+        after = [None if i not in rows else [*rows[i].sequence.tokens, *_accepted(rows[i])] for i in places]
+        rounds.target.follow(after, is_last=is_last)
+        if rounds.draft is None or decided.drafted is None:
+            return
+        rounds.draft.follow(decided.drafted, before, is_last=is_last)
+        self._is_broken = self._is_broken or not decided.drafted.unread.is_whole
+        for drafter in {row.sequence.draft for row in rows.values()}:
+            contexts = {row.sequence.id: row.sequence.tokens for row in rows.values()}
+            its = self._drafter(drafter)
+            assert its is not None, "the drafter has drafted on the device"
+            its.follow(contexts, decided.drafted.unread)
+        for i, row in rows.items() if rounds.target.taps else ():
+            sequence, num = row.sequence, len(row.sequence.tokens)
+            # Of a round that is not the last, the device has given the states to the draft.
+            self._features.begin(sequence.id, num - 1)
+            if is_last and decided.states is not None:
+                self._features.add(sequence.id, Tapped(num - 1, decided.states[i]), num)
+
+    def _deliver(self, rows: Sequence[StepRow]) -> set[int]:
+        """Give rows what was decided of them; the sequences of those that were."""
+        ready = set[int]()
+        for row in rows:
+            decided = self._decided.pop(row.sequence.id, None)
+            if decided is not None:
+                row.guesses, row.p, row.first_place = decided.guesses, decided.p, decided.first_place
+                row.verdict, row.error = decided.verdict, decided.error
+                ready.add(row.sequence.id)
+        return ready
+
+
+def _is_plain(row: StepRow) -> bool:
+    """Whether the target's likeliest tokens are all that a row needs."""
+    sequence, params = row.sequence, row.sequence.params
+    chain_row = ChainRow(params, sequence.tokens, sequence.num_prompt_tokens, NOTHING, sequence.stop_ids)
+    is_greedy = not sequence.rule.samples and params.logprobs is None and sequence.matcher is None
+    return is_greedy and row.is_decided and row.error is None and not is_edited(chain_row)
+
+
+def _accepted(row: StepRow) -> list[int]:
+    """The tokens of a verified row's nodes that stand."""
+    path = () if row.verdict is None else row.verdict.path
+    return [row.guesses.drafted.tokens[node] for node in path]

@@ -1,0 +1,449 @@
+"""Greedy rounds that the device goes on with by itself: the host launches each before it has read the one before it.
+
+A round is a draft's replay and the target's. From one to the next only integers differ, and they follow from what the
+target has decided. So a third graph behind the target's decides which drafted nodes stand, keeps their keys, and writes
+the inputs of the next round where the other two read them. What was decided goes to the host on its own; the host's
+books follow when it reads that.
+
+Letters: B sequences, N drafted nodes of each, D their depth, R tokens that the target is fed of each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specdec_cli.drafted import CONTEXT_END, Drafted
+from specdec_cli.lm.cache.contexts import Contexts
+from specdec_cli.lm.cache.pending_tokens import PendingTokens
+from specdec_cli.lm.door import CHAIN
+from specdec_cli.lm.forward.forward import on_its_device
+from specdec_cli.lm.forward.graph_inputs import NOTHING, GraphInputs, fill, values
+from specdec_cli.lm.forward.graphs import (
+    ForwardGraph,
+    GuessedGraph,
+    Outputs,
+    Replay,
+    ScoredGraph,
+    recorded,
+    slots_of,
+)
+from specdec_cli.lm.forward.recorded_rounds import num_slots_of
+from specdec_cli.lm.hidden_states import HiddenStates
+from specdec_cli.transfer import HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedTokens:
+    """Tokens that a round has decided on the device.
+
+    Args:
+        lengths: tokens of each text before the round [B] int64; 0 where there is no sequence.
+        num_accepted: drafted nodes that stand [B] int64.
+        tokens: the last token before the round, those of the nodes that stand, and the target's own [B, D + 2] int64;
+            what stands behind these means nothing.
+        states: hidden states [B, D + 1, taps, hidden] of all of them but the own one; None without taps.
+    """
+
+    lengths: Tensor
+    num_accepted: Tensor
+    tokens: Tensor
+    states: Tensor | None
+
+    @property
+    def own(self) -> Tensor:
+        """The target's own token [B]."""
+        return self.tokens.gather(1, (self.num_accepted + 1)[:, None])[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    """Tokens that a round has drafted.
+
+    Args:
+        unread: the nodes of n sequences.
+        ends: each module's output at the last position of each sequence [M, n, hidden], of a head.
+    """
+
+    unread: PendingTokens
+    ends: Tensor | None = None
+
+
+class DraftOnDevice(ABC):
+    """A recorded draft of n sequences that has run, and runs again from what the device decides.
+
+    Args:
+        graph: what was recorded.
+        inputs: its integers, which the host or `take` writes.
+        nodes: the tokens of its nodes [B, N]; overwritten by each replay.
+        first: what it has drafted already.
+    """
+
+    def __init__(self, graph: Any, inputs: Tensor, nodes: Tensor, first: DraftedTokens) -> None:
+        self.graph, self.inputs, self.nodes, self.first = graph, inputs, nodes, first
+        self._num_filled = graph.num_filled
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether the graph was given no other inputs since."""
+        return bool(self.graph.num_filled == self._num_filled)
+
+    @abstractmethod
+    def take(self, decided: DecidedTokens) -> None:
+        """Write the inputs of the next round, on the device alone: a graph records it."""
+
+    @abstractmethod
+    def reserve(self, lengths: Sequence[int]) -> bool:
+        """Make room for a round behind texts of so many tokens at most; False where there is none."""
+
+    @abstractmethod
+    def launch(self) -> DraftedTokens:
+        """Draft a round."""
+
+    @abstractmethod
+    def follow(self, drafted: DraftedTokens, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
+        """Bring the books to what the caches hold after a round.
+
+        Args:
+            drafted: in the round.
+            texts: of each sequence before the round; None for one that was released.
+            is_last: no further round was launched.
+        """
+
+
+class ModelOnDevice(DraftOnDevice):
+    """A draft model's graph.
+
+    Args:
+        guessed: the graph.
+        mask: stands for tokens that come from one pass.
+        contexts: of the draft model.
+        handles: of the sequences.
+        unread: the guess that it has made.
+    """
+
+    def __init__(
+        self, guessed: GuessedGraph, contexts: Contexts, handles: Sequence[int], unread: PendingTokens
+    ) -> None:
+        graph = guessed.graph
+        super().__init__(graph, graph.inputs, graph.outputs[0][0], DraftedTokens(unread))
+        self._guessed, self._contexts, self._handles = guessed, contexts, handles
+        self._tables = _BlockTables(contexts, handles, graph)
+
+    def take(self, decided: DecidedTokens) -> None:
+        """Write the tokens that the draft's cache lacks, and masks behind them."""
+        form, depth = self._guessed.form, self._guessed.depth
+        step = GraphInputs.views(self.graph.bucket, self.inputs)
+        first, num = decided.lengths, decided.num_accepted + 1
+        if form == CHAIN:  # its tokens are cached but for the last drafted one and the own one
+            first, num = first + num - 2, torch.full_like(num, 2)
+        column = torch.arange(self.graph.bucket.num_tokens, device=num.device)
+        place = (first - decided.lengths + 1)[:, None] + column
+        tokens = decided.tokens.gather(1, place.clamp(max=decided.tokens.shape[1] - 1))
+        num_fed = num
+        if form.mask is not None:
+            tokens = torch.where(column < num[:, None], tokens, form.mask)
+            num_fed = num + depth - 1
+        is_fed = (column < num_fed[:, None]) & (decided.lengths > 0)[:, None]
+        step.tokens.copy_(torch.where(is_fed, tokens, 0))
+        step.positions.copy_(torch.where(is_fed, first[:, None] + column, NOTHING))
+        step.more[: len(num)].copy_(num - 1)
+
+    def reserve(self, lengths: Sequence[int]) -> bool:
+        """Make room in the draft's cache."""
+        form, depth = self._guessed.form, self._guessed.depth
+        num = depth - 1 if form.tree is None or form.mask is not None else num_slots_of(form.tree, depth)
+        return self._tables.reserve([length + num for length in lengths])
+
+    def launch(self) -> DraftedTokens:
+        """Draft a round."""
+        self.graph.replay()
+        return DraftedTokens(PendingTokens(self.nodes[: len(self._handles)].clone()))
+
+    def follow(self, drafted: DraftedTokens, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
+        """Note the text, and behind the last round's the drafted tokens of a chain."""
+        for i, (handle, text) in enumerate(zip(self._handles, texts, strict=True)):
+            if text is None:
+                continue
+            cached = [*text]
+            if is_last and self._guessed.form == CHAIN:
+                unread = drafted.unread
+                cached += unread.known(unread.stand_ins(i, self._guessed.depth - 1))
+            self._contexts.follow(handle, cached, is_last=is_last)
+
+
+class TargetOnDevice:
+    """A target's graph that has scored n sequences: of each its last token and N nodes behind it.
+
+    Args:
+        scored: the graph.
+        contexts: of the target.
+        handles: of the sequences.
+        num_nodes: N.
+        taps: which of the target's hidden states the draft reads.
+    """
+
+    def __init__(
+        self, scored: ScoredGraph, contexts: Contexts, handles: Sequence[int], num_nodes: int, taps: Sequence[int]
+    ) -> None:
+        self.scored, self.handles, self.num_nodes, self.taps = scored, handles, num_nodes, taps
+        self._contexts, self._num_filled = contexts, scored.graph.num_filled
+        self._tables = _BlockTables(contexts, handles, scored.graph)
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether the graph was given no other inputs since."""
+        return self.scored.graph.num_filled == self._num_filled
+
+    def reserve(self, lengths: Sequence[int]) -> bool:
+        """Make room for a round behind texts of so many tokens at most; False where there is none."""
+        return self._tables.reserve([length + self.num_nodes for length in lengths])
+
+    def launch(self, unread: PendingTokens | None) -> None:
+        """Score the next round, of these nodes."""
+        graph = self.scored.graph
+        if unread is not None:
+            graph.drafted[0, : unread.tokens.numel()].copy_(unread.tokens.flatten())
+        graph.replay()
+
+    def states(self) -> list[HiddenStates] | None:
+        """Hidden states of what the latest round has fed of each sequence, copies; None without taps."""
+        if len(self.scored.graph.outputs) == 1:
+            return None
+        each, num = self.scored.graph.bucket.num_tokens, self.num_nodes + 1
+        whole = self.scored.graph.outputs[1].clone()
+        return [HiddenStates(whole, row * each, row * each + num) for row in range(len(self.handles))]
+
+    def follow(self, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
+        """Note what is cached of each text after a round: all but its last token; None for one that was released."""
+        for handle, text in zip(self.handles, texts, strict=True):
+            if text is not None:
+                self._contexts.follow(handle, text, is_last=is_last)
+
+
+class _BlockTables:
+    """The blocks of sequences, as a graph knows them."""
+
+    def __init__(self, contexts: Contexts, handles: Sequence[int], graph: ForwardGraph) -> None:
+        self._contexts, self._handles, self._graph = contexts, handles, graph
+        self._sent: list[int] = []
+
+    def reserve(self, lengths: Sequence[int]) -> bool:
+        """Have blocks for so many tokens of each, and tell the graph where they are; False where there are too few."""
+        bucket, inputs = self._graph.bucket, self._graph.inputs
+        if not self._contexts.reserve(dict(zip(self._handles, lengths, strict=True)), bucket.num_blocks):
+            return False
+        blocks = [self._contexts.sequences[handle].blocks for handle in self._handles]
+        if [*map(len, blocks)] != self._sent:
+            send_tables(GraphInputs.views(bucket, inputs).tables, blocks)
+            self._sent = [*map(len, blocks)]
+        return True
+
+
+def send_tables(tables: Tensor, blocks: Sequence[Sequence[int]]) -> None:
+    """Fill block tables [B, N] of a graph, without waiting for the device, between two of its replays."""
+    num_rows, width = tables.shape
+    rows = [[*its, *[NOTHING] * (width - len(its))] for its in blocks]
+    rows += [[NOTHING] * width] * (num_rows - len(rows))
+    fill(tables.view(-1), [block for row in rows for block in row])
+
+
+class DecisionGraph:
+    """The graph behind a target's: it decides a greedy round and writes the inputs of the next one.
+
+    Args:
+        target: of B sequences.
+        draft: of the same; None decodes without a draft.
+        drafted: nodes of each sequence; of their tokens nothing is read.
+        num_tokens: V, the real vocabulary.
+        pool: where the graph's own memory comes from; decisions may share it, but no other graphs.
+
+    Attributes:
+        replay: runs it.
+        outcome: the target's likeliest token at each place, and its logit [B, 2 (N + 1)] float64; 0 and the logit where
+            that is no finite number.
+
+    Raises:
+        RunError: it cannot be recorded.
+    """
+
+    def __init__(
+        self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted, num_tokens: int, pool: Any
+    ) -> None:
+        self._target, self._draft, self._num_tokens, self._taps = target.scored, draft, num_tokens, list(target.taps)
+        self._is_chain, self._depth, num = drafted.is_chain, drafted.max_depth, len(drafted)
+        inputs, bucket = target.scored.graph.inputs, target.scored.graph.bucket
+        device = inputs.device
+        nodes, parents = range(num), drafted.parents
+        # The place that decides each node, the nodes on its path, and its elder siblings.
+        self._places = torch.tensor([parent + 1 for parent in parents], dtype=torch.int64, device=device)
+        paths = [[other in drafted.path(node) for other in nodes] for node in nodes]
+        elders = [[other < node and parents[other] == parents[node] for other in nodes] for node in nodes]
+        self._paths, self._elders = (
+            torch.tensor(each, dtype=torch.bool, device=device).view(num, num) for each in (paths, elders)
+        )
+        depths = [drafted.depth(node) for node in range(CONTEXT_END, num)]
+        missing = [NOTHING] * (bucket.num_tokens - len(depths))
+        self._depths = torch.tensor([*depths, *missing], dtype=torch.int64, device=device)
+        # To try it out writes inputs and moves keys: those of no sequence, and then what was there is put back.
+        kept = [(each, each.clone()) for each in (inputs, *(() if draft is None else (draft.inputs,)))]
+        fill(inputs, values(bucket, (), (), ()))
+        self.replay: Replay
+        try:
+            self.replay, (self.outcome,) = recorded(self._decide, device, pool, "the decision of a greedy round")
+        finally:
+            for each, before in kept:
+                each.copy_(before)
+
+    def _decide(self) -> Outputs:
+        graph, num_nodes = self._target.graph, len(self._places)
+        step, num_rows = GraphInputs.views(graph.bucket, graph.inputs), graph.bucket.num_rows
+        logits, *states = graph.outputs
+        scores = logits[: num_rows * (num_nodes + 1), : self._num_tokens]
+        best = scores.argmax(-1, keepdim=True)
+        largest = scores.gather(1, best).view(num_rows, -1)
+        likeliest = torch.where(largest.isfinite(), best.view(num_rows, -1), 0)
+        nodes = likeliest[:, :0] if self._draft is None else self._draft.nodes.clamp(min=0)
+        stands = self._stands(nodes, likeliest)
+        lengths, num = step.places[:, 0] + 1, stands.sum(1)
+        every = torch.arange(num_nodes, device=num.device)
+        path = torch.where(stands, every, num_nodes).sort(1).values[:, : self._depth]
+        last = functional.pad(torch.where(stands, every + 1, 0), (1, 0)).amax(1, keepdim=True)
+        own = likeliest.gather(1, last)
+        tokens = torch.cat((step.tokens[:, :1], functional.pad(nodes, (0, 1)).gather(1, path), own), 1)
+        tokens = tokens.scatter(1, (num + 1)[:, None], own)
+        if not self._is_chain:
+            self._keep_path(step, lengths, path, num)
+        if self._draft is not None:
+            fed = functional.pad(path + 1, (1, 0)).clamp(max=num_nodes)
+            chosen = [self._chosen(each, fed) for each in states]
+            self._draft.take(DecidedTokens(lengths, num, tokens, chosen[0] if chosen else None))
+        self._go_on(step, lengths, lengths + num + 1, own)
+        return (torch.cat((likeliest.double(), largest.double()), 1),)
+
+    def _stands(self, nodes: Tensor, likeliest: Tensor) -> Tensor:
+        """Whether each node [B, N] is the likeliest token, as all before it are; of equal siblings the first."""
+        is_same = (nodes[:, :, None] == nodes[:, None]) & self._elders
+        stands = (nodes == likeliest.index_select(1, self._places)) & ~is_same.any(2)
+        return ~(~stands[:, None] & self._paths).any(2)
+
+    def _chosen(self, states: Tensor, fed: Tensor) -> Tensor:
+        """States [B, D + 1, taps, hidden] of some fed tokens [B, D + 1], of all tokens' [B·R, every tap, hidden]."""
+        each = states.view(len(fed), -1, *states.shape[1:])
+        if self._taps != list(range(states.shape[1])):
+            each = torch.stack([each[:, :, tap] for tap in self._taps], 2)
+        return each.gather(1, fed[:, :, None, None].expand(-1, -1, *each.shape[2:]))
+
+    def _keep_path(self, step: GraphInputs, lengths: Tensor, path: Tensor, num: Tensor) -> None:
+        """Move the keys of a tree's nodes that stand to where text has them."""
+        slots = slots_of(step.tables, self._target.block_size, self._target.nowhere)
+        depth = torch.arange(path.shape[1], device=path.device)
+        is_kept = (depth < num[:, None]) & (lengths > 0)[:, None]
+        before, after = (
+            torch.where(is_kept, slots.gather(1, place.clamp(max=slots.shape[1] - 1)), self._target.nowhere)
+            for place in (lengths[:, None] + path, lengths[:, None] + depth.expand_as(path))
+        )
+        self._target.cache.move(before.flatten(), after.flatten())
+
+    def _go_on(self, step: GraphInputs, before: Tensor, lengths: Tensor, own: Tensor) -> None:
+        """Write the target's next inputs: stand-ins, ancestors, tables and places of logits stay as they are."""
+        is_there = (before > 0)[:, None]
+        num_nodes, every = len(self._places), torch.arange(len(self._depths), device=lengths.device)
+        is_fed = is_there & (self._depths >= 0)
+        begin = (lengths - 1)[:, None]
+        step.tokens[:, :1].copy_(torch.where(is_there, own, 0))
+        step.places.copy_(torch.where(is_fed, begin + every, NOTHING))
+        step.positions.copy_(torch.where(is_fed, begin + self._depths, NOTHING))
+        num_text = lengths + num_nodes if self._is_chain else lengths
+        step.num_text.copy_(torch.where(before > 0, num_text, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedRound:
+    """A round that the host has read.
+
+    Args:
+        drafted: its nodes; None without a draft.
+        likeliest: the target's likeliest token at each place of each sequence.
+        largest: the logits of these.
+        marks: moments before it, behind its draft and behind the target's forward.
+        states: hidden states of what the target was fed of each sequence; None without taps, or of the first round.
+    """
+
+    drafted: DraftedTokens | None
+    likeliest: list[list[int]]
+    largest: list[list[float]]
+    marks: Sequence[Any]
+    states: list[HiddenStates] | None
+
+
+class RoundsOnDevice:
+    """Rounds of n sequences, the first of which has been launched as any other step.
+
+    Args:
+        target: scored it.
+        draft: drafted it; None without a draft.
+        decision: of these two.
+        mark: marks a moment of the device's work.
+    """
+
+    def __init__(
+        self,
+        target: TargetOnDevice,
+        draft: DraftOnDevice | None,
+        decision: DecisionGraph,
+        mark: Callable[[], Any],
+    ) -> None:
+        self.target, self.draft = target, draft
+        self.device = decision.outcome.device
+        self._decision, self._mark, self._is_new = decision, mark, True
+        self._unread: deque[tuple[DraftedTokens | None, HostCopy, Sequence[Any], list[HiddenStates] | None]] = deque()
+
+    @on_its_device
+    @torch.inference_mode()
+    def launch(self, lengths: Sequence[int]) -> bool:
+        """Launch a round behind the last one, whose outcome is on its way to the host then.
+
+        Args:
+            lengths: the longest that each text may be by then.
+
+        Returns:
+            Whether there was room for it, and the graphs were used for nothing else since.
+        """
+        parts = (self.target,) if self.draft is None else (self.target, self.draft)
+        if not all(part.is_left_alone for part in parts) or not all(part.reserve(lengths) for part in parts):
+            return False
+        if self._is_new:
+            self._is_new = False
+            self._decide(None if self.draft is None else self.draft.first, (), None)
+        begin = self._mark()
+        drafted = None if self.draft is None else self.draft.launch()
+        middle = self._mark()
+        self.target.launch(None if drafted is None else drafted.unread)
+        # Other work of the target may overwrite its graph's outputs before the host has read this round.
+        self._decide(drafted, (begin, middle, self._mark()), self.target.states())
+        return True
+
+    @on_its_device
+    @torch.inference_mode()
+    def _decide(self, drafted: DraftedTokens | None, marks: Sequence[Any], states: list[HiddenStates] | None) -> None:
+        self._decision.replay()
+        outcome = self._decision.outcome[: len(self.target.handles)]
+        self._unread.append((drafted, HostCopy([outcome]), marks, states))
+
+    @on_its_device
+    @torch.inference_mode()
+    def read(self) -> DecidedRound:
+        """The first round that the host has not read; it waits for that round."""
+        drafted, outcome, marks, states = self._unread.popleft()
+        num = self.target.num_nodes + 1
+        rows = outcome.read()[0].tolist()
+        likeliest = [[int(token) for token in row[:num]] for row in rows]
+        return DecidedRound(drafted, likeliest, [row[num:] for row in rows], marks, states)

@@ -1,0 +1,358 @@
+"""Rounds that are launched before the host has read those before them: the same events as with a wait for each.
+
+As in test_lm_graphs, on a CPU what would be recorded runs anew at each replay.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from head_drafts import loaded as loaded_head
+from test_lm_graph_guesses import loaded as loaded_model
+from test_lm_head_graphs import device, loaded_mtp, publish_head, recorder  # noqa: F401  # two are fixtures
+from tiny_engine import PROMPTS, Checked, drafter, letter_tokenizer
+from tiny_models import make_tiny
+from tiny_mtp import make_target
+from tiny_pard import publish_pard
+from typed import not_none
+
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
+from specdec_cli.lm.load import load_lm
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.text.tokenizer import Tokenizer
+
+# Of these tokens one is the target's likeliest, so that random drafts are often right.
+FIRST, LAST = 3, 7
+PARAMS = SamplingParams(max_new_tokens=20, ignore_eos=True)
+DRAFTS: dict[str, tuple[str, str | None]] = {
+    "plain": ("none", None),
+    "chain of a head": ("official", None),
+    "tree of a head": ("official", "2,2,1"),
+    "chain of a model": ("model", None),
+    "tree of a model": ("model", "2,2,1"),
+    "masks of a model": ("pard", None),
+    "tree by masks of a model": ("pard", "2,2,1"),
+    "block": ("dflash", None),
+    "tree of a block": ("dflash", "2,2,1"),
+    "heads side by side": ("medusa", None),
+    "masks of a model on states": ("pard2", None),
+    "states before tokens": ("eagle", None),
+    "modules": ("glm 2", None),
+}
+SOME = ["plain", "chain of a head", "tree of a head", "chain of a model"]
+Action = Callable[[Engine], Any]
+Actions = Mapping[int, Action]
+
+
+@pytest.fixture
+def engine_of(tmp_path, device, recorder):  # noqa: F811
+    """Makes an engine of a new target and draft."""
+
+    def made(draft: str, *, goes_ahead=True, num_blocks=0, last=LAST, **options: Any) -> Checked:
+        how: dict[str, Any] = {"decoder": "graphs", "device": device, "block_size": 4, "max_num_seqs": 4}
+        name, tree = DRAFTS[draft]
+        kind, _, num = name.partition(" ")
+        folder = tmp_path / "target"
+        if num:
+            make_target(kind, folder, int(num))
+        else:
+            make_tiny("llama", folder, 1, num_hidden_layers=6)
+        lm = load_lm(str(folder), check=False, **how)
+        with torch.no_grad():
+            weight = lm.model.get_output_embeddings().weight
+            weight[:FIRST], weight[last:] = 0, 0
+        if num_blocks:
+            lm.hold(num_blocks)
+        own: Any
+        if name == "none":
+            own = drafter(None)
+        elif num:
+            own = loaded_mtp(lm)
+        elif name in ("model", "pard"):
+            if name == "model":
+                make_tiny("llama", tmp_path / "draft", 2)
+            elif not (tmp_path / "draft").exists():
+                publish_pard(tmp_path / "draft")
+            own = loaded_model(name, load_lm(str(tmp_path / "draft"), check=False, **how))
+        else:
+            if not (tmp_path / "head").exists():
+                publish_head(tmp_path / "head", name)
+            own = loaded_head(lm, tmp_path / "head")
+        if name != "none":
+            own._num_tokens = last
+        spec = EngineOptions(num_speculative_tokens=3, max_num_seqs=4, tree=tree, **options)
+        return Checked(lm, own, Tokenizer(letter_tokenizer()), spec, (), goes_ahead=goes_ahead)
+
+    return made
+
+
+def steps_of(engine: Checked, actions: Actions | None = None) -> list[list[Event]]:
+    """The events of all steps; before some of them something is done."""
+    steps: list[list[Event]] = []
+    while engine.has_work:
+        if actions and len(steps) in actions:
+            actions[len(steps)](engine)
+        steps.append(engine.step() if engine.has_work else [])
+        check_heads(engine)
+    return steps
+
+
+def check_heads(engine: Checked) -> None:
+    """Look at the books of a head, too."""
+    sequences = getattr(engine.drafter, "_sequences", None)
+    for module in () if sequences is None else sequences.modules:
+        module.cache.check()
+        assert engine.has_work or module.cache.pool.num_free == module.cache.num_blocks, "an idle engine holds blocks"
+
+
+def told(steps: list[list[Event]]) -> list[Any]:
+    """What was emitted in each step, and how requests ended."""
+    found: list[Any] = []
+    for events in steps:
+        emitted = [event.emitted for event in events if isinstance(event, Stepped)]
+        ends = [
+            event if isinstance(event, Finished) else (event.sequence_id, str(event.error))
+            for event in events
+            if isinstance(event, Finished | Failed)
+        ]
+        found.append((emitted, ends))
+    return found
+
+
+def by_sequence(steps: list[list[Event]]) -> tuple[dict[int, list[int]], dict[int, Any]]:
+    """The tokens of each sequence, and how it ended."""
+    texts: dict[int, list[int]] = {}
+    for one in (one for each, _ in told(steps) for emitted in each for one in emitted):
+        texts.setdefault(one.sequence_id, []).extend(one.tokens)
+    ends = [end for _, ends in told(steps) for end in ends]
+    return texts, {end[0] if isinstance(end, tuple) else end.sequence_id: end for end in ends}
+
+
+def both(engine_of: Any, draft: str, prepare: Action, actions: Actions | None = None, **options: Any) -> list[Any]:
+    """What an engine that goes ahead tells, which is what one tells that waits for each round."""
+    found = []
+    for goes_ahead in (False, True):
+        engine = engine_of(draft, goes_ahead=goes_ahead, **options)
+        prepare(engine)
+        found.append(told(steps_of(engine, actions)))
+        assert not any(engine.drafters.num_failures.values())
+    assert found[0] == found[1]
+    return found[0]
+
+
+def add(num: int, params: SamplingParams = PARAMS, first: int = 0) -> Action:
+    """Adds prompts of different lengths, which end one after the other."""
+
+    def added(engine: Engine) -> None:
+        for i in range(first, first + num):
+            engine.add(PROMPTS[i], replace(params, max_new_tokens=params.max_new_tokens + 5 * i, index=i))
+
+    return added
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What rounds do: each that is launched and each that is read."""
+    told: list[str] = []
+    launch, read = RoundsOnDevice.launch, RoundsOnDevice.read
+
+    def launched(self, lengths):
+        found = launch(self, lengths)
+        told.append("launched" if found else "refused")
+        return found
+
+    def has_read(self):
+        told.append("read")
+        return read(self)
+
+    monkeypatch.setattr(RoundsOnDevice, "launch", launched)
+    monkeypatch.setattr(RoundsOnDevice, "read", has_read)
+    return told
+
+
+@pytest.mark.parametrize(("draft", "num"), [*((draft, 3) for draft in DRAFTS), ("plain", 1), ("tree of a head", 1)])
+def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_of, log) -> None:
+    steps = both(engine_of, draft, add(num))
+    accepted = [one.num_accepted for emitted, _ in steps for one in emitted[0]]
+    assert draft == "plain" or len(set(accepted)) > 1, "some drafted tokens stand, and some do not"
+    assert log.count("launched") > len(steps) / 5
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_a_round_is_launched_before_the_one_before_it_is_read(draft: str, engine_of, log) -> None:
+    engine = engine_of(draft)
+    add(2)(engine)
+    for _ in range(3):
+        engine.step()
+    for _ in range(4):
+        log.clear()
+        engine.step()
+        assert log == ["launched", "read"]
+    assert len(engine._stepper._ahead._rounds._unread) == 1
+
+
+def test_a_round_that_waits_is_caught(engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RoundsOnDevice, "launch", lambda *_: False)
+    with pytest.raises(AssertionError):
+        test_a_round_is_launched_before_the_one_before_it_is_read("chain of a head", engine_of, log)
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
+    """Token stops, and stop strings that come within a round, while others go on."""
+    plain = told(steps_of(prepared(engine_of(draft), add(3))))
+    emitted = [token for each, _ in plain for one in each[0] if one.sequence_id == 0 for token in one.tokens]
+    stop = emitted[len(emitted) // 2]
+    text = "".join(one.text for each, _ in plain for one in each[0] if one.sequence_id == 1)
+    log.clear()
+
+    def prepare(engine: Engine) -> None:
+        engine.add(PROMPTS[0], replace(PARAMS, max_new_tokens=40, stop_token_ids=(stop,), min_tokens=0))
+        engine.add(PROMPTS[1], replace(PARAMS, max_new_tokens=40, stop=(text[9:12],)))
+        engine.add(PROMPTS[2], replace(PARAMS, max_new_tokens=40))
+
+    steps = both(engine_of, draft, prepare)
+    reasons = [end.finish_reason for _, ends in steps for end in ends]
+    assert sorted(reasons) == ["length", "stop", "stop"]
+    assert log.count("launched") > 4
+
+
+def prepared(engine: Checked, prepare: Action) -> Checked:
+    prepare(engine)
+    return engine
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_requests_come_and_go_while_rounds_are_under_way(draft: str, engine_of, log) -> None:
+    both(engine_of, draft, add(2), {5: add(1, first=2), 9: lambda engine: engine.abort(0), 12: add(1, first=3)})
+    assert log.count("launched") > 8
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
+    def replaced(engine: Engine) -> None:
+        for sequence_id in (0, 1):
+            engine.abort(sequence_id)
+        add(2, first=1)(engine)
+
+    both(engine_of, draft, add(2), {6: replaced})
+    assert log.count("launched") > 8
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("draft", SOME)
+def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log) -> None:
+    few = engine_of(draft, num_blocks=20, prefix_caching=prefix_caching)
+    many = engine_of(draft, goes_ahead=False, prefix_caching=prefix_caching)
+    tight, roomy = (steps_of(prepared(each, add(3))) for each in (few, many))
+    assert sum(event.num_preemptions for events in tight for event in events if isinstance(event, Stepped))
+    assert by_sequence(tight) == by_sequence(roomy)
+    assert "launched" in log
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_contexts_end(draft: str, engine_of, log) -> None:
+    def narrowed(engine: Engine) -> None:
+        engine.target.max_context = 40
+        engine._scheduler.limits.max_context = 40
+        add(3, replace(PARAMS, max_new_tokens=60))(engine)
+
+    steps = both(engine_of, draft, narrowed)
+    assert [end.finish_reason for _, ends in steps for end in ends] == ["length"] * 3
+    assert log.count("launched") > 8
+
+
+@pytest.mark.parametrize(("draft", "num"), [*((draft, 1) for draft in SOME), ("plain", 3), ("chain of a head", 3)])
+def test_a_target_without_numbers_ends_the_requests_at_fault(draft: str, num: int, engine_of, log) -> None:
+    """One after another, in the round in which a token is read that has no numbers, drafted or not."""
+    many = {"last": 20}
+    texts, _ = by_sequence(steps_of(prepared(engine_of(draft, **many), add(1))))
+    latest = max(texts[0], key=texts[0].index)
+    log.clear()
+    found = []
+    for goes_ahead in (False, True):
+        engine = engine_of(draft, goes_ahead=goes_ahead, **many)
+        with torch.no_grad():
+            engine.target.model.get_input_embeddings().weight[latest] = torch.nan
+        found.append(by_sequence(steps_of(prepared(engine, add(num)))))
+    assert found[0] == found[1]
+    assert any("gave `nan` as its largest logit" in str(end) for end in found[0][1].values())
+    assert num > 1 or "launched" in log
+
+
+@pytest.mark.parametrize("draft", ["chain of a head", "chain of a model"])
+def test_a_draft_without_numbers_fails_one_round_late(draft: str, engine_of, log) -> None:
+    found = []
+    for goes_ahead in (False, True):
+        engine = prepared(engine_of(draft, goes_ahead=goes_ahead), add(2))
+        steps = [engine.step() for _ in range(4)]
+        own: Any = engine.drafter
+        layers = own.lm.model.parameters() if "model" in draft else own.sequences.modules[0].head.weights.values()
+        with torch.no_grad():
+            for weight in layers:
+                weight[:] = torch.nan if weight.is_floating_point() else weight
+        found.append(by_sequence([*steps, *steps_of(engine)]))
+        assert engine.drafters.num_failures[engine.drafters.own_name]
+    assert found[0] == found[1]
+    assert "launched" in log
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_an_error_computes_all_again(draft: str, engine_of) -> None:
+    right = by_sequence(steps_of(prepared(engine_of(draft, goes_ahead=False), add(2))))
+    engine = prepared(engine_of(draft), add(2))
+    steps = [engine.step() for _ in range(6)]
+    (decision,) = not_none(engine._stepper._ahead)._decisions.values()
+    replay = decision.replay
+
+    def failing() -> None:
+        decision.replay = replay
+        raise RuntimeError("the device is lost")
+
+    decision.replay = failing
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        engine.step()
+    assert by_sequence([*steps, *steps_of(engine)]) == right
+
+
+def test_an_engine_is_used_again(engine_of, log) -> None:
+    engine = engine_of("chain of a head")
+    texts = [[output.token_ids for output in engine.generate(PROMPTS[:2], PARAMS)] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert log.count("launched") > 8
+
+
+def test_others_may_use_the_models_in_between(engine_of, log) -> None:
+    """A forward or a guess of somebody else fills the same graphs: rounds begin anew."""
+
+    def used(engine: Engine) -> None:
+        engine.target.score([Row(-5, PROMPTS[3][:4], 4)])
+        engine.target.release(-5)
+
+    both(engine_of, "chain of a model", add(1), {4: used, 7: used})
+    assert log.count("refused") == 2
+
+
+@pytest.mark.parametrize("change", [{"temperature": 1.0}, {"presence_penalty": 0.1}, {"logprobs": 2}], ids=str)
+def test_what_needs_the_host_waits(change: dict[str, Any], engine_of, log) -> None:
+    steps_of(prepared(engine_of("chain of a head"), add(2, replace(PARAMS, **change))))
+    assert not log
+
+
+def test_a_decision_that_cannot_be_recorded_is_noticed_once(engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: DecisionGraph) -> None:
+        raise RuntimeError("not in a graph")
+
+    right = by_sequence(steps_of(prepared(engine_of("chain of a head", goes_ahead=False), add(2))))
+    monkeypatch.setattr(DecisionGraph, "_decide", refused)
+    steps = steps_of(prepared(engine_of("chain of a head"), add(2)))
+    assert by_sequence(steps) == right
+    (notice,) = (event for events in steps for event in events if isinstance(event, Noticed))
+    assert notice.message.endswith("the decision of a greedy round cannot be recorded: not in a graph")
+    assert not log
