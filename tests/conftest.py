@@ -5,6 +5,8 @@ A shell's background jobs ignore Ctrl-C; children of tests, which are interrupte
 Without a GPU Triton's kernels run in its interpreter, which has to be said before it is imported.
 """
 
+import functools
+import gc
 import logging
 import os
 import signal
@@ -12,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,6 +47,27 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(0.0, 0.0, 0.0, 0))
     monkeypatch.setattr(interruption, "look_at_machine", lambda _: MachineUsage(0.0, 0.0, 0.0, 1))
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported by now out of every later search for garbage: half a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
+@functools.cache
+def _known_invariance(dtype: torch.dtype) -> list[Any]:
+    from specdec_cli.lm.invariance import row_invariance
+
+    return row_invariance(dtype)
+
+
+@pytest.fixture(autouse=True)
+def known_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose kernels `doctor` tests once in a process: that takes a second, and they do not change."""
+    from specdec_cli.measure.machine import doctor
+
+    monkeypatch.setattr(doctor, "row_invariance", _known_invariance)
 
 
 @pytest.fixture

@@ -31,20 +31,23 @@ FAULTS = {
 }
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, fault: str | tuple[str, str]) -> None:
+def plant(monkeypatch: pytest.MonkeyPatch, fault: str | tuple[str, str], level: str = "-O1") -> None:
     """Have every decoder that is made from now on run with a fault: one of FAULTS, or what is replaced and by what."""
     right, wrong = FAULTS[fault] if isinstance(fault, str) else fault
     sources = {name: native.source(name) for name in (native.STEP, native.LAYOUTS)}  # which share headers
     assert max(source.count(right) for source in sources.values()) == 1
-    compile_otherwise(monkeypatch, {name: source.replace(right, wrong) for name, source in sources.items()})
+    compile_otherwise(monkeypatch, {name: source.replace(right, wrong) for name, source in sources.items()}, level)
 
 
-def compile_otherwise(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, str]) -> None:
-    """Have our own decoder compiled of other sources from now on, each library when it is first needed."""
+def compile_otherwise(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, str], level: str = "-O1") -> None:
+    """Have our own decoder compiled of other sources from now on, each library when it is first needed.
+
+    Less optimized, it is compiled sooner: at `-O0` in a third of the time, for what then computes little.
+    """
     source = native.source
     monkeypatch.setattr(native, "source", lambda name: sources.get(name) or source(name))
     monkeypatch.setattr(native, "_built", functools.cache(native._built.__wrapped__))
-    monkeypatch.setattr(native, "_FLAGS", ["-O1" if flag[:2] == "-O" else flag for flag in native._FLAGS])  # sooner
+    monkeypatch.setattr(native, "_FLAGS", [level if flag[:2] == "-O" else flag for flag in native._FLAGS])
 
 
 def own_weights_of_p(residuals: Any, last: Any) -> Any:

@@ -176,7 +176,7 @@ def test_a_planted_fault_in_reading_plain_rows_is_caught(
     files: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(files("llama", MIXED))
-    plant(monkeypatch, (right, wrong))
+    plant(monkeypatch, (right, wrong), "-O0")
     with pytest.raises(RunError, match="other numbers in our decoder than in its file"):
         load_lm(path)
 
@@ -184,7 +184,7 @@ def test_a_planted_fault_in_reading_plain_rows_is_caught(
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(files("llama", "Q4_K_M"))
-    plant(monkeypatch, (FAULTS[fault], WRONG[fault]))
+    plant(monkeypatch, (FAULTS[fault], WRONG[fault]), "-O0")
     with pytest.raises(RunError, match="other numbers in our decoder than in its file"):
         load_lm(path)
 
@@ -211,7 +211,7 @@ def test_a_planted_fault_in_products_is_caught(
     files: Any, form: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(files("llama", form))
-    plant(monkeypatch, (right, wrong))
+    plant(monkeypatch, (right, wrong), "-O0")
     with pytest.raises(RunError, match="gives other logits with its weights in blocks than dequantized"):
         load_lm(path)
 

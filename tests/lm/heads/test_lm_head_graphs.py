@@ -12,6 +12,7 @@ import pytest
 import torch
 from head_drafts import LAYERS, TEXT, features_of
 from head_drafts import loaded as loaded_head
+from shortened import mostly_slow
 from test_lm_graphs import GPU, Recorder
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, decode, tiny_engine, tokens
@@ -215,7 +216,7 @@ def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernels in all these tests")
-@pytest.mark.parametrize("head", ["official", "llama 2", pytest.param("dflash-sliding", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("head", mostly_slow(["official", "llama 2", "dflash-sliding"], ["official"]))
 def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton interprets them here."""
     pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")

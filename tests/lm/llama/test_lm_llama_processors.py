@@ -79,9 +79,17 @@ def scores(lm):
     return whole
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+FORMS = [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
+QUICK = [*(("llama", *form) for form in FORMS), ("gemma2", *FORMS[0]), ("gpt_oss", *FORMS[2])]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "quantize", "near"), [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
+    ("family", "dtype", "quantize", "near"),
+    [
+        pytest.param(family, *form, marks=() if (family, *form) in QUICK else pytest.mark.slow)
+        for family in ("llama", "gemma2", "gpt_oss")
+        for form in FORMS
+    ],
 )
 def test_49_1_another_processor_s_paths_give_the_same_numbers(
     other, family: str, dtype: str, quantize: Quantize, near: float, tmp_path: Path
