@@ -20,9 +20,7 @@ Letters: B rows, n nodes, N nodes and context ends, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain, groupby
+from itertools import chain
 from sys import float_info
 from typing import Any
 
@@ -31,151 +29,9 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END
+from specdec_cli.engine.drafted_forest import NOT_DRAWN, Wave, forest_of
 from specdec_cli.engine.verify import RowGroup, Verdict, from_p, together
 from specdec_cli.transfer import sent
-
-_NOTHING = _NOT_DRAWN = -1
-Forms = tuple[tuple[Sequence[int], bool], ...]
-"""Of trees their nodes' parents, and whether these were drawn by chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wave:
-    """Nodes that are judged together, by depth.
-
-    Args:
-        nodes: their numbers.
-        at: the same as indices.
-        above: indices of their parents.
-        runs: where in these each depth begins and ends.
-        drawn: of them those to be refused that were drawn by chance; the ones that a sibling comes after are the first.
-        certain: the others to be refused, in the same order.
-    """
-
-    nodes: list[int]
-    at: Any
-    above: Any
-    runs: list[tuple[int, int]]
-    drawn: list[int]
-    certain: list[int]
-
-
-class _Forest:
-    """The drafted trees of a group's rows under one numbering, and what depends on their forms alone.
-
-    Nodes are numbered row after row; behind all of them stand the rows' context ends.
-
-    Args:
-        forms: of the trees.
-        is_joint: as `_Residuals` has it.
-        device: where indices are; None leaves them on the host, in arrays of numpy.
-
-    Attributes:
-        num: n, nodes.
-        begins: each row's first node.
-        parents: of each node.
-        children: of each node and context end.
-        next: the sibling that comes after each node, if any.
-        q_places: places of nodes that were drawn by chance among all of these.
-        waves: nodes, judged by what the waves before have left.
-        depths: drafted tokens on the path to each node [N].
-        most_depth: the largest of these.
-        last_q: place of q of each parent's last child [N].
-        order: each row's nodes, each after those below it and siblings in their order, then its context's end.
-        rows: numbers of the rows [B].
-    """
-
-    def __init__(self, forms: Forms, is_joint: bool, device: torch.device | None) -> None:
-        self._device, self._is_joint = device, is_joint
-        self.begins = [*accumulate((len(parents) for parents, _ in forms), initial=0)]
-        self.num = num = self.begins.pop()
-        self.parents, self.q_places, self.next = list[int](), list[int](), [_NOTHING] * num
-        self.children: list[list[int]] = [[] for _ in range(num + len(forms))]
-        self._depths, waves, num_q = [0] * len(self.children), [0] * len(self.children), 0
-        for row, ((parents, is_drawn), begin) in enumerate(zip(forms, self.begins, strict=True)):
-            for node, parent in enumerate(parents, begin):
-                above = num + row if parent == CONTEXT_END else begin + parent
-                siblings = self.children[above]
-                # On a CPU rejection refuses nothing before the path has come to a node.
-                waves[node] = (waves[above] if is_joint or device is None else 0) + len(siblings)
-                if siblings:
-                    self.next[siblings[-1]] = node
-                siblings.append(node)
-                self.parents.append(above)
-                self._depths[node] = self._depths[above] + 1
-                self.q_places.append(num_q + node - begin if is_drawn else _NOT_DRAWN)
-            num_q += len(parents) if is_drawn else 0
-        by_wave: list[list[int]] = [[] for _ in range(max(waves) + 1)]
-        for node in sorted(range(num), key=self._depths.__getitem__):
-            by_wave[waves[node]].append(node)
-        self.waves = [self._wave(nodes) for nodes in by_wave]
-        self.depths, self.last_q, self.rows = self.at(
-            self._depths,
-            [self.q_places[its[-1]] if its else _NOT_DRAWN for its in self.children],
-            range(len(forms)),
-        )
-        self.most_depth = max(self._depths)
-        self.order = self.table([self._post_order(end) for end in range(num, len(self.children))])
-
-    def _wave(self, nodes: list[int]) -> _Wave:
-        at, above = self.at(nodes, [self.parents[node] for node in nodes])
-        ends = [*accumulate(len([*its]) for _, its in groupby(nodes, self._depths.__getitem__))]
-        # Where a node may stand alone once its children are refused, its last child is refused as well.
-        refused = [
-            node for node in nodes if self.is_followed(node) or (self._is_joint and self.parents[node] < self.num)
-        ]
-        refused.sort(key=self.is_followed, reverse=True)
-        drawn = [node for node in refused if self.q_places[node] != _NOT_DRAWN]
-        certain = [node for node in refused if self.q_places[node] == _NOT_DRAWN]
-        return _Wave(nodes, at, above, [*zip([0, *ends], ends, strict=False)], drawn, certain)
-
-    def is_followed(self, node: int) -> bool:
-        """Whether a sibling comes after a node."""
-        return self.next[node] != _NOTHING
-
-    def _post_order(self, end: int) -> list[int]:
-        # The reverse of a walk that visits parents before children and siblings from the last to the first.
-        visited, open_nodes = list[int](), [end]
-        while open_nodes:
-            visited.append(open_nodes.pop())
-            open_nodes += self.children[visited[-1]]
-        return visited[::-1]
-
-    @cached_property
-    def paths(self) -> Any:
-        """The nodes on the path to each node, itself included [n, most]."""
-        paths = list[list[int]]()
-        for node, parent in enumerate(self.parents):
-            paths.append([*(paths[parent] if parent < self.num else ()), node])
-        return self.table(paths)
-
-    @cached_property
-    def earlier(self) -> Any:
-        """The siblings before each node, and behind these the context's end of some row [n, most]."""
-        siblings = (self.children[parent] for parent in self.parents)
-        return self.table([[*its[: its.index(node)], self.num] for node, its in enumerate(siblings)])
-
-    @cached_property
-    def certain(self) -> tuple[Any, Any]:
-        """How many children of each node and context end were drafted without chance [N], and which [N, most]."""
-        its = [[node for node in nodes if self.q_places[node] == _NOT_DRAWN] for nodes in self.children]
-        return self.at([*map(len, its)])[0], self.table([nodes or [0] for nodes in its])
-
-    def table(self, lists: Sequence[Sequence[int]]) -> Any:
-        """Lists as rows of indices; shorter ones end with their last index several times."""
-        most = max(map(len, lists))
-        filled = [[*its, *[its[-1]] * (most - len(its))] for its in lists]
-        return self.at([*chain.from_iterable(filled)])[0].reshape(len(lists), most)
-
-    def at(self, *lists: Sequence[int]) -> Sequence[Any]:
-        """Lists as indices, in one copy to a device."""
-        if self._device is None:
-            return [np.array(its, dtype=np.int64) for its in lists]
-        every = sent([*chain.from_iterable(lists)], torch.int64, self._device)
-        return torch.split(every, [*map(len, lists)])
-
-
-_forest = lru_cache(maxsize=64)(_Forest)
 
 
 class _Residuals:
@@ -206,7 +62,7 @@ class _Residuals:
         self._is_host = p.is_cpu
         self._xp: Any = np if self._is_host else torch
         forms = tuple((row.guesses.drafted.parents, row.guesses.q is not None) for row in group.rows)
-        self.forest = forest = _forest(forms, is_joint, None if self._is_host else p.device)
+        self.forest = forest = forest_of(forms, is_joint, None if self._is_host else p.device)
         uniforms = [*chain.from_iterable(group.acceptance_uniforms())]
         self.uniforms = np.array(uniforms) if self._is_host else sent(uniforms, torch.float64, p.device)
         self.p = self._numbers(group.at_drafted(p).double())
@@ -245,14 +101,14 @@ class _Residuals:
         self._q_rows: Tensor | None = None
         if parts:
             self._q_rows = together(parts).to(self.group.p.scores.device)
-            drawn = [node for node, place in enumerate(self.forest.q_places) if place != _NOT_DRAWN]
+            drawn = [node for node, place in enumerate(self.forest.q_places) if place != NOT_DRAWN]
             shape = len(drawn), self.group.p.scores.shape[1]
             assert self._q_rows.shape == shape, "q has a row for each drafted token, as wide as p"
             (at,) = self.forest.at(drawn)
             q = self._q_rows.gather(1, self._tokens[torch.as_tensor(at)][:, None])
             self.q[at] = self._numbers(q[:, 0].double())
 
-    def _reach(self, wave: _Wave) -> None:
+    def _reach(self, wave: Wave) -> None:
         """Judge nodes as their refused siblings leave p and q."""
         p, q = self.p[wave.at] / self.total[wave.above], self.q[wave.at] / self.rest[wave.above]
         if not self._is_joint:
@@ -310,11 +166,11 @@ class _Residuals:
         """
         weights = p = self._current(last.tolist()) if self._is_host else self._current_of(last)
         place = self.forest.last_q[last]
-        has_q = place != _NOT_DRAWN
+        has_q = place != NOT_DRAWN
         if self._q_rows is not None and not (self._is_host and not has_q.any()):
             left = self._excess(p, self._q_of(self._xp.maximum(place, 0 * place)), last)
             weights = self._where(has_q, left, p)
-        if _NOT_DRAWN in self.forest.q_places:
+        if NOT_DRAWN in self.forest.q_places:
             weights = self._without_refused(weights, last)
         # Where p equals q a refusal comes from the last bits alone, and nothing is left over: draw from p.
         return p if weights is p else torch.where(weights.sum(dim=-1, keepdim=True) <= 0, p, weights)
