@@ -23,6 +23,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
+from specdec_cli.lm.heads.head_rounds import HeadOnDevice
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.text.tokenizer import Tokenizer
@@ -182,6 +183,27 @@ def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_o
     accepted = [one.num_accepted for emitted, _ in steps for one in emitted[0]]
     assert draft == "plain" or len(set(accepted)) > 1, "some drafted tokens stand, and some do not"
     assert log.count("launched") > len(steps) / 5
+
+
+def stale_outputs(head, decided):
+    """A head goes on from the states of the round before."""
+    before = head._graph.states.clone()
+    take(head, decided)
+    head._graph.states.copy_(before)
+
+
+take = HeadOnDevice.take
+
+
+@pytest.mark.parametrize(("place", "name", "fault"), [
+    (DecisionGraph, "_keep_path", lambda *_: None),
+    (DecisionGraph, "_go_on", lambda *_: None),
+    (HeadOnDevice, "take", stale_outputs),
+])  # fmt: skip
+def test_planted_faults_are_caught(place, name: str, fault, engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(AssertionError):
+        test_events_are_those_of_an_engine_that_waits("tree of a head", 1, engine_of, log)
 
 
 @pytest.mark.parametrize("draft", SOME)
