@@ -404,8 +404,9 @@ class Engine:
 
     def _take_news(self) -> list[Event]:
         """Notices and failures that no step has returned yet."""
-        news: list[Event] = [*self._notices, *self._stepper.take_notices(), *self.drafters.notices, *self._failed]
+        news: list[Event] = [*self._notices, *self._stepper.notices, *self.drafters.notices, *self._failed]
         self._notices.clear()
+        self._stepper.notices.clear()
         self.drafters.notices.clear()
         self._failed.clear()
         return news

@@ -53,9 +53,7 @@ class RoundsAhead:
         features: of all sequences.
         clock: of the target's device.
         judge: gives rows their verdicts by their largest logits.
-
-    Attributes:
-        notices: that have not been reported yet.
+        notices: takes those to report.
     """
 
     def __init__(
@@ -66,13 +64,14 @@ class RoundsAhead:
         features: FeatureBook,
         clock: _StepClock,
         judge: Callable[[Sequence[StepRow], LargestLogits], None],
+        notices: list[Noticed],
     ) -> None:
         self._target, self._drafter, self._num_tokens = target, drafter, num_tokens
         self._features, self._clock, self._judge = features, clock, judge
         self._decisions: dict[tuple[Any, ...], DecisionGraph] = {}
         self._pool: Any = None
         self._is_refused = False
-        self.notices: list[Noticed] = []
+        self._notices = notices
         self._clear()
 
     def forget(self) -> list[EngineSequence]:
@@ -111,7 +110,7 @@ class RoundsAhead:
             rounds = self._made(target, on_device, drafted)
         except RunError as error:
             self._is_refused = True
-            self.notices.append(Noticed(None, f"each step waits for the one before it: {error.message}"))
+            self._notices.append(Noticed(None, f"each step waits for the one before it: {error.message}"))
             return False
         self._rounds, self._sequences = rounds, [row.sequence for row in rows]
         self._drafted, self._k, self._is_broken = drafted, rows[0].k, False

@@ -72,6 +72,10 @@ class Stepper:
         p_min: drafts stop before a position whose largest q is below this.
         features: the target's hidden states that drafters have not read yet.
         on_device: the drafter of a name, if it can go on without the host; None reads each round before the next one.
+
+    Attributes:
+        goes_ahead: it may launch a round before it has read the one before.
+        notices: that have not been reported yet.
     """
 
     target: LM
@@ -81,6 +85,8 @@ class Stepper:
     p_min: float = 0.0
     features: FeatureBook = field(default_factory=FeatureBook)
     on_device: Callable[[str], DraftsOnDevice | None] | None = None
+    goes_ahead: bool = field(init=False, default=False)
+    notices: list[Noticed] = field(init=False, default_factory=list)
     _clock: Clock = field(init=False)
     _ahead: RoundsAhead | None = field(init=False, default=None)
 
@@ -88,13 +94,8 @@ class Stepper:
         """Take the clock of the target's device."""
         self._clock = Clock(self.target.device)
         if self.on_device is not None and isinstance(self.target, ScoresOnDevice) and self.target.recording != "none":
-            parts = self.num_tokens, self.features, self._clock, self.verify
-            self._ahead = RoundsAhead(self.target, self.on_device, *parts)
-
-    @property
-    def goes_ahead(self) -> bool:
-        """Whether it may launch a round before it has read the one before."""
-        return self._ahead is not None
+            parts = self.num_tokens, self.features, self._clock, self.verify, self.notices
+            self._ahead, self.goes_ahead = RoundsAhead(self.target, self.on_device, *parts), True
 
     def run(self, rows: Sequence[StepRow], *, goes_on: bool = False) -> tuple[float, float]:
         """Do a step's work for scheduled rows.
@@ -120,13 +121,6 @@ class Stepper:
             if row.taps and row.verdict is not None:
                 self.features.accept(row.sequence.id, row.verdict.path)
         return draft_seconds, score_seconds
-
-    def take_notices(self) -> list[Noticed]:
-        """Notices that were not reported yet."""
-        if self._ahead is None:
-            return []
-        notices, self._ahead.notices = self._ahead.notices, []
-        return notices
 
     def forget(self) -> list[EngineSequence]:
         """Drop the rounds that were launched ahead, after an error; returns their sequences."""

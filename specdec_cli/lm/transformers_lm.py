@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
-from specdec_cli.lm.forward.device_rounds import ModelOnDevice, TargetOnDevice
 from specdec_cli.lm.forward.recorded_rounds import num_slots_of
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import QUANTIZED, Kind, is_quantized, takes_blocks
@@ -38,6 +37,9 @@ from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import Traffic, model_traffic
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.forward.device_rounds import TargetOnDevice
 
 
 class CacheArguments(TypedDict, total=False):
@@ -347,6 +349,8 @@ class TransformersLM:
         if guessed is not None:
             graph, unread = self._forward.guessed, guessed.unread
             if graph is not None and unread is not None and self._short_context is None:
+                from specdec_cli.lm.forward.device_rounds import ModelOnDevice
+
                 guessed.on_device = ModelOnDevice(graph, self._contexts, [row.handle for row in rows], unread)
             for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):
                 found = tokens[: row.num_logits - 1] if form == CHAIN else []
@@ -389,6 +393,8 @@ class TransformersLM:
         is_alike = is_alike and all(feed.num_tokens == feed.num_logits for feed in feeds)
         if graph is None or not is_alike or self._forward.spreads_nan or self._short_context is not None:
             return None
+        from specdec_cli.lm.forward.device_rounds import TargetOnDevice
+
         columns = [self.taps.index(tap) for tap in taps]
         return TargetOnDevice(graph, self._contexts, handles, feeds[0].num_logits - 1, columns)
 
