@@ -110,13 +110,24 @@ class Stepper:
         Raises:
             Exception: the forward failed; the caches of its sequences and of those in `forget` may hold anything.
         """
+        mark, seconds = self._clock.mark, self._clock.seconds
         draft_seconds, score_seconds, others = 0.0, 0.0, rows
         if self._ahead is not None:
             (draft_seconds, score_seconds), ready = self._ahead.take(rows, goes_on=goes_on)
             others = [row for row in rows if row.sequence.id not in ready]
         if others:
-            drafting, scoring = self._run(others, goes_on=goes_on and len(others) == len(rows))
-            draft_seconds, score_seconds = draft_seconds + drafting, score_seconds + scoring
+            begin = mark()
+            self._draft([row for row in others if row.k > 0])
+            drafted = mark()
+            self._fit_grammars(others)
+            fitted = mark()
+            logits = self._score([row for row in others if row.error is None])
+            scored = mark()
+            goes_on = goes_on and len(others) == len(rows)
+            if self._ahead is None or not goes_on or not self._ahead.begin(others):
+                self.verify([row for row in others if row.is_decided and row.error is None], logits)
+            draft_seconds += seconds(begin, drafted)
+            score_seconds += seconds(fitted, scored)
         for row in rows:
             if row.taps and row.verdict is not None:
                 self.features.accept(row.sequence.id, row.verdict.path)
@@ -131,19 +142,6 @@ class Stepper:
         self.features.drop(sequence_id)
         if self._ahead is not None:
             self._ahead.drop(sequence_id)
-
-    def _run(self, rows: Sequence[StepRow], *, goes_on: bool) -> tuple[float, float]:
-        mark, seconds = self._clock.mark, self._clock.seconds
-        begin = mark()
-        self._draft([row for row in rows if row.k > 0])
-        drafted = mark()
-        self._fit_grammars(rows)
-        fitted = mark()
-        logits = self._score([row for row in rows if row.error is None])
-        scored = mark()
-        if self._ahead is None or not goes_on or not self._ahead.begin(rows):
-            self.verify([row for row in rows if row.is_decided and row.error is None], logits)
-        return seconds(begin, drafted), seconds(fitted, scored)
 
     def _draft(self, rows: Sequence[StepRow]) -> None:
         """Give rows their guesses."""
