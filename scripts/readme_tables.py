@@ -509,7 +509,12 @@ TABLES: dict[str, tuple[Callable[..., str], *tuple[str, ...]]] = {
         "llama_cpp_agreement_16_bits.json",
     ),
     "both-engines": (both_engines, "what_pays_both_engines.json"),
-    "llama-cpp-versions": (versions, "llama_cpp_versions.json"),
+    "llama-cpp-versions": (
+        versions,
+        "llama_cpp_versions.json",
+        "llama_cpp_versions_q4_0.json",
+        "llama_cpp_versions_q8_0.json",
+    ),
     "llama-cpp-wheel": (
         llama_cpp_speed,
         "llama_cpp_qwen.json",
