@@ -24,9 +24,9 @@ Context: each arm decodes behind 4,096 tokens, in turn, beside reading what our 
 Drafts: every arm decodes the prompts of `workloads/` in turn, each in a process of its own: ours plain and with our
 drafts, llama.cpp's plain and with each of its drafts without a model. A speed-up is a prompt's, over plain decoding of
 the same engine; `over llama.cpp's best` compares with the arm of llama.cpp that has the best median. Busy: the same
-beside four processes that compute without a pause.
+with half of the prompts and of the tokens, beside four processes that compute without a pause.
 Streams: `specdec serve` and llama.cpp's server answer the same prompts, so many at a time, in turn: tokens of all
-streams over the seconds until the last one ends, prompts included.
+streams over the seconds until the last one ends, prompts included. Each part's findings are saved when it ends.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ for line in sys.stdin:
     print(json.dumps(seconds | counts | {"text": output.text}), flush=True)
 """
 FIRST_PROMPT, PROMPT, TOKENS, ROWS = 16, 500, 128, (1, 6)
-LONG_PROMPT, LONG_TOKENS, BUSY = 4096, 32, 4
+LONG_PROMPT, LONG_TOKENS, BUSY, WARM_UP = 4096, 32, 4, 8
 READS = 5  # of a buffer, in each turn
 PLAIN, NATIVE, DEQUANTIZED, LLAMA_CPP, BUILT = "plain", "specdec", "dequantized", "llama.cpp", "llama.cpp-built"
 OUR_DRAFTS = ("ngram:k=16", "suffix:k=16")
@@ -207,7 +207,7 @@ class Engines:
         return [(name, draft) for name in its for draft in (PLAIN, *its[name])]
 
 
-def loading_and_decoding(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
+def loading_and_decoding(given: argparse.Namespace, engines: Engines) -> Iterator[dict[str, Any]]:
     """Load, a prompt and plain decoding."""
     arms = {name: engines.command(name) for name in (*engines.ours, *engines.theirs)}
     num_bytes, bandwidths = Path(given.path).stat().st_size, list[float]()
@@ -243,10 +243,10 @@ def loading_and_decoding(given: argparse.Namespace, engines: Engines) -> dict[st
     found["about"] = {name: arm.about for name, arm in loaded.items()}
     for arm in loaded.values():
         arm.close()
-    return found
+    yield found
 
 
-def context(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
+def context(given: argparse.Namespace, engines: Engines) -> Iterator[dict[str, Any]]:
     """Plain decoding behind a long text."""
     names = (*engines.ours, *engines.theirs)
     step: dict[str, list[float]] = {name: [] for name in names}
@@ -263,17 +263,18 @@ def context(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
     found: dict[str, Any] = {name: {"step, ms": round(median(its) * 1e3, 2)} for name, its in step.items()}
     for name, its in over_reading.items():
         found[name]["step over reading"] = round(median(its), 2)
-    return {f"behind {LONG_PROMPT} tokens": found}
+    yield {f"behind {LONG_PROMPT} tokens": found}
 
 
-def busy(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
+def busy(given: argparse.Namespace, engines: Engines) -> Iterator[dict[str, Any]]:
     """Drafts beside busy processes, which start once everything is loaded."""
-    return {f"{name} beside {BUSY} busy": its for name, its in drafts(given, engines, BUSY).items()}
+    fewer = argparse.Namespace(**vars(given) | {"num_prompts": -(-given.num_prompts // 2), "tokens": given.tokens // 2})
+    for found in drafts(fewer, engines, BUSY):
+        yield {f"{name} beside {BUSY} busy": its for name, its in found.items()}
 
 
-def drafts(given: argparse.Namespace, engines: Engines, num_busy: int = 0) -> dict[str, Any]:
+def drafts(given: argparse.Namespace, engines: Engines, num_busy: int = 0) -> Iterator[dict[str, Any]]:
     """Drafts without a model on every workload."""
-    found: dict[str, Any] = {}
     with ExitStack() as stack:
         arms = {
             f"{name} {draft}": stack.enter_context(running(*engines.command(name, draft)))
@@ -286,8 +287,7 @@ def drafts(given: argparse.Namespace, engines: Engines, num_busy: int = 0) -> di
                 job = arms[f"{NATIVE} {PLAIN}"].ask({"text": text}) | {"tokens": given.tokens + 1, "ignore_eos": False}
                 for name in arms if turn % 2 == 0 else reversed(arms):
                     answers[name].append(arms[name].ask(job))
-            found[workload] = compared(answers)
-    return found
+            yield {workload: compared(answers)}
 
 
 def compared(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -318,9 +318,8 @@ def interval(ratios: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
     return {"median": round(float(np.median(ratios)), 3), "ci95": ends and [round(end, 3) for end in ends]}
 
 
-def streams(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
-    """Several streams through both servers."""
-    found: dict[str, Any] = {}
+def streams(given: argparse.Namespace, engines: Engines) -> Iterator[dict[str, Any]]:
+    """Several streams through both servers, which answer once with few tokens first."""
     for num in given.streams:
         texts = [text for workload in given.workloads for text in prompts_of(workload, given.num_prompts)]
         texts = (texts * (2 * num))[: 2 * num]
@@ -335,18 +334,18 @@ def streams(given: argparse.Namespace, engines: Engines) -> dict[str, Any]:
             rates: dict[str, list[float]] = {name: [] for name in urls}
             for turn in range(given.rounds + 1):
                 for name in urls if turn % 2 == 0 else reversed(urls):
-                    rate = tokens_per_second(urls[name], texts, num, given.tokens)
+                    rate = tokens_per_second(urls[name], texts, num, given.tokens if turn else WARM_UP)
                     if turn:
                         rates[name].append(rate)
         best = max((name for name in rates if name.startswith(LLAMA_CPP)), key=lambda name: median(rates[name]))
-        found[f"{num} streams"] = {"llama.cpp's best": best} | {
+        found = {
             name: {
                 "tokens/s": round(median(its), 1),
                 "over llama.cpp's best": interval(np.array(its) / np.array(rates[best])),
             }
             for name, its in rates.items()
         }
-    return found
+        yield {f"{num} streams": {"llama.cpp's best": best} | found}
 
 
 @contextmanager
@@ -409,6 +408,10 @@ def main() -> None:
     parser.add_argument("--dequantized", action="store_true", help="ours with dequantized weights, too")
     parser.add_argument("--save", help="name of the result; printed alone without it")
     given = parser.parse_args()
+    if not given.rounds and given.only != ["plain"]:
+        parser.error("--rounds 0 measures loading, so `plain` alone")
+    if given.built and Path(given.built).name != "llama-server":
+        parser.error(f"--built takes a llama-server, got {given.built}")
     before = record.machine()
     if given.avx2:
         os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
@@ -418,10 +421,11 @@ def main() -> None:
     for name, server in engines.servers.items():
         results[f"instructions of {name}"] = built_for(server)
     for name in given.only:
-        results |= MEASURES[name](given, engines)
+        for found in MEASURES[name](given, engines):
+            results |= found
+            if given.save:
+                record.save(given.save, before, results, given.threads)
     print(json.dumps(results, indent=1))
-    if given.save:
-        record.save(given.save, before, results, given.threads)
 
 
 if __name__ == "__main__":

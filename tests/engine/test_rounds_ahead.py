@@ -13,7 +13,7 @@ from head_drafts import loaded as loaded_head
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, loaded_mtp, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import PROMPTS, Checked, drafter, letter_tokenizer
-from tiny_models import make_tiny
+from tiny_models import VOCAB, make_tiny
 from tiny_mtp import make_target
 from tiny_pard import publish_pard
 from typed import not_none
@@ -45,6 +45,10 @@ DRAFTS: dict[str, tuple[str, str | None]] = {
     "masks of a model on states": ("pard2", None),
     "states before tokens": ("eagle", None),
     "modules": ("glm 2", None),
+    "masks of a head": ("p-eagle", None),
+    "tree by masks of a head": ("p-eagle", "2,2,1"),
+    "block with a selector": ("dflash2", None),
+    "block with a Markov head": ("dspark", None),
 }
 SOME = ["plain", "chain of a head", "tree of a head", "chain of a model"]
 Action = Callable[[Engine], Any]
@@ -87,6 +91,9 @@ def engine_of(tmp_path, device, recorder):  # noqa: F811
             own = loaded_head(lm, tmp_path / "head")
         if name != "none":
             own._num_tokens = last
+        if name == "dflash2":  # or all that it selects from may be beyond these tokens
+            head = own.sequences.modules[0].head
+            head.draft = replace(head.draft, num_candidates=VOCAB)
         spec = EngineOptions(num_speculative_tokens=3, max_num_seqs=4, tree=tree, **options)
         return Checked(lm, own, Tokenizer(letter_tokenizer()), spec, (), goes_ahead=goes_ahead)
 
