@@ -12,6 +12,7 @@ import pytest
 import torch
 from every_draft import FOLDERS, TOKENIZER, publish_draft
 from safetensors.torch import load_file, save_file
+from shortened import mostly_slow
 from tiny_heads import publish, random_weights
 from tiny_mtp import make_target
 from torch import Tensor
@@ -183,7 +184,7 @@ def test_a_draft_that_is_wrong_is_refused(
     refused("generate", 2, of_model if name in MODELS else of_head, capsys)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", mostly_slow(["int8", "float8_e4m3fn"], ["int8"]))
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in MODELS])
 def test_a_quantized_head_is_refused(
     name: str, dtype: str, bad: Callable[[str, Damage], None], capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from head_drafts import CHANCE, FEATURE_FAULTS, GREEDY, TEXT, check_depth_trace, loaded
 from safetensors.torch import save_file
+from shortened import rows_in_turn
 from table_loop import Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, Checked, decode, preempted, tokens
@@ -419,11 +420,11 @@ SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(
     ("kind", "tree", "verify"),
-    [
-        ("Markov", None, "rejection"), ("Markov", None, "block"), ("Markov", "2,2", "auto"),
-        ("selector", None, "rejection"), ("selector", None, "block"), ("selector", "2,2", "auto"),
+    rows_in_turn([
+        ("Markov", None, "rejection"), ("selector", None, "block"), ("Markov", None, "block"),
+        ("selector", None, "rejection"), ("Markov", "2,2", "auto"), ("selector", "2,2", "auto"),
         ("confidence", None, "rejection"),
-    ],
+    ], 0),
 )  # fmt: skip
 def test_sampled_text_follows_the_target(kind: str, tree: str | None, verify: str, is_wrong: bool) -> None:
     table, (how, fault) = Table.random(num_tokens=4, seed=1, sharpness=2.0), SAMPLED[kind]

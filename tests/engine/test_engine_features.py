@@ -3,6 +3,7 @@
 import pytest
 import torch
 from feature_drafter import feature_drafter, tapped
+from shortened import in_turn
 from tiny_engine import PROMPTS, Checked, decode, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -117,7 +118,7 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
     check_lives(tight, drafter)
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree", in_turn(TREES, 0))
 @pytest.mark.parametrize("needs_all", [False, True])
 def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(
     lm, texts, needs_all: bool, tree: str | None

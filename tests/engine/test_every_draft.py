@@ -18,6 +18,7 @@ import pytest
 import torch
 from every_draft import KINDS, METHODS, NAMES, Drafts
 from planted import drafted_nodes_kept, refused_keys_kept
+from shortened import in_turn
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, preempted, tokens
 from tiny_heads import features_of
@@ -114,7 +115,7 @@ def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> Non
     assert tokens(decode(drafts.engine(name), FREE)) == tokens(drafts.once(decode, FREE))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 0))
 def test_gumbel_text_does_not_depend_on_the_draft(drafts: Drafts, name: str) -> None:
     chain, *trees = shapes_of(drafts, name)[1:]
     edited = replace(FREE, temperature=0.9, seed=11, top_k=40, presence_penalty=0.4)
@@ -131,7 +132,7 @@ def recorded(engine: Engine) -> list[torch.Tensor]:
     return [torch.cat(Recorded.logits[i]) for i in sorted(Recorded.logits)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 1))
 def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
     expected = halves.once(recorded, max_num_seqs=1)
     for shape in shapes_of(halves, name)[1::2]:
@@ -139,7 +140,7 @@ def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), shape
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 0))
 def test_a_sampled_text_alone_and_in_company(halves: Drafts, name: str) -> None:
     for place, verify in enumerate(("rejection", "block")):
         together = tokens(decode(halves.engine(name, verify=verify, max_num_seqs=4), SAMPLED))
@@ -166,7 +167,7 @@ def joint(drafts: Drafts) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("num", [120, pytest.param(1_500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 1))
 def test_samples_follow_the_targets_distribution(
     drafts: Drafts, joint: dict[tuple[int, ...], float], name: str, num: int
 ) -> None:
@@ -182,7 +183,7 @@ def test_samples_follow_the_targets_distribution(
     assert chi_square(drawn, turned).p_value < ALARM, "another distribution is noticed"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 0))
 def test_cached_prefixes_change_nothing(drafts: Drafts, name: str) -> None:
     plain = tokens(drafts.once(decode, SAMPLED, PREFIXES, verify="gumbel"))
     without = counts(decode(drafts.engine(name, verify="gumbel"), SAMPLED, PREFIXES))
@@ -205,7 +206,7 @@ def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("caches", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 1))
 def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
     params = replace(GREEDY, max_new_tokens=20)
     plain = tokens(drafts.once(decode, params))
@@ -222,7 +223,7 @@ def written_by(engine: Engine, params: SamplingParams, regex: str) -> list[Outpu
     return preempted(engine, params, grammar=compile_grammar("regex", regex, not_none(engine.tokenizer)))[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 0))
 def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
     source = "(ab|[0-9]){2,9}x?"
     for params, verify in ((SamplingParams(24), "auto"), (SamplingParams(24, temperature=0.9, seed=2), "gumbel")):
@@ -233,7 +234,7 @@ def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
             assert tokens(found) == tokens(plain), shape
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 1))
 def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None:
     for params, verify in ((GREEDY, "greedy"), (SAMPLED, "gumbel")):
         each = [replace(params, index=i) for i in range(len(PROMPTS))]
@@ -251,7 +252,7 @@ def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None
             assert (one.num_steps.sum(), one.num_accepted_tokens.sum()) == pytest.approx((steps, accepted)), one.k
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 0))
 def test_a_profile_has_what_a_draft_costs_in_decoding(
     drafts: Drafts, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +271,7 @@ def test_a_profile_has_what_a_draft_costs_in_decoding(
 
 
 @pytest.mark.parametrize("tree", ["2,2,1", "3,2+1,1"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 0))
 def test_a_trace_foretells_what_a_tree_accepts(drafts: Drafts, name: str, tree: str) -> None:
     drafter, shape = drafts.drafter(name), TreeShape.parse(tree)
     requests = [Request(PromptRow(i, ""), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
@@ -376,7 +377,7 @@ def keeps(drafter: Any, part: str | None) -> bool:
 
 
 @pytest.mark.parametrize("fault", OF_REFUSALS)
-@pytest.mark.parametrize("name", [*READING, *KINDS])
+@pytest.mark.parametrize("name", in_turn([*READING, *KINDS], 1))
 def test_nothing_stays_of_refused_tokens(
     drafts: Drafts, name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +402,7 @@ def left_behind(row: DraftRow, holes: Sequence[tuple[int, int]], is_behind: bool
 
 
 @pytest.mark.parametrize("is_left_behind", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 1))
 def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     drafts: Drafts, name: str, is_left_behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from planted import keep_residuals_of_siblings
+from shortened import in_turn
 from table_loop import Table
 from tree_loop import TREES, TreeLoop, measured_tree
 
@@ -59,7 +60,7 @@ class Flat:
         return self.drafted.tokens[: node + 1]
 
 
-@pytest.mark.parametrize("mode", [*JUDGES, "exact-match", "gumbel"])
+@pytest.mark.parametrize("mode", in_turn([*JUDGES, "exact-match", "gumbel"], 1))
 def test_a_sibling_seen_by_a_sibling(mode) -> None:
     assert p_value(mode) > ALARM
     assert p_value(mode, kind=SeesSiblings) < ALARM
@@ -103,7 +104,7 @@ def test_a_mass_that_traversal_does_not_update(monkeypatch: pytest.MonkeyPatch) 
     assert p_value("traversal") < ALARM
 
 
-@pytest.mark.parametrize("mode", [*JUDGES, "exact-match"])
+@pytest.mark.parametrize("mode", in_turn([*JUDGES, "exact-match"], 0))
 def test_penalties_that_take_a_place_for_a_position(mode, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=1.0, frequency_penalty=1.5)
     assert p_value(mode, params=params) > ALARM

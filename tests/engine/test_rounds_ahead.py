@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from head_drafts import loaded as loaded_head
+from shortened import in_turn, mostly_slow, rows_in_turn
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, loaded_mtp, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import PROMPTS, Checked, drafter, letter_tokenizer
@@ -184,7 +185,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize(("draft", "num"), [*((draft, 3) for draft in DRAFTS), ("plain", 1), ("tree of a head", 1)])
+@pytest.mark.parametrize(
+    ("draft", "num"), [*rows_in_turn([(draft, 3) for draft in DRAFTS], 0), ("plain", 1), ("tree of a head", 1)]
+)
 def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_of, log) -> None:
     steps = both(engine_of, draft, add(num))
     accepted = [one.num_accepted for emitted, _ in steps for one in emitted[0]]
@@ -257,13 +260,13 @@ def prepared(engine: Checked, prepare: Action) -> Checked:
     return engine
 
 
-@pytest.mark.parametrize("draft", SOME)
+@pytest.mark.parametrize("draft", in_turn(SOME, 0))
 def test_requests_come_and_go_while_rounds_are_under_way(draft: str, engine_of, log) -> None:
     both(engine_of, draft, add(2), {5: add(1, first=2), 9: lambda engine: engine.abort(0), 12: add(1, first=3)})
     assert log.count("launched") > 8
 
 
-@pytest.mark.parametrize("draft", SOME)
+@pytest.mark.parametrize("draft", in_turn(SOME, 1))
 def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
     def replaced(engine: Engine) -> None:
         for sequence_id in (0, 1):
@@ -274,7 +277,7 @@ def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 8
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("prefix_caching", mostly_slow([False, True], [True]))
 @pytest.mark.parametrize("draft", SOME)
 def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log) -> None:
     few = engine_of(draft, num_blocks=20, prefix_caching=prefix_caching)
@@ -285,7 +288,7 @@ def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log)
     assert "launched" in log
 
 
-@pytest.mark.parametrize("draft", SOME)
+@pytest.mark.parametrize("draft", in_turn(SOME, 1))
 def test_contexts_end(draft: str, engine_of, log) -> None:
     def narrowed(engine: Engine) -> None:
         engine.target.max_context = 40

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from shortened import mostly_slow
+from shortened import in_turn, mostly_slow
 from table_loop import PROMPT, Loop, Table, measured, numbered
 from typed import not_none
 
@@ -42,7 +42,7 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     assert 0.05 < loop.num_accepted / loop.num_drafted < 0.95
 
 
-@pytest.mark.parametrize("mode", SAMPLED)
+@pytest.mark.parametrize("mode", in_turn([*SAMPLED], 0))
 def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode) -> None:
     params = SamplingParams(temperature=1.1, logit_bias={2: 0.7})
     loop = Loop(TABLE, params, mode, k=lambda index: index % 5, without_chance=(1, 2))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from host_waits import HostWaits
+from shortened import in_turn
 from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
@@ -265,14 +266,14 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
 
 
 @pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
-@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("parents", in_turn([*TREES.values()], 0), ids=TREES)
 def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, parents)
     assert measured_tree(loop, PLAIN).p_value > ALARM
     assert 0.1 < loop.num_accepted / loop.num_steps < 2.5
 
 
-@pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
+@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 0))
 @pytest.mark.parametrize(
     "options",
     [
@@ -289,7 +290,7 @@ def test_joint_with_processors_is_the_targets_own(mode, options) -> None:
     assert measured_tree(TreeLoop(TABLE, params, mode, TREES["ragged"]), params).p_value > ALARM
 
 
-@pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
+@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 1))
 def test_joint_under_a_grammar_is_the_masked_targets_own(mode) -> None:
     grammar = compile_grammar("regex", REGEX, letter_tokens())
     loop = TreeLoop(TABLE, PLAIN, mode, TREES["2,2"], grammar=grammar)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shortened import in_turn
 from typed import not_none, stand_in
 
 from specdec_cli.errors import UsageError
@@ -205,7 +206,7 @@ def test_what_is_drawn_is_what_stands_there() -> None:
     assert [tuple(stand_in(one.get_offsets())[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
 
 
-@pytest.mark.parametrize("make", PAIRS)
+@pytest.mark.parametrize("make", in_turn(PAIRS, 0))
 def test_a_picture_of_synthetic_acceptance_says_so(make) -> None:
     document = make()
     assert b"synthetic" not in plot.picture(document, ".svg")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from head_drafts import loaded as loaded_head
 from host_waits import HostWaits
+from shortened import mostly_slow
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
@@ -187,7 +188,7 @@ def test_a_planted_wait_of_each_row_is_counted(pair, monkeypatch: pytest.MonkeyP
         test_a_step_waits_as_often_as_the_documentation_says("sampled, chain", 16, pair)
 
 
-@pytest.mark.parametrize("num_rows", [1, 16])
+@pytest.mark.parametrize("num_rows", mostly_slow([1, 16], [1]))
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int, pair) -> None:
     draft, k, temperature, options, num = ARMS[arm]

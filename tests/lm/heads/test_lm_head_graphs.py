@@ -12,7 +12,7 @@ import pytest
 import torch
 from head_drafts import LAYERS, TEXT, features_of
 from head_drafts import loaded as loaded_head
-from shortened import mostly_slow
+from shortened import in_turn, mostly_slow, rows_in_turn
 from test_lm_graphs import GPU, Recorder
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, decode, tiny_engine, tokens
@@ -201,7 +201,7 @@ class Round:
             text += [*guess[:num], bonus + len(text) % 7]
 
 
-@pytest.mark.parametrize("head", [*HEADS, *ONE_PASS, *CHAINS])
+@pytest.mark.parametrize("head", in_turn([*HEADS, *ONE_PASS, *CHAINS], 0))
 def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) -> None:
     rounds = Round(both(head))
     # One longer than a graph is made for, one that ends with a block, one that later modules have no slot of.
@@ -231,9 +231,8 @@ def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch:
     rounds.guess([replace(row, k=2) for row in rows])
 
 
-@pytest.mark.parametrize(
-    "head", HEADS[1:] + ONE_PASS
-)  # of EAGLE's logits here, most have no probability: rounds leave these out
+# Of EAGLE's logits here, most have no probability: rounds leave these out.
+@pytest.mark.parametrize("head", in_turn(HEADS[1:] + ONE_PASS, 0))
 def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Beside a chain and trees of other shapes, one cut by its k, and behind texts of all kinds."""
     rounds = Round(both(head))
@@ -252,7 +251,7 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     rounds.guess(rounds.rows(rounds.texts))
 
 
-@pytest.mark.parametrize("head", HEADS + ONE_PASS)
+@pytest.mark.parametrize("head", in_turn(HEADS + ONE_PASS, 1))
 def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Of several sizes and depths in a call, sampled ones beside them, of which a cut may leave fewer nodes."""
     rounds = Round(both(head))
@@ -270,7 +269,7 @@ def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) ->
 
 
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 2}])
-@pytest.mark.parametrize("num_rows", [1, 4, 16])
+@pytest.mark.parametrize("num_rows", mostly_slow([1, 4, 16], [4]))
 def test_texts_with_dynamic_trees_are_those_without_graphs(num_rows: int, sampled: dict[str, Any], both) -> None:
     """Of whole paths, parts and nothing accepted; of two tokens, some trees lack nodes."""
     (plain, layer_by_layer), (target, drafter) = both()
@@ -286,7 +285,7 @@ def test_texts_with_dynamic_trees_are_those_without_graphs(num_rows: int, sample
     assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
-@pytest.mark.parametrize("verify", ["auto", "synthetic"])
+@pytest.mark.parametrize("verify", mostly_slow(["auto", "synthetic"], ["synthetic"]))
 @pytest.mark.parametrize("head", ["official", "llama 2", "dflash"])
 def test_texts_with_trees_are_those_without_graphs(head: str, verify: str, both) -> None:
     """Several rows, one of which stops at a token; synthetic verification accepts whole paths, parts, and nothing."""
@@ -324,7 +323,7 @@ def test_rows_come_and_go_with_depths_of_their_own(head: str, both, recorder) ->
     rounds.guess(rounds.rows([3]))  # in the same graph, a text's beginning
 
 
-@pytest.mark.parametrize("head", ["official", "llama 1", "llama 3", *ONE_PASS])
+@pytest.mark.parametrize("head", in_turn(["official", "llama 1", "llama 3", *ONE_PASS], 0))
 def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -> None:
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
@@ -354,7 +353,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
-@pytest.mark.parametrize("head", ["official", "specforge", "llama 2", "dflash", "dflash2"])
+@pytest.mark.parametrize("head", in_turn(["official", "specforge", "llama 2", "dflash", "dflash2"], 0))
 def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """Beside greedy ones; some come with the q that they were drawn from."""
     rounds = Round(both(head))
@@ -376,7 +375,7 @@ def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any]
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}])
-@pytest.mark.parametrize("head", ["official", "llama 2", "dflash", "dspark-gated"])
+@pytest.mark.parametrize("head", in_turn(["official", "llama 2", "dflash", "dspark-gated"], 1))
 def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut: dict[str, Any], both) -> None:
     """Beside a greedy one and a drawn one."""
     rounds = Round(both(head))
@@ -395,7 +394,7 @@ DRAWN_HEADS = ["official", "specforge", "norms", "llama 1", "llama 2", *ONE_PASS
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05}], ids=str)
-@pytest.mark.parametrize("head", DRAWN_HEADS)
+@pytest.mark.parametrize("head", in_turn(DRAWN_HEADS, 0, 3))
 def test_drawn_trees_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """By chance and by the target's noise, beside greedy ones; with few tokens that can be drawn, trees lack nodes."""
     rounds = Round(both(head))
@@ -472,7 +471,7 @@ def test_keys_of_accepted_nodes_that_are_not_moved_are_noticed(both, monkeypatch
         test_whole_sampled_texts_are_those_without_graphs("traversal", "3,2,1", both)
 
 
-@pytest.mark.parametrize(("verify", "tree"), SAMPLED_TEXTS)
+@pytest.mark.parametrize(("verify", "tree"), rows_in_turn(SAMPLED_TEXTS, 1))
 def test_whole_sampled_texts_are_those_without_graphs(verify: str, tree: str | None, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3)
@@ -635,7 +634,7 @@ def test_a_planted_fault_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch)
         test_rounds_in_graphs_draft_the_tokens_of_rounds_without("official", both)
 
 
-@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2", *ONE_PASS, "dspark-rnn"])
+@pytest.mark.parametrize("head", in_turn(["eagle", "official", "llama 1", "llama 2", *ONE_PASS, "dspark-rnn"], 1, 3))
 def test_whole_texts_are_the_targets(head: str, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both(head)
     params = SamplingParams(max_new_tokens=24)

@@ -61,7 +61,7 @@ def compile_for(processor: str, monkeypatch: pytest.MonkeyPatch, step: str | Non
     compile_otherwise(monkeypatch, {name: PROCESSORS[processor] + source for name, source in sources.items()})
 
 
-@pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AVX2 with VNNI", "AMX"]))
+@pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AMX"]))
 def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Lets what is loaded from then on run as on another processor."""
     return lambda: compile_for(request.param, monkeypatch)
