@@ -28,10 +28,8 @@ def is_row_invariant():
     return all(check.holds for check in row_invariance(torch.bfloat16) if check.needed)
 
 
-@pytest.mark.parametrize(
-    ("precisions", "num_rows"),
-    [(["bfloat16"], 18), pytest.param(["float32", "bfloat16", "int8"], 54, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("precisions", "num_rows"), [(["bfloat16"], 18), (["float32", "bfloat16", "int8"], 54)])
 def test_the_short_form_holds(
     precisions: list[str], num_rows: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

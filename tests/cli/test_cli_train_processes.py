@@ -52,6 +52,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "training" / "checkpoint" / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_processes_train_as_one(words: list[str], tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from planted import compile_otherwise, plant
-from shortened import mostly_slow
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -343,13 +342,11 @@ def test_a_kind_of_weights_that_does_not_compile_is_one_sentence(
 
 @pytest.mark.usefixtures("_anew")
 class TestBuilding:
+    @pytest.mark.slow
     @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of such processors")
     @pytest.mark.parametrize(
         "without",
-        mostly_slow(
-            ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni", "-U__AMX_TILE__"],
-            ["-mno-avx512f"],
-        ),
+        ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni", "-U__AMX_TILE__"],
     )
     def test_older_processors(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: str) -> None:
         compile_otherwise(monkeypatch, {})
