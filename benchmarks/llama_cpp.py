@@ -26,7 +26,8 @@ drafts, llama.cpp's plain and with each of its drafts without a model. A speed-u
 the same engine; `over llama.cpp's best` compares with the arm of llama.cpp that has the best median. Busy: the same
 with half of the prompts and of the tokens, beside four processes that compute without a pause.
 Streams: `specdec serve` and llama.cpp's server answer the same prompts, so many at a time, in turn: tokens of all
-streams over the seconds until the last one ends, prompts included. Each part's findings are saved when it ends.
+streams over the seconds until the last one ends, prompts included, in two rounds at most. Each part's findings are
+saved when it ends.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ for line in sys.stdin:
     print(json.dumps(seconds | counts | {"text": output.text}), flush=True)
 """
 FIRST_PROMPT, PROMPT, TOKENS, ROWS = 16, 500, 128, (1, 6)
-LONG_PROMPT, LONG_TOKENS, BUSY, WARM_UP = 4096, 32, 4, 8
+LONG_PROMPT, LONG_TOKENS, BUSY = 4096, 32, 4
+WARM_UP, STREAM_ROUNDS = 8, 2
 READS = 5  # of a buffer, in each turn
 PLAIN, NATIVE, DEQUANTIZED, LLAMA_CPP, BUILT = "plain", "specdec", "dequantized", "llama.cpp", "llama.cpp-built"
 OUR_DRAFTS = ("ngram:k=16", "suffix:k=16")
@@ -332,7 +334,7 @@ def streams(given: argparse.Namespace, engines: Engines) -> Iterator[dict[str, A
                     arm = stack.enter_context(running(*engines.command(name, draft, num)))
                     urls[f"{name} {draft}"] = arm.about["address"]
             rates: dict[str, list[float]] = {name: [] for name in urls}
-            for turn in range(given.rounds + 1):
+            for turn in range(min(given.rounds, STREAM_ROUNDS) + 1):
                 for name in urls if turn % 2 == 0 else reversed(urls):
                     rate = tokens_per_second(urls[name], texts, num, given.tokens if turn else WARM_UP)
                     if turn:
