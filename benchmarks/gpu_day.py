@@ -67,12 +67,22 @@ class DayStep:
 
 
 _SPECDEC = "-m specdec_cli"
+_TESTS = "-m pytest -p no:cacheprovider -p no:benchmark -vv"  # a line for each test, before time is up
+_OF_GPUS = "-m not(slow)and(gpu)"
 _GPU, _CPU = "--device cuda --draft-device cuda", "--device cpu --draft-device cpu"
 STEPS = (
     DayStep(
+        "rounds",
+        f"{_TESTS} tests/engine/test_rounds_ahead.py",
+        f"{_OF_GPUS} -n 4",
+        "-k used_again",
+        140,
+        is_timed=False,
+    ),
+    DayStep(
         "tests",
-        "-m pytest -p no:cacheprovider -p no:benchmark",
-        "-m gpu tests/lm tests/engine/test_rounds_ahead.py -n 8",
+        _TESTS,
+        f"{_OF_GPUS} tests/lm -n 8",
         "tests/lm/forward/test_lm_graph_trees.py",
         140,
         is_timed=False,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Continuations, Draw, Tap
     from specdec_cli.lm.files.origin import Origin
-    from specdec_cli.lm.forward.device_rounds import DraftOnDevice
+    from specdec_cli.lm.forward.device_drafts import DraftOnDevice
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.shared_vocabulary import SharedVocabulary

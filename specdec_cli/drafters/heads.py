@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.files.origin import Origin
-    from specdec_cli.lm.forward.device_rounds import DraftOnDevice
+    from specdec_cli.lm.forward.device_drafts import DraftOnDevice
     from specdec_cli.lm.heads.draft_sequences import DraftSequences
     from specdec_cli.lm.heads.published import PublishedDraft
     from specdec_cli.tree_shape import TreeShape

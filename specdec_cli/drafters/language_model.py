@@ -12,7 +12,7 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.door import LM
-    from specdec_cli.lm.forward.device_rounds import DraftOnDevice
+    from specdec_cli.lm.forward.device_drafts import DraftOnDevice
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
 

@@ -22,13 +22,9 @@ from specdec_cli.sampling.chain import ChainRow, LargestLogits, is_edited
 
 if TYPE_CHECKING:
     from specdec_cli.engine.sequence import Sequence as EngineSequence
-    from specdec_cli.lm.forward.device_rounds import (
-        DecidedRound,
-        DecisionGraph,
-        DraftOnDevice,
-        RoundsOnDevice,
-        TargetOnDevice,
-    )
+    from specdec_cli.lm.forward.device_drafts import DraftOnDevice
+    from specdec_cli.lm.forward.device_rounds import DecidedRound, DecisionGraph, RoundsOnDevice, TargetOnDevice
+    from specdec_cli.lm.forward.graphs import GraphPool
 
 
 class _StepClock(Protocol):
@@ -69,7 +65,7 @@ class RoundsAhead:
         self._target, self._drafter, self._num_tokens = target, drafter, num_tokens
         self._features, self._clock, self._judge = features, clock, judge
         self._decisions: dict[tuple[Any, ...], DecisionGraph] = {}
-        self._pool: Any = None
+        self._pool: GraphPool | None = None
         self._is_refused = False
         self._notices = notices
         self._clear()
@@ -156,11 +152,11 @@ class RoundsAhead:
         import torch
 
         from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
-        from specdec_cli.lm.forward.graphs import pool_of
+        from specdec_cli.lm.forward.graphs import GraphPool
 
         key = id(target.scored.graph), None if draft is None else id(draft.graph), drafted.parents, *target.taps
         if key not in self._decisions:
-            self._pool = self._pool or pool_of(target.scored.graph.inputs.device)
+            self._pool = self._pool or GraphPool(target.scored.graph.inputs.device)
             with torch.inference_mode():
                 self._decisions[key] = DecisionGraph(target, draft, drafted, self._num_tokens, self._pool)
         return RoundsOnDevice(target, draft, self._decisions[key], self._clock.mark)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.cache.pending_tokens import PendingTokens
     from specdec_cli.lm.files.origin import Origin
-    from specdec_cli.lm.forward.device_rounds import DraftOnDevice, TargetOnDevice
+    from specdec_cli.lm.forward.device_drafts import DraftOnDevice
+    from specdec_cli.lm.forward.device_rounds import TargetOnDevice
     from specdec_cli.lm.hidden_states import HiddenStates
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.lm.traffic import Traffic

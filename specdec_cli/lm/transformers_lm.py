@@ -349,7 +349,7 @@ class TransformersLM:
         if guessed is not None:
             graph, unread = self._forward.guessed, guessed.unread
             if graph is not None and unread is not None and self._short_context is None:
-                from specdec_cli.lm.forward.device_rounds import ModelOnDevice
+                from specdec_cli.lm.forward.device_drafts import ModelOnDevice
 
                 guessed.on_device = ModelOnDevice(graph, self._contexts, [row.handle for row in rows], unread)
             for feed, row, tokens in zip(feeds, rows, guessed.tokens, strict=True):

@@ -45,7 +45,7 @@ DRAFTS: dict[str, tuple[str, str | None]] = {
     "heads side by side": ("medusa", None),
     "masks of a model on states": ("pard2", None),
     "states before tokens": ("eagle", None),
-    "modules": ("glm 2", None),
+    "modules": ("llama 2", None),
     "masks of a head": ("p-eagle", None),
     "tree by masks of a head": ("p-eagle", "2,2,1"),
     "block with a selector": ("dflash2", None),

@@ -10,7 +10,6 @@ Letters: B sequences, N drafted nodes of each, D their depth, R tokens that the 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,160 +22,12 @@ from torch.nn import functional
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.lm.cache.contexts import Contexts
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
-from specdec_cli.lm.door import CHAIN
+from specdec_cli.lm.forward.device_drafts import BlockTables, DecidedTokens, DraftedTokens, DraftOnDevice
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import NOTHING, GraphInputs, fill, values
-from specdec_cli.lm.forward.graphs import (
-    ForwardGraph,
-    GuessedGraph,
-    Outputs,
-    Replay,
-    ScoredGraph,
-    recorded,
-    slots_of,
-)
-from specdec_cli.lm.forward.recorded_rounds import num_slots_of
+from specdec_cli.lm.forward.graphs import GraphPool, Outputs, Replay, ScoredGraph, recorded, slots_of
 from specdec_cli.lm.hidden_states import HiddenStates
 from specdec_cli.transfer import HostCopy
-
-
-@dataclass(frozen=True, slots=True)
-class DecidedTokens:
-    """Tokens that a round has decided on the device.
-
-    Args:
-        lengths: tokens of each text before the round [B] int64; 0 where there is no sequence.
-        num_accepted: drafted nodes that stand [B] int64.
-        tokens: the last token before the round, those of the nodes that stand, and the target's own [B, D + 2] int64;
-            what stands behind these means nothing.
-        states: hidden states [B, D + 1, taps, hidden] of all of them but the own one; None without taps.
-    """
-
-    lengths: Tensor
-    num_accepted: Tensor
-    tokens: Tensor
-    states: Tensor | None
-
-    @property
-    def own(self) -> Tensor:
-        """The target's own token [B]."""
-        return self.tokens.gather(1, (self.num_accepted + 1)[:, None])[:, 0]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedTokens:
-    """Tokens that a round has drafted.
-
-    Args:
-        unread: the nodes of n sequences.
-        ends: each module's output at the last position of each sequence [M, n, hidden], of a head.
-    """
-
-    unread: PendingTokens
-    ends: Tensor | None = None
-
-
-class DraftOnDevice(ABC):
-    """A recorded draft of n sequences that has run, and runs again from what the device decides.
-
-    Args:
-        graph: what was recorded.
-        inputs: its integers, which the host or `take` writes.
-        nodes: the tokens of its nodes [B, N]; overwritten by each replay.
-        first: what it has drafted already.
-    """
-
-    def __init__(self, graph: Any, inputs: Tensor, nodes: Tensor, first: DraftedTokens) -> None:
-        self.graph, self.inputs, self.nodes, self.first = graph, inputs, nodes, first
-        self._num_filled = graph.num_filled
-
-    @property
-    def is_left_alone(self) -> bool:
-        """Whether the graph was given no other inputs since."""
-        return bool(self.graph.num_filled == self._num_filled)
-
-    @abstractmethod
-    def take(self, decided: DecidedTokens) -> None:
-        """Write the inputs of the next round, on the device alone: a graph records it."""
-
-    @abstractmethod
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Make room for a round behind texts of so many tokens at most; False where there is none."""
-
-    @abstractmethod
-    def launch(self) -> DraftedTokens:
-        """Draft a round."""
-
-    @abstractmethod
-    def follow(self, drafted: DraftedTokens, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
-        """Bring the books to what the caches hold after a round.
-
-        Args:
-            drafted: in the round.
-            texts: of each sequence before the round; None for one that was released.
-            is_last: no further round was launched.
-        """
-
-
-class ModelOnDevice(DraftOnDevice):
-    """A draft model's graph.
-
-    Args:
-        guessed: the graph.
-        mask: stands for tokens that come from one pass.
-        contexts: of the draft model.
-        handles: of the sequences.
-        unread: the guess that it has made.
-    """
-
-    def __init__(
-        self, guessed: GuessedGraph, contexts: Contexts, handles: Sequence[int], unread: PendingTokens
-    ) -> None:
-        graph = guessed.graph
-        super().__init__(graph, graph.inputs, graph.outputs[0][0], DraftedTokens(unread))
-        self._guessed, self._contexts, self._handles = guessed, contexts, handles
-        self._tables = _BlockTables(contexts, handles, graph)
-
-    def take(self, decided: DecidedTokens) -> None:
-        """Write the tokens that the draft's cache lacks, and masks behind them."""
-        form, depth = self._guessed.form, self._guessed.depth
-        step = GraphInputs.views(self.graph.bucket, self.inputs)
-        first, num = decided.lengths, decided.num_accepted + 1
-        if form == CHAIN:  # its tokens are cached but for the last drafted one and the own one
-            first, num = first + num - 2, torch.full_like(num, 2)
-        column = torch.arange(self.graph.bucket.num_tokens, device=num.device)
-        place = (first - decided.lengths + 1)[:, None] + column
-        tokens = decided.tokens.gather(1, place.clamp(max=decided.tokens.shape[1] - 1))
-        num_fed = num
-        if form.mask is not None:
-            tokens = torch.where(column < num[:, None], tokens, form.mask)
-            num_fed = num + depth - 1
-        is_fed = (column < num_fed[:, None]) & (decided.lengths > 0)[:, None]
-        step.tokens.copy_(torch.where(is_fed, tokens, 0))
-        step.positions.copy_(torch.where(is_fed, first[:, None] + column, NOTHING))
-        step.more[: len(num)].copy_(num - 1)
-
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Make room in the draft's cache."""
-        form, depth = self._guessed.form, self._guessed.depth
-        num = depth - 1 if form.tree is None or form.mask is not None else num_slots_of(form.tree, depth)
-        return self._tables.reserve([length + num for length in lengths])
-
-    def launch(self) -> DraftedTokens:
-        """Draft a round."""
-        self.graph.replay()
-        return DraftedTokens(PendingTokens(self.nodes[: len(self._handles)].clone()))
-
-    def follow(self, drafted: DraftedTokens, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
-        """Note the text, and behind the last round's the drafted tokens of a chain."""
-        for i, (handle, text) in enumerate(zip(self._handles, texts, strict=True)):
-            if text is None:
-                continue
-            cached = [*text]
-            if is_last and self._guessed.form == CHAIN:
-                unread = drafted.unread
-                cached += unread.known(unread.stand_ins(i, self._guessed.depth - 1))
-            self._contexts.follow(handle, cached, is_last=is_last)
 
 
 class TargetOnDevice:
@@ -195,7 +46,7 @@ class TargetOnDevice:
     ) -> None:
         self.scored, self.handles, self.num_nodes, self.taps = scored, handles, num_nodes, taps
         self._contexts, self._num_filled = contexts, scored.graph.num_filled
-        self._tables = _BlockTables(contexts, handles, scored.graph)
+        self._tables = BlockTables(contexts, handles, scored.graph)
 
     @property
     def is_left_alone(self) -> bool:
@@ -228,33 +79,6 @@ class TargetOnDevice:
                 self._contexts.follow(handle, text, is_last=is_last)
 
 
-class _BlockTables:
-    """The blocks of sequences, as a graph knows them."""
-
-    def __init__(self, contexts: Contexts, handles: Sequence[int], graph: ForwardGraph) -> None:
-        self._contexts, self._handles, self._graph = contexts, handles, graph
-        self._sent: list[int] = []
-
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Have blocks for so many tokens of each, and tell the graph where they are; False where there are too few."""
-        bucket, inputs = self._graph.bucket, self._graph.inputs
-        if not self._contexts.reserve(dict(zip(self._handles, lengths, strict=True)), bucket.num_blocks):
-            return False
-        blocks = [self._contexts.sequences[handle].blocks for handle in self._handles]
-        if [*map(len, blocks)] != self._sent:
-            send_tables(GraphInputs.views(bucket, inputs).tables, blocks)
-            self._sent = [*map(len, blocks)]
-        return True
-
-
-def send_tables(tables: Tensor, blocks: Sequence[Sequence[int]]) -> None:
-    """Fill block tables [B, N] of a graph, without waiting for the device, between two of its replays."""
-    num_rows, width = tables.shape
-    rows = [[*its, *[NOTHING] * (width - len(its))] for its in blocks]
-    rows += [[NOTHING] * width] * (num_rows - len(rows))
-    fill(tables.view(-1), [block for row in rows for block in row])
-
-
 class DecisionGraph:
     """The graph behind a target's: it decides a greedy round and writes the inputs of the next one.
 
@@ -275,7 +99,7 @@ class DecisionGraph:
     """
 
     def __init__(
-        self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted, num_tokens: int, pool: Any
+        self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted, num_tokens: int, pool: GraphPool
     ) -> None:
         self._target, self._draft, self._num_tokens, self._taps = target.scored, draft, num_tokens, list(target.taps)
         self._is_chain, self._depth, num = drafted.is_chain, drafted.max_depth, len(drafted)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -148,7 +148,7 @@ class Graphs:
         self._max_context = max_context
         self._device: torch.device = model.device
         self._kernels = kernels_for(self._device)
-        self._pool = pool_of(self._device)
+        self._pool = GraphPool(self._device)
         self._scores: dict[tuple[Bucket, bool], ForwardGraph] = {}
         self._guesses: dict[
             tuple[Bucket, TreeShape, int, bool, int, ChoiceKind], tuple[ForwardGraph, ChoiceInputs]
@@ -351,10 +351,24 @@ def kernels_for(device: torch.device) -> Any:
     return split_attention
 
 
-def pool_of(device: torch.device) -> Any:
-    """The pool of graphs' own memory. One serves many graphs: an output is read before the next replay."""
-    cuda: Any = torch.cuda
-    return cuda.graph_pool_handle() if device.type == "cuda" else None
+class GraphPool:
+    """Where graphs' own memory comes from. One serves many graphs: an output is read before the next replay.
+
+    Args:
+        device: of the graphs.
+
+    Attributes:
+        handle: as torch's recording takes it; None but on a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.renew()
+
+    def renew(self) -> None:
+        """Take another pool: one that a recording failed in takes no further one."""
+        cuda: Any = torch.cuda
+        self.handle = cuda.graph_pool_handle() if self._device.type == "cuda" else None
 
 
 def slots_of(tables: Tensor, block_size: int, nowhere: int) -> Tensor:
@@ -370,7 +384,7 @@ def slots_of(tables: Tensor, block_size: int, nowhere: int) -> Tensor:
     return torch.where(tables[:, :, None] == NOTHING, nowhere, slots).flatten(1)
 
 
-def recorded(run: Callable[[], Outputs], device: torch.device, pool: Any, what: str) -> tuple[Replay, Outputs]:
+def recorded(run: Callable[[], Outputs], device: torch.device, pool: GraphPool, what: str) -> tuple[Replay, Outputs]:
     """`record`, with an error of one sentence where that fails.
 
     Raises:
@@ -381,11 +395,20 @@ def recorded(run: Callable[[], Outputs], device: torch.device, pool: Any, what: 
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        message = f"{what} cannot be recorded: {first_line(error)}"
+        # What a graph cannot hold ends the recording with another error, whose context says what it was.
+        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+        message = f"{what} cannot be recorded: {first_line(cause)}"
         raise RunError(message, "use --decoder transformers") from error
 
 
-def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[Replay, Outputs]:
+@lru_cache
+def _recording_stream(device: torch.device) -> Any:
+    """The stream that everything on a GPU is recorded on; torch's own is the first GPU's for all of them."""
+    cuda: Any = torch.cuda
+    return cuda.Stream(device)
+
+
+def record(run: Callable[[], Outputs], device: torch.device, pool: GraphPool) -> tuple[Replay, Outputs]:
     """Record a function's work on a GPU; returns its replay, and the tensors that each replay overwrites.
 
     Args:
@@ -405,7 +428,12 @@ def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple
                 run()
         now.wait_stream(aside)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=pool):
-            outputs = run()
+        try:
+            # One that fails leaves its stream the current one: the outer block brings back the one before.
+            with cuda.stream(now), cuda.graph(graph, pool=pool.handle, stream=_recording_stream(device)):
+                outputs = run()
+        except BaseException:
+            pool.renew()
+            raise
     replay: Replay = graph.replay
     return replay, outputs

@@ -21,7 +21,7 @@ from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, fill
-from specdec_cli.lm.forward.graphs import Outputs, Replay, kernels_for, pool_of, recorded, slots_of
+from specdec_cli.lm.forward.graphs import GraphPool, Outputs, Replay, kernels_for, recorded, slots_of
 from specdec_cli.lm.forward.recorded_rounds import (
     NO_PLACE,
     RecordedDraft,
@@ -185,7 +185,7 @@ class HeadGraphs:
     def drop(self) -> None:
         """Forget what was recorded, as the caches move."""
         self._graphs.clear()
-        self._pool = pool_of(self._device)  # the old one went with the last of its graphs
+        self._pool = GraphPool(self._device)  # the old one went with the last of its graphs
 
     def guess(
         self, rows: Sequence[HeadDraftRow], num_tokens: int, tree: TreeShape | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
-from specdec_cli.lm.forward.device_rounds import DecidedTokens, DraftedTokens, DraftOnDevice, send_tables
+from specdec_cli.lm.forward.device_drafts import DecidedTokens, DraftedTokens, DraftOnDevice, send_tables
 from specdec_cli.lm.forward.graph_inputs import NOTHING
 from specdec_cli.lm.forward.recorded_rounds import NO_PLACE
 from specdec_cli.lm.heads.head_graphs import HeadGraph, HeadInputs

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.budget import count_in
 from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
-from specdec_cli.lm.forward.device_rounds import DraftedTokens
+from specdec_cli.lm.forward.device_drafts import DraftedTokens
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
 from specdec_cli.lm.forward.recorded_rounds import num_slots_of

@@ -382,6 +382,38 @@ def test_a_forward_that_waits_for_the_device_is_one_sentence(both, monkeypatch: 
         recorded.score([Row(0, TEXT[:9], 1)])
 
 
+def test_what_a_graph_cannot_hold_is_named_and_not_how_the_recording_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run, device, pool) -> None:
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(graphs, "record", refuse)
+    cpu = torch.device("cpu")
+    with pytest.raises(RunError, match="a sum cannot be recorded: operation not permitted when stream is capturing"):
+        graphs.recorded(lambda: (torch.zeros(1),), cpu, graphs.GraphPool(cpu), "a sum")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_recording_that_fails_leaves_the_stream_and_lets_others_follow() -> None:
+    device, cuda = torch.device("cuda"), torch.cuda
+    pool, before = graphs.GraphPool(device), cuda.current_stream(device)
+    x = torch.ones(3, device=device)
+
+    def waits() -> tuple[torch.Tensor]:
+        return (x * x.sum().item(),)
+
+    with pytest.raises(RunError, match=r"a product cannot be recorded: .*captur"):
+        graphs.recorded(waits, device, pool, "a product")
+    assert cuda.current_stream(device) == before
+    replay, (found,) = graphs.recorded(lambda: (x * 2,), device, pool, "another product")
+    x.fill_(5)
+    replay()
+    assert found.tolist() == [10, 10, 10]
+
+
 def test_graphs_give_the_hidden_states_that_rows_want(both, recorder) -> None:
     plain, recorded = both()
     for lm in (plain, recorded):

@@ -2,6 +2,8 @@
 
 import ctypes
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -167,3 +169,14 @@ def test_every_processor_has_the_same_bits(processor):
 def test_a_type_without_a_layout_is_told():
     assert has_layout(int(Type.Q4_K))
     assert not has_layout(int(Type.IQ1_S))
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_type():
+    script = Path(__file__).parents[3] / "benchmarks" / "block_products.py"
+    words = ["--types", "Q8_0", "--rows", "1", "6", "--runs", "2"]
+    done = subprocess.run(
+        [sys.executable, str(script), *words], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.startswith('Q8_0 {"1": {"cached, ns": ')
+    assert '"6 rows over 1": ' in done.stdout
