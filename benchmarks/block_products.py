@@ -125,7 +125,8 @@ def main() -> None:
     size = 256 << 20
     weights = (ctypes.c_uint8 * size).from_buffer(bytearray(os.urandom(1 << 20).translate(_ORDINARY) * (size >> 20)))
     results: dict[str, Any] = {"instructions": "AVX2" if given.avx2 else before["instructions"]}
-    results["a row in registers, ns"] = round(in_registers, 2)
+    if in_registers:
+        results["a row in registers, ns"] = round(in_registers, 2)
     for name in given.types:
         inputs = INPUTS["K" if name.endswith(("_K", "XS")) else "legacy"]
         found: dict[str, Any] = {}

@@ -380,7 +380,7 @@ struct Group {
 };
 
 // Asks for what the group has that comes later: busy with several rows, a processor reads too little ahead by itself. Zen 4
-// is asked for more, further ahead, which its second cache holds: six rows take a tenth of their time less.
+// is asked for more, further ahead, which its second cache holds.
 template <class L>
 inline void fetch(const uint8_t* codes, long part, long parts) {
     const long size = L::UNIT_BYTES / L::UNIT_BLOCKS / parts;
