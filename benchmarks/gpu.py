@@ -9,10 +9,9 @@ run, and the numbers of rows with which the first row's logits have other bits. 
 whose tokens stand by chance (`--acceptance`) or by what they are (`greedy`; random weights hardly ever agree): tokens
 per second with and without, a round beside the graphs in it, replayed alone (one guess, one verification, one decision
 where rounds are launched ahead), and how often the host waits for the device in a round, counted by torch's profiler.
-`none` and `greedy` are measured in turn with arms that wait for each round before the next is launched, as forced
-acceptance does; a speed-up is over the `none` that launches its rounds in the same way. Kept as
-results/gpu.json, or gpu_int8.json; elsewhere than on a GPU the script can be tried, and nothing is kept except in
-`--output`.
+`none` and `greedy` are measured in turn with arms that wait for each round before the next is launched; a speed-up is
+over the `none` that launches its rounds in the same way. Kept as results/gpu.json, or gpu_int8.json; elsewhere than on
+a GPU the script can be tried, and nothing is kept except in `--output`.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> 
     arms: dict[str, float | None] = {**judged, **{f"{one:g}": one for one in options.acceptance}}
     for name, acceptance in arms.items():
         k = 0 if name.startswith("none") else options.k
-        goes_ahead = acceptance is None and not name.endswith(WAITING)
+        goes_ahead = not name.endswith(WAITING)
         chance = spec
         if acceptance is not None:
             rates = tuple(acceptance**i for i in range(1, k + 1))

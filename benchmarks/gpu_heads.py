@@ -128,8 +128,8 @@ def rates_of(arm: HeadArm, options: argparse.Namespace) -> tuple[float, ...]:
 def engine_of(arm: HeadArm, made: dict[str, Engine], options: argparse.Namespace) -> Engine:
     """An engine that decodes as an arm does."""
     its = made[arm.draft]
-    if arm.draft == "none":  # it waits for each round, as forced acceptance does
-        return Engine(its.target, its.drafter, its.tokenizer, its.options, goes_ahead=False)
+    if arm.draft == "none":
+        return its
     tree = tree_of(arm, [options.acceptance, *options.further_ranks])
     chance = replace(
         its.options, num_speculative_tokens=arm.k, tree=None if tree is None else str(tree), verify="synthetic",

@@ -37,6 +37,8 @@ class Rule:
         keeps_tokens: whether the output is, token for token, that of decoding without a draft.
         needs_rates: whether given chances decide, at every temperature, and not the target.
         judges_trees: whether it judges nodes that are no chain.
+        on_device: `module:function` that does the same on a device, for rounds that the host does not wait for; without
+            one it does.
     """
 
     judge: str
@@ -50,13 +52,16 @@ class Rule:
     keeps_tokens: bool = False
     needs_rates: bool = False
     judges_trees: bool = False
+    on_device: str = ""
 
 
 _BY_NODES = "engine.residual:traversal"
+_BY_NODES_ON_DEVICE = "engine.device_verdicts:traversal"
 RULES: dict[str, Rule] = {
     GREEDY: Rule(
         "engine.verify:greedy",
         "if it is the target's most likely token",
+        on_device="engine.device_verdicts:greedy",
         samples=False,
         keeps_tokens=True,
         judges_trees=True,
@@ -66,6 +71,7 @@ RULES: dict[str, Rule] = {
         "each token by itself, with probability min(1, p/q)",
         "Leviathan et al. 2022, arXiv:2211.17192",
         needs_q=True,
+        on_device="engine.device_verdicts:rejection",
         judges_trees=True,
     ),
     "block": Rule(
@@ -74,6 +80,7 @@ RULES: dict[str, Rule] = {
         "Sun et al. 2024, arXiv:2403.10444",
         needs_q=True,
         judges_jointly=True,
+        on_device=_BY_NODES_ON_DEVICE,
     ),
     "traversal": Rule(
         _BY_NODES,
@@ -81,6 +88,7 @@ RULES: dict[str, Rule] = {
         "Weng et al. 2025, arXiv:2505.12398",
         needs_q=True,
         judges_jointly=True,
+        on_device=_BY_NODES_ON_DEVICE,
         judges_trees=True,
     ),
     "gumbel": Rule(
@@ -89,11 +97,13 @@ RULES: dict[str, Rule] = {
         "Daliri, Musco, Suresh 2024, arXiv:2408.07978",
         shares_noise=True,
         keeps_tokens=True,
+        on_device="engine.device_verdicts:gumbel",
         judges_trees=True,
     ),
     "exact-match": Rule(
         "engine.verify:exact_match",
         "if the target's own sample is the same token; accepts the fewest",
+        on_device="engine.device_verdicts:exact_match",
         judges_trees=True,
     ),
     "typical": Rule(
@@ -108,6 +118,7 @@ RULES: dict[str, Rule] = {
         is_lossless=False,
         needs_rates=True,
         judges_trees=True,
+        on_device="engine.device_verdicts:synthetic",
     ),
 }
 """Every verification mode. The order is that of messages."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec_cli.engine.residual import _Residuals
+from specdec_cli.engine.residual import Residuals
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
 from specdec_cli.lm.heads.head_sequences import HeadSequences
 from specdec_cli.lm.llama import native
@@ -52,17 +52,17 @@ def compile_otherwise(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, str
 
 def own_weights_of_p(residuals: Any, last: Any) -> Any:
     """The distribution of the own token without its residual: p itself."""
-    return residuals.group.p.dense()[[residuals._places[node] for node in last]]
+    return residuals._p[[residuals._places[node] for node in last]]
 
 
 def forget_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the own token after a refused one drawn from p."""
-    monkeypatch.setattr(_Residuals, "own_weights", own_weights_of_p)
+    monkeypatch.setattr(Residuals, "own_weights", own_weights_of_p)
 
 
 def keep_residuals_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a refused child leave p as it was, for the children after it."""
-    refuse = _Residuals._refuse_drawn
+    refuse = Residuals._refuse_drawn
 
     def forgets(residuals: Any, nodes: Any) -> None:
         before = residuals.p.copy()
@@ -70,7 +70,7 @@ def keep_residuals_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
         residuals.p[:], residuals.total[:] = before, 1.0
         residuals._left.clear()
 
-    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
+    monkeypatch.setattr(Residuals, "_refuse_drawn", forgets)
 
 
 def refused_keys_kept(monkeypatch: pytest.MonkeyPatch) -> None:

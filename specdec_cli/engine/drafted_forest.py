@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.transfer import sent
@@ -70,7 +71,7 @@ class Forest:
     """
 
     def __init__(self, forms: Forms, is_joint: bool, device: torch.device | None) -> None:
-        self._device, self._is_joint = device, is_joint
+        self._device, self._is_joint, self._sent = device, is_joint, dict[tuple[int, ...], Any]()
         self.begins = [*accumulate((len(parents) for parents, _ in forms), initial=0)]
         self.num = num = self.begins.pop()
         self.parents, self.q_places, self.next = list[int](), list[int](), [_NOTHING] * num
@@ -140,6 +141,11 @@ class Forest:
         return self.table([[*its[: its.index(node)], self.num] for node, its in enumerate(siblings)])
 
     @cached_property
+    def first_children(self) -> Any:
+        """The first child of each node and context end [N]; of one without, some node."""
+        return self.at([its[0] if its else 0 for its in self.children])[0]
+
+    @cached_property
     def certain(self) -> tuple[Any, Any]:
         """How many children of each node and context end were drafted without chance [N], and which [N, most]."""
         its = [[node for node in nodes if self.q_places[node] == NOT_DRAWN] for nodes in self.children]
@@ -151,12 +157,25 @@ class Forest:
         filled = [[*its, *[its[-1]] * (most - len(its))] for its in lists]
         return self.at([*chain.from_iterable(filled)])[0].reshape(len(lists), most)
 
+    @property
+    def is_host(self) -> bool:
+        """Whether indices are on the host, in arrays of numpy."""
+        return self._device is None
+
+    def rows_of(self, values: Tensor, places: Sequence[int]) -> Tensor:
+        """Some rows of values [..., V], to be read only."""
+        if len(places) and [*places] == [*range(places[0], places[0] + len(places))]:  # no copy
+            return values[places[0] : places[0] + len(places)]
+        return values[torch.as_tensor(self.at(places)[0])]
+
     def at(self, *lists: Sequence[int]) -> Sequence[Any]:
-        """Lists as indices, in one copy to a device."""
+        """Lists as indices. To a device they go in one copy, once: a graph that is recorded may read them again."""
         if self._device is None:
             return [np.array(its, dtype=np.int64) for its in lists]
-        every = sent([*chain.from_iterable(lists)], torch.int64, self._device)
-        return torch.split(every, [*map(len, lists)])
+        every, sizes = tuple(chain.from_iterable(lists)), [*map(len, lists)]
+        if every not in self._sent:
+            self._sent[every] = sent(every, torch.int64, self._device)
+        return torch.split(self._sent[every], sizes)
 
 
 forest_of = lru_cache(maxsize=64)(Forest)

@@ -52,7 +52,7 @@ class Engine:
         options: see EngineOptions.
         eos_token_ids: the model's own end tokens.
         generation: sampling defaults of the target's checkpoint, for callers to read; the engine ignores them.
-        goes_ahead: launches a greedy round on a GPU before the last one is read; False waits for each, for comparisons.
+        goes_ahead: launches a round on a GPU before the last one is read; False waits for each, for comparisons.
     """
 
     @checked_call("Engine", makes=_MAKES)

@@ -29,20 +29,27 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END
-from specdec_cli.engine.drafted_forest import NOT_DRAWN, Wave, forest_of
+from specdec_cli.engine.drafted_forest import NOT_DRAWN, Forest, Wave, forest_of
 from specdec_cli.engine.verify import RowGroup, Verdict, from_p, together
 from specdec_cli.transfer import sent
 
 
-class _Residuals:
+class Residuals:
     """The p and q of all rows' nodes, as refused children leave them.
 
     Args:
-        group: the rows, of which at least one has drafted tokens.
+        forest: of the rows' drafted trees, of which one has a node at least.
+        p: distributions [n, V] float32 at the rows' places.
+        places: where in p it is decided what follows each node and context end.
+        tokens: of all nodes [n] int64, where p is.
+        p_drafted: p of these, each behind its parent [n].
+        q: distributions [n, V] that nodes were drawn from; None where none was drawn by chance.
+        uniforms: by which each node is tried [n] float64; on a CPU as numpy.
         is_joint: whether a node's own a weighs what follows it (traversal), or a is 1 everywhere (rejection).
+        is_there: whether each node is there [n] bool, if some may be missing of those that were drawn by chance: last
+            siblings, and what is behind these; None on a CPU.
 
     Attributes:
-        uniforms: by which each node is tried [n] float64.
         p: p(x) of each node [n] float64, a refused sibling's successor with the weight that the refusal leaves it.
         q: q(x) of each node [n] float64, 1 where it was drafted without chance.
         mass: a of each node and context end [N] float64, as the refused children leave it.
@@ -52,28 +59,31 @@ class _Residuals:
         factor: of the uniform numbers [N] float64.
     """
 
-    def __init__(self, group: RowGroup, is_joint: bool) -> None:
-        self.group, self._is_joint, p = group, is_joint, group.p.dense()
-        # Where in p it is decided what follows each node and context end.
-        nodes = [
-            [*range(start + 1, start + 1 + len(row))] for start, row in zip(group.starts, group.tokens, strict=True)
-        ]
-        self._places = [*chain.from_iterable(nodes), *group.starts]
-        self._is_host = p.is_cpu
+    def __init__(
+        self,
+        forest: Forest,
+        p: Tensor,
+        places: Sequence[int],
+        tokens: Tensor,
+        p_drafted: Tensor,
+        q: Tensor | None,
+        uniforms: Any,
+        is_joint: bool,
+        is_there: Tensor | None = None,
+    ) -> None:
+        self.forest, self._p, self._places, self._tokens = forest, p, places, tokens
+        self._is_joint, self._is_host, self.uniforms, self._is_there = is_joint, forest.is_host, uniforms, is_there
         self._xp: Any = np if self._is_host else torch
-        forms = tuple((row.guesses.drafted.parents, row.guesses.q is not None) for row in group.rows)
-        self.forest = forest = forest_of(forms, is_joint, None if self._is_host else p.device)
-        uniforms = [*chain.from_iterable(group.acceptance_uniforms())]
-        self.uniforms = np.array(uniforms) if self._is_host else sent(uniforms, torch.float64, p.device)
-        self.p = self._numbers(group.at_drafted(p).double())
+        self.p = self._numbers(p_drafted.double())
         ones = self._numbers(p.new_ones(6, len(forest.children), dtype=torch.float64))
         self.mass, self.total, self.rest, self.limit, self.factor, self._q_refused = ones
         self._q_refused -= 1.0
-        self.q = self._xp.ones_like(self.p)
-        self._tokens = self._tensor([*chain.from_iterable(group.tokens)])
-        self._look_up_q()
+        self.q, self._q_rows = self._xp.ones_like(self.p), q
         # p [V] of parents as refused children leave it, not normalized: rows of several tensors, and which is whose.
         self._weights, self._left = list[Tensor](), dict[int, tuple[int, int]]()
+        self._look_up_q()
+        if is_there is not None:  # a node that is missing never stands
+            self.p, self.q = torch.where(is_there, self.p, 0.0), torch.where(is_there, self.q, 1.0)
         with np.errstate(all="ignore"):
             self._refuse_all()
 
@@ -97,12 +107,9 @@ class _Residuals:
 
     def _look_up_q(self) -> None:
         """Look q(x) up where nodes were drawn by chance."""
-        parts = [row.guesses.q for row in self.group.rows if row.guesses.q is not None and row.guesses.drafted]
-        self._q_rows: Tensor | None = None
-        if parts:
-            self._q_rows = together(parts).to(self.group.p.scores.device)
+        if self._q_rows is not None:
             drawn = [node for node, place in enumerate(self.forest.q_places) if place != NOT_DRAWN]
-            shape = len(drawn), self.group.p.scores.shape[1]
+            shape = len(drawn), self._p.shape[1]
             assert self._q_rows.shape == shape, "q has a row for each drafted token, as wide as p"
             (at,) = self.forest.at(drawn)
             q = self._q_rows.gather(1, self._tokens[torch.as_tensor(at)][:, None])
@@ -129,7 +136,7 @@ class _Residuals:
         gain = self.mass[above] * (1.0 - self.p[at] / self.total[above])
         left = self._xp.maximum(self.total[above[:num]] - self.p[at[:num]], self.p[after])
         self.total[above[:num]] = self._xp.where(left > float_info.min, left, float_info.min)
-        self._lower(above, num, gain)
+        self._lower(above, num, gain, at, after)
 
     def _refuse_drawn(self, nodes: Sequence[int]) -> None:
         """Refuse nodes that were drawn by chance."""
@@ -140,6 +147,8 @@ class _Residuals:
         sums = self._numbers(left.sum(dim=-1, dtype=torch.float64))
         if num:
             its, has_rest = above[:num], sums[:num] > 0  # else p equals q, and the refusal comes from the last bits
+            if self._is_there is not None:
+                has_rest = has_rest & self._is_there[after]
             self._left |= {parent: (len(self._weights), i) for i, parent in enumerate(parents[:num])}
             self._weights.append(self._where(has_rest, left[:num], p[:num]))
             self.total[its] = self._xp.where(has_rest, sums[:num], self.total[its])
@@ -148,15 +157,21 @@ class _Residuals:
             self.p[after] = self._xp.where(has_rest, of_next, self.p[after])
             self._q_refused[its] += self.q[at[:num]]
             rest = self._numbers(q[:num].sum(dim=-1, dtype=torch.float64)) - self._q_refused[its]
-            self.rest[its] = self._xp.maximum(rest, self.q[after])
-        self._lower(above, num, sums)
+            self.rest[its] = self._if_there(after, self._xp.maximum(rest, self.q[after]), self.rest[its])
+        self._lower(above, num, sums, at, after)
 
-    def _lower(self, above: Any, num: int, gain: Any) -> None:
+    def _lower(self, above: Any, num: int, gain: Any, at: Any, after: Any) -> None:
         """Give parents the a that a refused child leaves, by S = Σ(a p - q)+; `num` of them have a child left."""
         if self._is_joint:
             total = gain + 1.0 - self.mass[above]
-            mass = self.limit[above] = self._xp.where(total > 0, gain / total, 1.0)
-            self.mass[above[:num]] = mass[:num]  # behind the last child, own tokens need the a before
+            mass = self._xp.where(total > 0, gain / total, 1.0)
+            self.limit[above] = self._if_there(at, mass, self.limit[above])
+            # Behind the last child, own tokens need the a before.
+            self.mass[above[:num]] = self._if_there(after, mass[:num], self.mass[above[:num]])
+
+    def _if_there(self, nodes: Any, new: Any, old: Any) -> Any:
+        """Values [n] where nodes are there, and those before where they are missing."""
+        return new if self._is_there is None else torch.where(self._is_there[nodes], new, old)
 
     def own_weights(self, last: Any) -> Tensor:
         """Weights [B, V] of each row's own token, not normalized: of p after a leaf, else of the last residual.
@@ -167,6 +182,8 @@ class _Residuals:
         weights = p = self._current(last.tolist()) if self._is_host else self._current_of(last)
         place = self.forest.last_q[last]
         has_q = place != NOT_DRAWN
+        if self._is_there is not None:
+            has_q = has_q & self._is_there[self.forest.first_children[last]]
         if self._q_rows is not None and not (self._is_host and not has_q.any()):
             left = self._excess(p, self._q_of(self._xp.maximum(place, 0 * place)), last)
             weights = self._where(has_q, left, p)
@@ -190,17 +207,19 @@ class _Residuals:
 
     def _current(self, parents: Sequence[int]) -> Tensor:
         """Rows [n, V] of p behind parents, to be read only, as the refused children leave them."""
-        p = self.group.probs([self._places[parent] for parent in parents])
+        p = self.forest.rows_of(self._p, [self._places[parent] for parent in parents])
         changed = {i: self._left[parent] for i, parent in enumerate(parents) if parent in self._left}
         if changed:
             p = p.clone()
-            p[self._tensor([*changed])] = torch.stack([self._weights[number][row] for number, row in changed.values()])
+            p[torch.as_tensor(self.forest.at([*changed])[0])] = torch.stack(
+                [self._weights[number][row] for number, row in changed.values()]
+            )
         return p
 
     def _current_of(self, last: Tensor) -> Tensor:
         """The same [B, V] of nodes that the device has chosen."""
         (place,) = self.forest.at(self._places)
-        p = self.group.p.dense()[place[last]]
+        p = self._p[place[last]]
         for number, weights in enumerate(self._weights):
             left = [self._left.get(node, (-1, -1)) for node in range(len(self._places))]
             (rows,) = self.forest.at([row if its == number else -1 for its, row in left])
@@ -226,9 +245,7 @@ class _Residuals:
         assert self._q_rows is not None, "these nodes were drawn by chance"
         if isinstance(places, Tensor):
             return self._q_rows[places]
-        if list(places) == [*range(places[0], places[0] + len(places))]:  # no copy
-            return self._q_rows[places[0] : places[0] + len(places)]
-        return self._q_rows[self._tensor(places)]
+        return self.forest.rows_of(self._q_rows, places)
 
     def passes(self) -> Any:
         """Whether each node passes its own test [n] bool."""
@@ -241,15 +258,10 @@ class _Residuals:
         stands[:num] = self.passes()
         if not self._is_joint:
             # A sibling that passes stands before those after it, and a node with its whole path alone.
-            fails = ~stands
-            fails[num:] = True
+            fails = ~stands | (self.forest.depths == 0)
             stands[:num] &= fails[self.forest.earlier].all(1)
             stands[:num] = stands[self.forest.paths].all(1)
         return self.forest.order[self.forest.rows, (stands[self.forest.order] * 1).argmax(1)]
-
-    def own_tokens(self, last: Any) -> Tensor:
-        """Each row's own token [B] int64 after its last node that stands, or after its context's end."""
-        return self.group.own_tokens(self.forest.depths[last], self.forest.most_depth, self.own_weights(last))
 
     def _numbers(self, values: Tensor) -> Any:
         """Float64 of the device, as numpy on a CPU."""
@@ -258,9 +270,6 @@ class _Residuals:
     def _column(self, numbers: Any) -> Tensor:
         """The same as a column [n, 1] float32."""
         return torch.as_tensor(numbers).float()[:, None]
-
-    def _tensor(self, values: Sequence[Any]) -> Tensor:
-        return sent(values, torch.int64, self.group.p.scores.device)
 
 
 def rejection(group: RowGroup) -> list[Verdict]:
@@ -277,9 +286,27 @@ def _verdicts(group: RowGroup, is_joint: bool) -> list[Verdict]:
     """The first node in post-order that stands, and an own token from p or from what refused children leave of it."""
     if not any(group.tokens):
         return from_p(group)
-    residuals = _Residuals(group, is_joint)
-    last, forest = residuals.last(), residuals.forest
-    results = last, residuals.own_tokens(last), residuals.q > 0
+    p, nodes = (
+        group.p.dense(),
+        [[*range(start + 1, start + 1 + len(row))] for start, row in zip(group.starts, group.tokens, strict=True)],
+    )
+    forms = tuple((row.guesses.drafted.parents, row.guesses.q is not None) for row in group.rows)
+    forest = forest_of(forms, is_joint, None if p.is_cpu else p.device)
+    uniforms = [*chain.from_iterable(group.acceptance_uniforms())]
+    q = [row.guesses.q for row in group.rows if row.guesses.q is not None and row.guesses.drafted]
+    residuals = Residuals(
+        forest,
+        p,
+        [*chain.from_iterable(nodes), *group.starts],
+        sent([*chain.from_iterable(group.tokens)], torch.int64, p.device),
+        group.at_drafted(p),
+        together(q).to(p.device) if q else None,
+        np.array(uniforms) if p.is_cpu else sent(uniforms, torch.float64, p.device),
+        is_joint,
+    )
+    last = residuals.last()
+    own = group.own_tokens(forest.depths[last], forest.most_depth, residuals.own_weights(last))
+    results = last, own, residuals.q > 0
     if isinstance(last, Tensor):  # in one copy, so that a GPU is waited for once
         nodes, tokens, are_right = torch.stack((*results[:2], results[2].all().expand_as(last))).tolist()
     else:

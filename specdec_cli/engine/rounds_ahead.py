@@ -1,15 +1,18 @@
-"""Greedy rounds that a GPU is given before the host has read those before them ("asynchronous scheduling").
+"""Rounds that a GPU is given before the host has read those before them ("asynchronous scheduling").
 
 While a round runs, the host does its own work on the round before: verdicts, stop strings, events, the next schedule.
 What the host alone finds out is applied one round late: what a sequence that has ended was given beyond its end is
 dropped with it, and where other rows are scheduled, no further round is launched and the last one is still delivered.
-Then steps go on as always, until all rows decode greedily again with the same k.
+Then steps go on as always, until all rows have the same k again, and none needs the host.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.drafters.contract import DraftsOnDevice, Guesses
@@ -19,12 +22,15 @@ from specdec_cli.errors import RunError
 from specdec_cli.events import Noticed
 from specdec_cli.lm.door import ScoresOnDevice, Tapped
 from specdec_cli.sampling.chain import ChainRow, LargestLogits, is_edited
+from specdec_cli.verification import GREEDY, RULES
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.device_verdicts import ChanceJudge, RoundForm
     from specdec_cli.engine.sequence import Sequence as EngineSequence
     from specdec_cli.lm.forward.device_drafts import DraftOnDevice
     from specdec_cli.lm.forward.device_rounds import DecidedRound, DecisionGraph, RoundsOnDevice, TargetOnDevice
     from specdec_cli.lm.forward.graphs import GraphPool
+    from specdec_cli.sampling.params import SamplingParams
 
 
 class _StepClock(Protocol):
@@ -48,7 +54,8 @@ class RoundsAhead:
         num_tokens: V, the real vocabulary.
         features: of all sequences.
         clock: of the target's device.
-        judge: gives rows their verdicts by their largest logits.
+        rates: as `stepper.Stepper` has them.
+        judge: gives rows their verdicts by their largest logits, and by their last nodes that stand and own tokens.
         notices: takes those to report.
     """
 
@@ -59,14 +66,15 @@ class RoundsAhead:
         num_tokens: int,
         features: FeatureBook,
         clock: _StepClock,
-        judge: Callable[[Sequence[StepRow], LargestLogits], None],
+        rates: Sequence[float],
+        judge: Callable[[Sequence[StepRow], LargestLogits, Sequence[tuple[int, int]]], None],
         notices: list[Noticed],
     ) -> None:
         self._target, self._drafter, self._num_tokens = target, drafter, num_tokens
-        self._features, self._clock, self._judge = features, clock, judge
-        self._decisions: dict[tuple[Any, ...], DecisionGraph] = {}
+        self._features, self._clock, self._rates, self._judge = features, clock, tuple(rates), judge
+        self._decisions: dict[tuple[Any, ...], tuple[DecisionGraph, ChanceJudge]] = {}
         self._pool: GraphPool | None = None
-        self._is_refused = False
+        self._most_rows = sys.maxsize  # that decide on the device
         self._notices = notices
         self._clear()
 
@@ -92,9 +100,10 @@ class RoundsAhead:
 
     def begin(self, rows: Sequence[StepRow]) -> bool:
         """Take over a step that the target has just scored, if its rows can go on without the host, and verify it."""
-        is_free = self._rounds is None and not self._is_refused
+        is_free = self._rounds is None and len(rows) <= self._most_rows
         draft = self._draft_of(rows) if is_free and all(map(_is_plain, rows)) else None
-        if draft is None:
+        form = None if draft is None else self._form_of(rows)
+        if draft is None or form is None:
             return False
         drafted, on_device = draft
         target = self._target.scored_on_device(rows[0].taps)
@@ -102,11 +111,8 @@ class RoundsAhead:
             return False
         if on_device is not None and on_device.inputs.device != target.scored.graph.inputs.device:
             return False
-        try:
-            rounds = self._made(target, on_device, drafted)
-        except RunError as error:
-            self._is_refused = True
-            self._notices.append(Noticed(None, f"each step waits for the one before it: {error.message}"))
+        rounds = self._made(target, on_device, drafted, form, [row.sequence.params for row in rows])
+        if rounds is None:
             return False
         self._rounds, self._sequences = rounds, [row.sequence for row in rows]
         self._drafted, self._k, self._is_broken = drafted, rows[0].k, False
@@ -137,7 +143,7 @@ class RoundsAhead:
             return None if any(row.taps for row in rows) else (NOTHING, None)
         drafter = self._drafter(first.sequence.draft)
         on_device = None if drafter is None else drafter.on_device
-        if on_device is None or guesses.unread is not on_device.first.unread or guesses.unread.paths is not None:
+        if on_device is None or guesses.unread is not on_device.first.unread:
             return None
         for i, row in enumerate(rows):
             stand_ins = tuple(guesses.unread.stand_ins(i, len(guesses.drafted)))
@@ -147,24 +153,74 @@ class RoundsAhead:
                 return None
         return guesses.drafted, on_device
 
-    def _made(self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted) -> RoundsOnDevice:
-        """Rounds of two graphs; what decides them is recorded once."""
-        import torch
+    def _form_of(self, rows: Sequence[StepRow]) -> RoundForm | None:
+        """How rows are decided alike; None where the host has to decide."""
+        rules = {row.sequence.rule for row in rows}
+        others = rules - {RULES[GREEDY]}
+        rule, guesses, tree = next(iter(others or rules)), rows[0].guesses, rows[0].sequence.tree
+        have_q = {row.guesses.q is not None for row in rows if row.sequence.rule is rule}
+        if len(others) > 1 or not rule.on_device or len(have_q) > 1:
+            return None
+        parents, depth = guesses.drafted.parents, guesses.drafted.max_depth
+        if guesses.unread is not None and guesses.unread.paths is not None:  # the device has chosen these trees
+            assert tree is not None, "a chain has the same form every time"
+            depth = min(rows[0].k, len(parents))
+            if rule.needs_q and (tree.is_dynamic or len(tree.parents) != len(parents)):
+                return None
+            parents = tree.parents if rule.needs_q else parents
+        from specdec_cli.engine.device_verdicts import RoundForm, kind_of
 
-        from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
+        kind = kind_of([row.sequence.params for row in rows], rule, self._num_tokens)
+        rates = self._rates if rule.needs_rates else ()
+        return RoundForm(rule, kind, parents, depth, have_q == {True}, rates, self._num_tokens)
+
+    def _made(
+        self,
+        target: TargetOnDevice,
+        draft: DraftOnDevice | None,
+        drafted: Drafted,
+        form: RoundForm,
+        params: Sequence[SamplingParams],
+    ) -> RoundsOnDevice | None:
+        """Rounds of two graphs; what decides them is recorded once. None where that fails, which is noticed."""
+        from specdec_cli.lm.forward.device_rounds import RoundsOnDevice
+
+        graph = target.scored.graph
+        key = id(graph), None if draft is None else id(draft.graph), form, *target.taps
+        try:
+            with torch.inference_mode():
+                if key not in self._decisions:
+                    self._decisions[key] = self._recorded(target, draft, drafted, form)
+                decision, judge = self._decisions[key]
+                judge.take(params)
+        except RunError as error:
+            self._most_rows, message = 0, f"each step waits for the one before it: {error.message}"
+        except torch.OutOfMemoryError:
+            self._most_rows = len(params) - 1
+            message = (
+                f"with {len(params)} or more sequences, each step waits for the one before it: the GPU's memory is full"
+            )
+        else:
+            return RoundsOnDevice(target, draft, decision, self._clock.mark)
+        self._notices.append(Noticed(None, message))
+        return None
+
+    def _recorded(
+        self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted, form: RoundForm
+    ) -> tuple[DecisionGraph, ChanceJudge]:
+        from specdec_cli.engine.device_verdicts import ChanceJudge
+        from specdec_cli.lm.forward.device_rounds import DecisionGraph
         from specdec_cli.lm.forward.graphs import GraphPool
 
-        key = id(target.scored.graph), None if draft is None else id(draft.graph), drafted.parents, *target.taps
-        if key not in self._decisions:
-            self._pool = self._pool or GraphPool(target.scored.graph.inputs.device)
-            with torch.inference_mode():
-                self._decisions[key] = DecisionGraph(target, draft, drafted, self._num_tokens, self._pool)
-        return RoundsOnDevice(target, draft, self._decisions[key], self._clock.mark)
+        graph = target.scored.graph
+        self._pool = self._pool or GraphPool(graph.inputs.device)
+        judge = ChanceJudge(form, graph.bucket.num_rows, graph.inputs.device)
+        return DecisionGraph(target, draft, drafted, form.depth, self._num_tokens, self._pool, judge), judge
 
     def _launch(self) -> bool:
         assert self._rounds is not None, "rounds go on once they have begun"
-        depth = self._drafted.max_depth
-        return self._rounds.launch([len(one.tokens) + depth + 1 for one in self._sequences if one is not None])
+        begins = [len(one.tokens) + 1 for one in self._sequences if one is not None]
+        return self._rounds.launch(begins)
 
     def _read(self, *, is_last: bool) -> tuple[float, float]:
         """Read a round, judge its rows, and bring the books to what the device holds; its seconds."""
@@ -179,7 +235,7 @@ class RoundsAhead:
                 row.guesses = Guesses(nodes, None, unread)
         tokens = [token for i in rows for token in decided.likeliest[i]]
         values = [value for i in rows for value in decided.largest[i]]
-        self._judge([*rows.values()], LargestLogits(tokens, values))
+        self._judge([*rows.values()], LargestLogits(tokens, values), [decided.ends[i] for i in rows])
         self._decided |= {row.sequence.id: row for row in rows.values()}
         self._follow(rounds, decided, rows, is_last=is_last)
         if is_last:
@@ -225,11 +281,12 @@ class RoundsAhead:
 
 
 def _is_plain(row: StepRow) -> bool:
-    """Whether the target's likeliest tokens are all that a row needs."""
+    """Whether the device can decide a row: nothing edits its logits, and nothing more is wanted of them."""
     sequence, params = row.sequence, row.sequence.params
     chain_row = ChainRow(params, sequence.tokens, sequence.num_prompt_tokens, NOTHING, sequence.stop_ids)
-    is_greedy = not sequence.rule.samples and params.logprobs is None and sequence.matcher is None
-    return is_greedy and row.is_decided and row.error is None and not is_edited(chain_row)
+    has_grammar = sequence.matcher is not None
+    wants_more = params.logprobs is not None or has_grammar or is_edited(chain_row)
+    return not wants_more and row.is_decided and row.error is None
 
 
 def _accepted(row: StepRow) -> list[int]:

@@ -17,7 +17,7 @@ from specdec_cli.drafters.contract import DraftRow, DraftsOnDevice, Guesses
 from specdec_cli.engine.features import FeatureBook
 from specdec_cli.engine.rounds_ahead import RoundsAhead
 from specdec_cli.engine.scheduler import StepRow
-from specdec_cli.engine.verify import VerifyRow, verify
+from specdec_cli.engine.verify import Verdict, VerifyRow, verify
 from specdec_cli.events import Noticed
 from specdec_cli.lm.door import LM, Row, ScoresOnDevice, Tapped
 from specdec_cli.sampling.chain import ChainRow, LargestLogits, LogitsError, distribution
@@ -94,7 +94,7 @@ class Stepper:
         """Take the clock of the target's device."""
         self._clock = Clock(self.target.device)
         if self.on_device is not None and isinstance(self.target, ScoresOnDevice) and self.target.recording != "none":
-            parts = self.num_tokens, self.features, self._clock, self.verify, self.notices
+            parts = self.num_tokens, self.features, self._clock, self.rates, self.verify, self.notices
             self._ahead, self.goes_ahead = RoundsAhead(self.target, self.on_device, *parts), True
 
     def run(self, rows: Sequence[StepRow], *, goes_on: bool = False) -> tuple[float, float]:
@@ -193,26 +193,31 @@ class Stepper:
                 self.features.add(lm_row.handle, lm_row.tapped, len(lm_row.context))
         return logits
 
-    def verify(self, rows: Sequence[StepRow], logits: Tensor | LargestLogits) -> None:
+    def verify(
+        self, rows: Sequence[StepRow], logits: Tensor | LargestLogits, decided: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """Verify all rows together; where that fails each alone, so that only the rows at fault end.
 
         Args:
             rows: those that get a next token.
             logits: [sum of drafted tokens + 1, V] float32, rows in order, or what `distribution` takes instead.
+            decided: where a device has verified the rows, the last node of each that stands, and its own token.
         """
         if not rows:
             return
         starts = [*accumulate((len(row.guesses.drafted) + 1 for row in rows), initial=0)][:-1]
         try:
-            self._verify(rows, logits)
+            self._verify(rows, logits, decided)
         except Exception:
-            for row, start in zip(rows, starts, strict=True):
+            for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
                 try:
-                    self._verify([row], logits[start : start + len(row.guesses.drafted) + 1])
+                    self._verify([row], logits[start : start + len(row.guesses.drafted) + 1], decided[i : i + 1])
                 except Exception as error:
                     row.error = error
 
-    def _verify(self, rows: Sequence[StepRow], logits: Tensor | LargestLogits) -> None:
+    def _verify(
+        self, rows: Sequence[StepRow], logits: Tensor | LargestLogits, decided: Sequence[tuple[int, int]]
+    ) -> None:
         chain_rows = []
         for row in rows:
             s = row.sequence
@@ -226,7 +231,13 @@ class Stepper:
             s = row.sequence
             row.guesses = row.guesses.read()  # after `distribution`, which has waited for the device anyway
             verify_rows.append(VerifyRow(s.rule, s.params, len(s.tokens), row.guesses, self.rates))
-        for row, start, verdict in zip(rows, starts, verify(p, verify_rows, starts), strict=True):
+        if decided:
+            verdicts = [
+                Verdict(row.guesses.drafted.path(end), own) for row, (end, own) in zip(rows, decided, strict=True)
+            ]
+        else:
+            verdicts = verify(p, verify_rows, starts)
+        for row, start, verdict in zip(rows, starts, verdicts, strict=True):
             row.p, row.first_place, row.verdict = p, start, verdict
         listed = [row for row in rows if row.sequence.params.logprobs is not None]
         wanted = [row.logprobs_wanted(row.verdict) for row in listed if row.verdict is not None]

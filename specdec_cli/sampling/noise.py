@@ -129,21 +129,22 @@ def gumbel_on(
     """
     if device.type == "cpu":
         return gumbel_many(seeds, indices, positions, num_tokens)
-    keys = [_sent_words(values, device) for values in (seeds, indices, positions)]
-    return _gumbel_of(keys[0], keys[1], keys[2], num_tokens)
+    keys = [sent(words(values), torch.int64, device) for values in (seeds, indices, positions)]
+    return gumbel_of(keys[0], keys[1], keys[2], num_tokens)
 
 
-def _sent_words(values: Sequence[int], device: torch.device) -> Tensor:
-    """64-bit words [B, 1] on a device, as int64 of the same bits."""
-    return sent([_signed(value & _WORD) for value in values], torch.int64, device)[:, None]
+def words(values: Sequence[int]) -> list[int]:
+    """Integers as 64-bit words, in the int64 of the same bits."""
+    return [_signed(value & _WORD) for value in values]
 
 
-def _gumbel_of(seeds: Tensor, indices: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
-    """Gumbel noise [B, V] float64 of keys [B, 1] int64 in torch's operators."""
+def gumbel_of(seeds: Tensor, indices: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """Gumbel noise [B, V] float64 of `words` [B] int64 in torch's operators, on their device."""
     blocks = torch.arange(1, -(-num_tokens // 4) + 1, device=seeds.device).expand(len(seeds), -1)
     zeros = torch.zeros_like(blocks)
-    words = _torch_philox([seeds, indices], [blocks, zeros + positions, zeros + int(Purpose.GUMBEL), zeros])
-    uniform = ((torch.stack(words, -1).flatten(1)[:, :num_tokens] >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    counter = [blocks, zeros + positions[:, None], zeros + int(Purpose.GUMBEL), zeros]
+    drawn = _torch_philox([seeds[:, None], indices[:, None]], counter)
+    uniform = ((torch.stack(drawn, -1).flatten(1)[:, :num_tokens] >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
     return -torch.log(-torch.log(uniform.clamp(min=2.0**-54)))
 
 

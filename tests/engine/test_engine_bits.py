@@ -51,8 +51,8 @@ class Recorded(Stepper):
         cls.logits.clear()
         return cls(engine.target, engine.drafters.propose, engine.num_tokens)
 
-    def verify(self, rows, logits):
-        super().verify(rows, logits)
+    def verify(self, rows, logits, decided=()):
+        super().verify(rows, logits, decided)
         for row in rows:
             first = row.first_place
             places = [first, *(first + node + 1 for node in row.verdict.path)][: row.sequence.room]

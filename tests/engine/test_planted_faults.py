@@ -13,7 +13,7 @@ from typed import not_none
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.drafters.growing_draft import GrowingDraft, grow_whole
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.residual import _Residuals
+from specdec_cli.engine.residual import Residuals
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.params import SamplingParams
 
@@ -163,7 +163,7 @@ def test_q_from_before_the_processors(mode: str, options) -> None:
 
 @pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 0))
 def test_off_by_one_bonus(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Residuals, "own_weights", off_by_one_bonus(_Residuals.own_weights))
+    monkeypatch.setattr(Residuals, "own_weights", off_by_one_bonus(Residuals.own_weights))
     # The bonus is token k + 1, so the joint has to reach beyond k tokens.
     assert p_value(mode, k=2) < ALARM
 

@@ -10,7 +10,7 @@ from table_loop import Table
 from tree_loop import TREES, TreeLoop, measured_tree
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.engine.residual import _Residuals
+from specdec_cli.engine.residual import Residuals
 from specdec_cli.engine.verify import RowGroup
 from specdec_cli.measure.audit.table import TableLM
 from specdec_cli.sampling import chain as chain_module
@@ -78,13 +78,13 @@ def test_siblings_drawn_with_replacement_but_judged_without() -> None:
 
 
 def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    correct = _Residuals._refuse_drawn
+    correct = Residuals._refuse_drawn
 
     def forgets(residuals, nodes):
         correct(residuals, nodes)
         residuals.rest[:] = 1.0
 
-    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
+    monkeypatch.setattr(Residuals, "_refuse_drawn", forgets)
     assert first_of_three(TreeLoop) < ALARM
 
 
@@ -95,12 +95,12 @@ def test_a_residual_that_is_not_updated_after_a_refused_sibling(mode, monkeypatc
 
 
 def test_a_mass_that_traversal_does_not_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    correct = _Residuals._lower
+    correct = Residuals._lower
 
-    def keeps(residuals, above, num, _):
-        correct(residuals, above, num, residuals.mass[above])  # a / (a + 1 - a) = a
+    def keeps(residuals, above, num, _, *nodes):
+        correct(residuals, above, num, residuals.mass[above], *nodes)  # a / (a + 1 - a) = a
 
-    monkeypatch.setattr(_Residuals, "_lower", keeps)
+    monkeypatch.setattr(Residuals, "_lower", keeps)
     assert p_value("traversal") < ALARM
 
 

@@ -5,6 +5,7 @@ As in test_lm_graphs, on a CPU what would be recorded runs anew at each replay.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,17 +51,39 @@ DRAFTS: dict[str, tuple[str, str | None]] = {
     "tree by masks of a head": ("p-eagle", "2,2,1"),
     "block with a selector": ("dflash2", None),
     "block with a Markov head": ("dspark", None),
+    "chain of the target itself": ("twin", None),
+    "tree of the target itself": ("twin", "2,2,1"),
+    "dynamic tree of a head": ("official", "dynamic:6"),
+    "dynamic tree of a model": ("model", "dynamic:6"),
+    "dynamic tree by masks": ("p-eagle", "dynamic:5"),
+    "dynamic tree of a block": ("dflash", "dynamic:6"),
 }
 SOME = ["plain", "chain of a head", "tree of a head", "chain of a model"]
 Action = Callable[[Engine], Any]
 Actions = Mapping[int, Action]
 
 
+def drafter_of(name: str, lm: Any, folder: Path, how: dict[str, Any]) -> Any:
+    """A drafter of a new draft, or of the one that is there already."""
+    path = folder / "draft"
+    if name == "none":
+        return drafter(None)
+    if name == "model":
+        make_tiny("llama", path, 2)
+    elif name == "twin":
+        make_tiny("llama", path, 1, num_hidden_layers=6)
+    elif not path.exists():
+        publish_pard(path) if name == "pard" else publish_head(path, name)
+    if name not in ("model", "twin", "pard"):
+        return loaded_head(lm, path)
+    return loaded_model("pard" if name == "pard" else "model", load_lm(str(path), check=False, **how))
+
+
 @pytest.fixture
 def engine_of(tmp_path, device, recorder):  # noqa: F811
     """Makes an engine of a new target and draft."""
 
-    def made(draft: str, *, goes_ahead=True, num_blocks=0, last=LAST, **options: Any) -> Checked:
+    def made(draft: str, *, goes_ahead=True, num_blocks=0, last: int | None = LAST, **options: Any) -> Checked:
         how: dict[str, Any] = {"decoder": "graphs", "device": device, "block_size": 4, "max_num_seqs": 4}
         name, tree = DRAFTS[draft]
         kind, _, num = name.partition(" ")
@@ -70,33 +93,21 @@ def engine_of(tmp_path, device, recorder):  # noqa: F811
         else:
             make_tiny("llama", folder, 1, num_hidden_layers=6)
         lm = load_lm(str(folder), check=False, **how)
-        with torch.no_grad():
-            weight = lm.model.get_output_embeddings().weight
-            weight[:FIRST], weight[last:] = 0, 0
+        if last is not None:
+            with torch.no_grad():
+                weight = lm.model.get_output_embeddings().weight
+                weight[:FIRST], weight[last:] = 0, 0
         if num_blocks:
             lm.hold(num_blocks)
-        own: Any
-        if name == "none":
-            own = drafter(None)
-        elif num:
-            own = loaded_mtp(lm)
-        elif name in ("model", "pard"):
-            if name == "model":
-                make_tiny("llama", tmp_path / "draft", 2)
-            elif not (tmp_path / "draft").exists():
-                publish_pard(tmp_path / "draft")
-            own = loaded_model(name, load_lm(str(tmp_path / "draft"), check=False, **how))
-        else:
-            if not (tmp_path / "head").exists():
-                publish_head(tmp_path / "head", name)
-            own = loaded_head(lm, tmp_path / "head")
+        own = loaded_mtp(lm) if num else drafter_of(name, lm, tmp_path, how)
+        tokenizer = Tokenizer(letter_tokenizer())
         if name != "none":
-            own._num_tokens = last
+            own._num_tokens = last or tokenizer.num_tokens
         if name == "dflash2":  # or all that it selects from may be beyond these tokens
             head = own.sequences.modules[0].head
             head.draft = replace(head.draft, num_candidates=VOCAB)
         spec = EngineOptions(num_speculative_tokens=3, max_num_seqs=4, tree=tree, **options)
-        return Checked(lm, own, Tokenizer(letter_tokenizer()), spec, (), goes_ahead=goes_ahead)
+        return Checked(lm, own, tokenizer, spec, (), goes_ahead=goes_ahead)
 
     return made
 
@@ -171,8 +182,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
     launch, read = RoundsOnDevice.launch, RoundsOnDevice.read
 
-    def launched(self, lengths):
-        found = launch(self, lengths)
+    def launched(self, begins):
+        found = launch(self, begins)
         told.append("launched" if found else "refused")
         return found
 
@@ -192,6 +203,74 @@ def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_o
     steps = both(engine_of, draft, add(num))
     accepted = [one.num_accepted for emitted, _ in steps for one in emitted[0]]
     assert draft == "plain" or len(set(accepted)) > 1, "some drafted tokens stand, and some do not"
+    assert log.count("launched") > len(steps) / 5
+
+
+SAMPLED = SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=2.0)
+CUT = replace(SAMPLED, top_k=40, top_p=0.9, min_p=0.01)
+RULES = ["rejection", "block", "gumbel", "exact-match", "synthetic"]
+TREE_RULES = ["rejection", "traversal", "gumbel", "exact-match", "synthetic"]
+WALKED = ["gumbel", "exact-match", "synthetic"]
+
+
+def rules_of(tree: str | None) -> list[str]:
+    """The rules that judge drafts of this shape without the host."""
+    return RULES if tree is None else WALKED if "dynamic" in tree else TREE_RULES
+
+
+RULED = [(draft, rule) for draft, (_, tree) in DRAFTS.items() for rule in rules_of(tree)]
+
+
+def rates_of(rule: str) -> dict[str, Any]:
+    """The options of a rule."""
+    rates = {"synthetic_acceptance_rates": (0.8, 0.6, 0.3)} if rule == "synthetic" else {}
+    return {"verify": rule, "last": None, **rates}
+
+
+def sampled(params: SamplingParams = SAMPLED) -> Action:
+    """Adds three requests: the second is greedy, the third has another seed."""
+
+    def added(engine: Engine) -> None:
+        engine.add(PROMPTS[0], replace(params, index=2))
+        engine.add(PROMPTS[1], replace(params, temperature=0, max_new_tokens=26))
+        engine.add(PROMPTS[2], replace(params, seed=2**63 - 5, temperature=3.0, max_new_tokens=30))
+
+    return added
+
+
+@pytest.mark.parametrize(
+    ("draft", "rule", "params"), rows_in_turn([(*its, params) for its in RULED for params in (SAMPLED, CUT)], 0, 5)
+)
+def test_events_of_sampled_requests_are_those_of_an_engine_that_waits(
+    draft: str, rule: str, params: SamplingParams, engine_of, log
+) -> None:
+    steps = both(engine_of, draft, sampled(params), **rates_of(rule))
+    accepted = {one.num_accepted for each, _ in steps for emitted in each for one in emitted}
+    # Equal draws of unequal models are rare.
+    assert draft == "plain" or rule in ("gumbel", "exact-match") or len(accepted) > 1
+    assert log.count("launched") > len(steps) / 5
+
+
+FEW = replace(SAMPLED, temperature=1.0, min_p=0.6, max_new_tokens=50)
+"""Often fewer tokens have a probability than a tree has siblings."""
+
+
+@pytest.mark.parametrize("rule", ["rejection", "traversal", "gumbel"])
+@pytest.mark.parametrize("draft", ["tree of the target itself", *mostly_slow(["tree by masks of a head"], [])])
+def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of, log) -> None:
+    steps = both(engine_of, draft, sampled(FEW), **rates_of(rule))
+    emitted = [one for each, _ in steps for emitted in each for one in emitted if one.sequence_id != 1]
+    assert len({one.num_nodes for one in emitted}) > 4
+    assert len({one.num_accepted for one in emitted}) > 1
+    assert log.count("launched") > len(steps) / 5
+
+
+@pytest.mark.parametrize("rule", ["gumbel", "exact-match"])
+def test_draws_of_equal_models_are_often_equal(rule: str, engine_of, log) -> None:
+    params = replace(SAMPLED, temperature=0.5, top_k=3)
+    steps = both(engine_of, "chain of the target itself", sampled(params), **rates_of(rule))
+    accepted = [one.num_accepted for each, _ in steps for emitted in each for one in emitted]
+    assert sum(accepted) > len(accepted) / 2
     assert log.count("launched") > len(steps) / 5
 
 
@@ -340,7 +419,7 @@ def test_an_error_computes_all_again(draft: str, engine_of) -> None:
     right = by_sequence(steps_of(prepared(engine_of(draft, goes_ahead=False), add(2))))
     engine = prepared(engine_of(draft), add(2))
     steps = [engine.step() for _ in range(6)]
-    (decision,) = not_none(engine._stepper._ahead)._decisions.values()
+    ((decision, _),) = not_none(engine._stepper._ahead)._decisions.values()
     replay = decision.replay
 
     def failing() -> None:
@@ -371,10 +450,30 @@ def test_others_may_use_the_models_in_between(engine_of, log) -> None:
     assert log.count("refused") == 2
 
 
-@pytest.mark.parametrize("change", [{"temperature": 1.0}, {"presence_penalty": 0.1}, {"logprobs": 2}], ids=str)
+@pytest.mark.parametrize("change", [{"presence_penalty": 0.1}, {"logprobs": 2}], ids=str)
 def test_what_needs_the_host_waits(change: dict[str, Any], engine_of, log) -> None:
     steps_of(prepared(engine_of("chain of a head"), add(2, replace(PARAMS, **change))))
     assert not log
+
+
+def test_decisions_that_find_no_memory_are_taken_for_fewer_sequences(engine_of, log, monkeypatch) -> None:
+    made = DecisionGraph.__init__
+
+    def limited(graph: DecisionGraph, target: Any, *rest: Any) -> None:
+        if len(target.handles) > 1:
+            raise torch.OutOfMemoryError
+        made(graph, target, *rest)
+
+    monkeypatch.setattr(DecisionGraph, "__init__", limited)
+    engine = prepared(engine_of("chain of a head"), add(2))
+    steps = steps_of(engine)
+    (notice,) = (event for events in steps for event in events if isinstance(event, Noticed))
+    assert notice.message == (
+        "with 2 or more sequences, each step waits for the one before it: the GPU's memory is full"
+    )
+    assert "launched" in log, "the last sequence is alone for a while"
+    right = by_sequence(steps_of(prepared(engine_of("chain of a head", goes_ahead=False), add(2))))
+    assert by_sequence(steps) == right
 
 
 def test_a_decision_that_cannot_be_recorded_is_noticed_once(engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,5 +485,5 @@ def test_a_decision_that_cannot_be_recorded_is_noticed_once(engine_of, log, monk
     steps = steps_of(prepared(engine_of("chain of a head"), add(2)))
     assert by_sequence(steps) == right
     (notice,) = (event for events in steps for event in events if isinstance(event, Noticed))
-    assert notice.message.endswith("the decision of a greedy round cannot be recorded: not in a graph")
+    assert notice.message.endswith("the decision of a round cannot be recorded: not in a graph")
     assert not log

@@ -15,7 +15,7 @@ from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
-from specdec_cli.engine.residual import _Residuals
+from specdec_cli.engine.residual import Residuals
 from specdec_cli.engine.verify import RowGroup, Verdict, VerifyRow, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
@@ -213,18 +213,18 @@ def numbers_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def residuals_not_normalized(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse = _Residuals._refuse_drawn
+    refuse = Residuals._refuse_drawn
 
     def forgets(residuals, nodes):
         refuse(residuals, nodes)
         residuals.total[:] = 1.0
 
-    monkeypatch.setattr(_Residuals, "_refuse_drawn", forgets)
+    monkeypatch.setattr(Residuals, "_refuse_drawn", forgets)
 
 
 def probabilities_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child has the p(x) of the one before it."""
-    refuse = _Residuals._refuse_drawn
+    refuse = Residuals._refuse_drawn
 
     def mistakes(residuals, nodes):
         refuse(residuals, nodes)
@@ -232,7 +232,7 @@ def probabilities_of_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
             if residuals.forest.is_followed(node):
                 residuals.p[residuals.forest.next[node]] = residuals.p[node]
 
-    monkeypatch.setattr(_Residuals, "_refuse_drawn", mistakes)
+    monkeypatch.setattr(Residuals, "_refuse_drawn", mistakes)
 
 
 @pytest.mark.parametrize("fault", [numbers_of_siblings, residuals_not_normalized, probabilities_of_siblings])

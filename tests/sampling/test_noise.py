@@ -6,13 +6,13 @@ from typed import stand_in
 
 from specdec_cli.sampling.noise import (
     Purpose,
-    _gumbel_of,
-    _signed,
     gumbel,
     gumbel_argmax,
     gumbel_many,
+    gumbel_of,
     uniforms,
     uniforms_many,
+    words,
 )
 
 
@@ -52,9 +52,9 @@ def test_streams_never_overlap_however_long() -> None:
 
 def test_a_gpus_own_gumbel_noise_is_the_hosts() -> None:
     keys = [0, 2**63 - 1, 12345, 2**64 - 1], [0, 7919, 5, 2**63], [0, 40, 3, 9]
-    seeds, indices, positions = [torch.tensor([_signed(value) for value in values])[:, None] for values in keys]
+    seeds, indices, positions = [torch.tensor(words(values)) for values in keys]
     for num_tokens in (1, 6, 997):
-        own, hosts = _gumbel_of(seeds, indices, positions, num_tokens), gumbel_many(*keys, num_tokens)
+        own, hosts = gumbel_of(seeds, indices, positions, num_tokens), gumbel_many(*keys, num_tokens)
         assert torch.allclose(own, hosts, rtol=1e-13, atol=1e-13)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import Contexts
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.door import CHAIN
+from specdec_cli.lm.forward.graph_draws import NUM_SETTINGS, ChoiceInputs
 from specdec_cli.lm.forward.graph_inputs import NOTHING, GraphInputs, fill
 from specdec_cli.lm.forward.graphs import ForwardGraph, GuessedGraph
 from specdec_cli.lm.forward.recorded_rounds import num_slots_of
@@ -63,13 +64,45 @@ class DraftOnDevice(ABC):
     Args:
         graph: what was recorded.
         inputs: its integers, which the host or `take` writes.
-        nodes: the tokens of its nodes [B, N]; overwritten by each replay.
+        choice: how its tokens are chosen.
+        nodes: the tokens of its nodes [1, B, N], or [2, B, N] with their paths; overwritten by each replay.
+        q: as `RecordedDraft` has it; overwritten as well.
         first: what it has drafted already.
     """
 
-    def __init__(self, graph: Any, inputs: Tensor, nodes: Tensor, first: DraftedTokens) -> None:
-        self.graph, self.inputs, self.nodes, self.first = graph, inputs, nodes, first
+    def __init__(
+        self,
+        graph: Any,
+        inputs: Tensor,
+        choice: ChoiceInputs,
+        nodes: Tensor,
+        q: Sequence[Tensor],
+        first: DraftedTokens,
+    ) -> None:
+        self.graph, self.inputs, self._choice, self.nodes, self._q, self.first = graph, inputs, choice, nodes, q, first
         self._num_filled = graph.num_filled
+
+    @property
+    def q(self) -> Tensor | None:
+        """Distributions that the nodes were drawn from [B, N, V] float32; None where none was drawn."""
+        return torch.take_along_dim(self._q[0], self._q[1][:, :, None], 1) if self._q else None
+
+    @property
+    def order(self) -> Tensor | None:
+        """The number of each node in the shape that it was drawn in [B, N]; None where all numbers are these."""
+        return self._q[2] if len(self._q) > 2 else None
+
+    def draw(self, uniforms: Tensor, noise: Tensor) -> None:
+        """Write the chance that the next round draws by.
+
+        Args:
+            uniforms: a number for each node [B, N] float64; [B, 0] where no sequence samples.
+            noise: of each depth and the one behind the last [B, D + 1, V] float64; empty where none is needed.
+        """
+        if uniforms.shape[1] and self._choice.kind.is_drawn:
+            self._choice.numbers[:, NUM_SETTINGS:].copy_(uniforms)
+        if self._choice.kind.has_noise:
+            self._choice.noise.copy_(noise[:, : self._choice.noise.shape[1], : self._choice.num_tokens])
 
     @property
     def is_left_alone(self) -> bool:
@@ -113,8 +146,8 @@ class ModelOnDevice(DraftOnDevice):
     def __init__(
         self, guessed: GuessedGraph, contexts: Contexts, handles: Sequence[int], unread: PendingTokens
     ) -> None:
-        graph = guessed.graph
-        super().__init__(graph, graph.inputs, graph.outputs[0][0], DraftedTokens(unread))
+        graph, (nodes, *q) = guessed.graph, guessed.graph.outputs
+        super().__init__(graph, graph.inputs, guessed.choice, nodes, q, DraftedTokens(unread))
         self._guessed, self._contexts, self._handles = guessed, contexts, handles
         self._tables = BlockTables(contexts, handles, graph)
 
@@ -146,7 +179,7 @@ class ModelOnDevice(DraftOnDevice):
     def launch(self) -> DraftedTokens:
         """Draft a round."""
         self.graph.replay()
-        return DraftedTokens(PendingTokens(self.nodes[: len(self._handles)].clone()))
+        return DraftedTokens(PendingTokens(*self.nodes[:, : len(self._handles)].clone()))
 
     def follow(self, drafted: DraftedTokens, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
         """Note the text, and behind the last round's the drafted tokens of a chain."""

@@ -1,4 +1,4 @@
-"""Greedy rounds that the device goes on with by itself: the host launches each before it has read the one before it.
+"""Rounds that the device goes on with by itself: the host launches each before it has read the one before it.
 
 A round is a draft's replay and the target's. From one to the next only integers differ, and they follow from what the
 target has decided. So a third graph behind the target's decides which drafted nodes stand, keeps their keys, and writes
@@ -23,6 +23,7 @@ from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.lm.cache.contexts import Contexts
 from specdec_cli.lm.cache.pending_tokens import PendingTokens
 from specdec_cli.lm.forward.device_drafts import BlockTables, DecidedTokens, DraftedTokens, DraftOnDevice
+from specdec_cli.lm.forward.device_judge import DeviceJudge, ScoredNodes, TreesOnDevice, last_place
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.graph_inputs import NOTHING, GraphInputs, fill, values
 from specdec_cli.lm.forward.graphs import GraphPool, Outputs, Replay, ScoredGraph, recorded, slots_of
@@ -60,8 +61,9 @@ class TargetOnDevice:
     def launch(self, unread: PendingTokens | None) -> None:
         """Score the next round, of these nodes."""
         graph = self.scored.graph
-        if unread is not None:
-            graph.drafted[0, : unread.tokens.numel()].copy_(unread.tokens.flatten())
+        for row, part in zip(graph.drafted, () if unread is None else (unread.tokens, unread.paths), strict=False):
+            if part is not None:
+                row[: part.numel()].copy_(part.flatten())
         graph.replay()
 
     def states(self) -> list[HiddenStates] | None:
@@ -80,40 +82,44 @@ class TargetOnDevice:
 
 
 class DecisionGraph:
-    """The graph behind a target's: it decides a greedy round and writes the inputs of the next one.
+    """The graph behind a target's: it decides a round and writes the inputs of the next one.
 
     Args:
         target: of B sequences.
         draft: of the same; None decodes without a draft.
-        drafted: nodes of each sequence; of their tokens nothing is read.
+        drafted: nodes of each sequence, of whose tokens nothing is read; where the device chooses the trees, nodes that
+            all follow the context.
+        depth: D, of the nodes.
         num_tokens: V, the real vocabulary.
         pool: where the graph's own memory comes from; decisions may share it, but no other graphs.
+        judge: decides which nodes stand.
 
     Attributes:
         replay: runs it.
-        outcome: the target's likeliest token at each place, and its logit [B, 2 (N + 1)] float64; 0 and the logit where
-            that is no finite number.
+        outcome: [B, 2 (N + 1) + 3] float64: the target's likeliest token at each place, and its logit (0 and the logit
+            where that is no finite number); the place behind the last node that stands, the target's own token, and
+            1 where no fault was seen.
 
     Raises:
         RunError: it cannot be recorded.
     """
 
     def __init__(
-        self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted, num_tokens: int, pool: GraphPool
+        self,
+        target: TargetOnDevice,
+        draft: DraftOnDevice | None,
+        drafted: Drafted,
+        depth: int,
+        num_tokens: int,
+        pool: GraphPool,
+        judge: DeviceJudge,
     ) -> None:
         self._target, self._draft, self._num_tokens, self._taps = target.scored, draft, num_tokens, list(target.taps)
-        self._is_chain, self._depth, num = drafted.is_chain, drafted.max_depth, len(drafted)
+        self._is_chain, self.depth, self._num_nodes, self.judge = drafted.is_chain, depth, len(drafted), judge
         inputs, bucket = target.scored.graph.inputs, target.scored.graph.bucket
         device = inputs.device
-        nodes, parents = range(num), drafted.parents
-        # The place that decides each node, the nodes on its path, and its elder siblings.
-        self._places = torch.tensor([parent + 1 for parent in parents], dtype=torch.int64, device=device)
-        paths = [[other in drafted.path(node) for other in nodes] for node in nodes]
-        elders = [[other < node and parents[other] == parents[node] for other in nodes] for node in nodes]
-        self._paths, self._elders = (
-            torch.tensor(each, dtype=torch.bool, device=device).view(num, num) for each in (paths, elders)
-        )
-        depths = [drafted.depth(node) for node in range(CONTEXT_END, num)]
+        self._trees = TreesOnDevice.alike(drafted, bucket.num_rows, device)
+        depths = [drafted.depth(node) for node in range(CONTEXT_END, len(drafted))]
         missing = [NOTHING] * (bucket.num_tokens - len(depths))
         self._depths = torch.tensor([*depths, *missing], dtype=torch.int64, device=device)
         # To try it out writes inputs and moves keys: those of no sequence, and then what was there is put back.
@@ -121,27 +127,29 @@ class DecisionGraph:
         fill(inputs, values(bucket, (), (), ()))
         self.replay: Replay
         try:
-            self.replay, (self.outcome,) = recorded(self._decide, device, pool, "the decision of a greedy round")
+            self.replay, (self.outcome,) = recorded(self._decide, device, pool, "the decision of a round")
         finally:
             for each, before in kept:
                 each.copy_(before)
 
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each text [B] before the round to come; 0 where there is no sequence."""
+        return GraphInputs.views(self._target.graph.bucket, self._target.graph.inputs).places[:, 0] + 1
+
     def _decide(self) -> Outputs:
-        graph, num_nodes = self._target.graph, len(self._places)
+        graph, num_nodes = self._target.graph, self._num_nodes
         step, num_rows = GraphInputs.views(graph.bucket, graph.inputs), graph.bucket.num_rows
         logits, *states = graph.outputs
-        scores = logits[: num_rows * (num_nodes + 1), : self._num_tokens]
-        best = scores.argmax(-1, keepdim=True)
-        largest = scores.gather(1, best).view(num_rows, -1)
-        likeliest = torch.where(largest.isfinite(), best.view(num_rows, -1), 0)
-        nodes = likeliest[:, :0] if self._draft is None else self._draft.nodes.clamp(min=0)
-        stands = self._stands(nodes, likeliest)
-        lengths, num = step.places[:, 0] + 1, stands.sum(1)
+        scored = self._scored(
+            logits[: num_rows * (num_nodes + 1), : self._num_tokens].view(num_rows, num_nodes + 1, -1)
+        )
+        stands, own, is_right = self.judge.decide(scored)
+        own = own.clamp(0, self._num_tokens - 1)[:, None]  # of no sequence it may be anything
+        lengths, num = self.lengths, stands.sum(1)
         every = torch.arange(num_nodes, device=num.device)
-        path = torch.where(stands, every, num_nodes).sort(1).values[:, : self._depth]
-        last = functional.pad(torch.where(stands, every + 1, 0), (1, 0)).amax(1, keepdim=True)
-        own = likeliest.gather(1, last)
-        tokens = torch.cat((step.tokens[:, :1], functional.pad(nodes, (0, 1)).gather(1, path), own), 1)
+        path = torch.where(stands, every, num_nodes).sort(1).values[:, : self.depth]
+        tokens = torch.cat((step.tokens[:, :1], functional.pad(scored.tokens, (0, 1)).gather(1, path), own), 1)
         tokens = tokens.scatter(1, (num + 1)[:, None], own)
         if not self._is_chain:
             self._keep_path(step, lengths, path, num)
@@ -150,13 +158,21 @@ class DecisionGraph:
             chosen = [self._chosen(each, fed) for each in states]
             self._draft.take(DecidedTokens(lengths, num, tokens, chosen[0] if chosen else None))
         self._go_on(step, lengths, lengths + num + 1, own)
-        return (torch.cat((likeliest.double(), largest.double()), 1),)
+        self.judge.go_on(lengths + num + 1)
+        found = scored.likeliest, scored.largest[:, :, 0], last_place(stands), own, is_right[:, None]
+        return (torch.cat([part.double() for part in found], 1),)
 
-    def _stands(self, nodes: Tensor, likeliest: Tensor) -> Tensor:
-        """Whether each node [B, N] is the likeliest token, as all before it are; of equal siblings the first."""
-        is_same = (nodes[:, :, None] == nodes[:, None]) & self._elders
-        stands = (nodes == likeliest.index_select(1, self._places)) & ~is_same.any(2)
-        return ~(~stands[:, None] & self._paths).any(2)
+    def _scored(self, scores: Tensor) -> ScoredNodes:
+        """The nodes, and what the target says of them by its logits [B, N + 1, V]."""
+        best = scores.argmax(-1, keepdim=True)
+        largest = scores.gather(2, best)
+        likeliest = torch.where(largest.isfinite(), best, 0)[:, :, 0]
+        trees, tokens, order, q = self._trees, likeliest[:, :0], None, None
+        if self._draft is not None:
+            tokens, *masks = self._draft.nodes
+            trees = TreesOnDevice.chosen(masks[0]) if masks else trees
+            order, q = self._draft.order, self._draft.q
+        return ScoredNodes(trees, tokens.clamp(min=0), order, q, scores, likeliest, largest)
 
     def _chosen(self, states: Tensor, fed: Tensor) -> Tensor:
         """States [B, D + 1, taps, hidden] of some fed tokens [B, D + 1], of all tokens' [B·R, every tap, hidden]."""
@@ -179,13 +195,13 @@ class DecisionGraph:
     def _go_on(self, step: GraphInputs, before: Tensor, lengths: Tensor, own: Tensor) -> None:
         """Write the target's next inputs: stand-ins, ancestors, tables and places of logits stay as they are."""
         is_there = (before > 0)[:, None]
-        num_nodes, every = len(self._places), torch.arange(len(self._depths), device=lengths.device)
+        every = torch.arange(len(self._depths), device=lengths.device)
         is_fed = is_there & (self._depths >= 0)
         begin = (lengths - 1)[:, None]
         step.tokens[:, :1].copy_(torch.where(is_there, own, 0))
         step.places.copy_(torch.where(is_fed, begin + every, NOTHING))
         step.positions.copy_(torch.where(is_fed, begin + self._depths, NOTHING))
-        num_text = lengths + num_nodes if self._is_chain else lengths
+        num_text = lengths + self._num_nodes if self._is_chain else lengths
         step.num_text.copy_(torch.where(before > 0, num_text, 1))
 
 
@@ -197,6 +213,7 @@ class DecidedRound:
         drafted: its nodes; None without a draft.
         likeliest: the target's likeliest token at each place of each sequence.
         largest: the logits of these.
+        ends: the last node that stands of each sequence, and the target's own token.
         marks: moments before it, behind its draft and behind the target's forward.
         states: hidden states of what the target was fed of each sequence; None without taps, or of the first round.
     """
@@ -204,6 +221,7 @@ class DecidedRound:
     drafted: DraftedTokens | None
     likeliest: list[list[int]]
     largest: list[list[float]]
+    ends: list[tuple[int, int]]
     marks: Sequence[Any]
     states: list[HiddenStates] | None
 
@@ -232,21 +250,24 @@ class RoundsOnDevice:
 
     @on_its_device
     @torch.inference_mode()
-    def launch(self, lengths: Sequence[int]) -> bool:
+    def launch(self, begins: Sequence[int]) -> bool:
         """Launch a round behind the last one, whose outcome is on its way to the host then.
 
         Args:
-            lengths: the longest that each text may be by then.
+            begins: the shortest that each text may be by then.
 
         Returns:
             Whether there was room for it, and the graphs were used for nothing else since.
         """
+        lengths = [begin + self._decision.depth for begin in begins]
         parts = (self.target,) if self.draft is None else (self.target, self.draft)
         if not all(part.is_left_alone for part in parts) or not all(part.reserve(lengths) for part in parts):
             return False
         if self._is_new:
             self._is_new = False
+            self._prepare([length - 1 for length in begins])
             self._decide(None if self.draft is None else self.draft.first, (), None)
+        self._prepare(begins)
         begin = self._mark()
         drafted = None if self.draft is None else self.draft.launch()
         middle = self._mark()
@@ -254,6 +275,13 @@ class RoundsOnDevice:
         # Other work of the target may overwrite its graph's outputs before the host has read this round.
         self._decide(drafted, (begin, middle, self._mark()), self.target.states())
         return True
+
+    def _prepare(self, begins: Sequence[int]) -> None:
+        """Send the chance of a round behind texts of these lengths at least."""
+        judge = self._decision.judge
+        judge.prepare(begins, self._decision.lengths)
+        if self.draft is not None:
+            self.draft.draw(judge.draft_uniforms, judge.noise)
 
     @on_its_device
     @torch.inference_mode()
@@ -267,7 +295,11 @@ class RoundsOnDevice:
     def read(self) -> DecidedRound:
         """The first round that the host has not read; it waits for that round."""
         drafted, outcome, marks, states = self._unread.popleft()
-        num = self.target.num_nodes + 1
-        rows = outcome.read()[0].tolist()
-        likeliest = [[int(token) for token in row[:num]] for row in rows]
-        return DecidedRound(drafted, likeliest, [row[num:] for row in rows], marks, states)
+        num, likeliest, largest, ends = self.target.num_nodes + 1, [], [], []
+        for row in outcome.read()[0].tolist():
+            place, own, is_right = row[2 * num :]
+            assert is_right, "a drafted token has a probability under the q it was drawn from"
+            likeliest.append([int(token) for token in row[:num]])
+            largest.append(row[num : 2 * num])
+            ends.append((int(place) - 1, int(own)))
+        return DecidedRound(drafted, likeliest, largest, ends, marks, states)

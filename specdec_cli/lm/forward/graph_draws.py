@@ -15,8 +15,10 @@ from specdec_cli.lm.door import Draw
 from specdec_cli.lm.forward.graph_inputs import NOTHING, fill
 from specdec_cli.tree_shape import TreeShape
 
-_NUM_SETTINGS = 5  # temperature, top-k, top-p, min-p, and 1 where noise chooses
-_LIKELIEST = (0.0, 1.0, 1.0, 0.0, 0.0)
+NUM_SETTINGS = 5
+"""Temperature, top-k, top-p, min-p, and 1 where noise chooses."""
+LIKELIEST = (0.0, 1.0, 1.0, 0.0, 0.0)
+"""Settings that take the likeliest token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class ChoiceInputs:
         cls, kind: ChoiceKind, num_tokens: int, num_rows: int, shape: TreeShape, depth: int, device: torch.device
     ) -> ChoiceInputs:
         """Room for so many rows of a shape of this depth; nothing is drawn yet."""
-        width = _NUM_SETTINGS + shape.num_nodes(depth) if kind.is_drawn else 0
+        width = NUM_SETTINGS + shape.num_nodes(depth) if kind.is_drawn else 0
         numbers = torch.zeros(num_rows, width, dtype=torch.float64, device=device)
         inputs = cls(kind, num_tokens, numbers, numbers.new_zeros(num_rows, depth, num_tokens * kind.has_noise))
         inputs.fill([])
@@ -76,10 +78,10 @@ class ChoiceInputs:
             return
         values: list[float] = []
         for draw in draws:
-            settings = _LIKELIEST if draw is None else _settings(draw, self.num_tokens)
+            settings = LIKELIEST if draw is None else settings_of(draw, self.num_tokens)
             uniforms = () if draw is None else draw.uniforms
-            values += [*settings, *uniforms, *[0.0] * (width - _NUM_SETTINGS - len(uniforms))]
-        values += [*_LIKELIEST, *[0.0] * (width - _NUM_SETTINGS)] * (num_rows - len(draws))
+            values += [*settings, *uniforms, *[0.0] * (width - NUM_SETTINGS - len(uniforms))]
+        values += [*LIKELIEST, *[0.0] * (width - NUM_SETTINGS)] * (num_rows - len(draws))
         fill(self.numbers.view(-1), values)
         for own, draw in zip(self.noise, draws, strict=False):
             if draw is not None and draw.noise is not None:
@@ -132,7 +134,7 @@ class Choices:
 
         The numbers of children that are drawn [B, F] say which uniform number is the first of each node.
         """
-        begin = _NUM_SETTINGS + self.is_there.shape[1] + nums.cumsum(1) - nums
+        begin = NUM_SETTINGS + self.is_there.shape[1] + nums.cumsum(1) - nums
         weights, tokens, is_found = q.expand(-1, nums.shape[1], -1), list[Tensor](), list[Tensor]()
         for rank in range(most):
             cumulative = weights.cumsum(-1, dtype=torch.float64)
@@ -147,7 +149,7 @@ class Choices:
             return drawn
         values = self.inputs.noise[:, len(self._tokens), None] + q.log()
         ranked, largest = likeliest(values, values.argmax(-1), most)
-        by_noise = self.inputs.numbers[:, _NUM_SETTINGS - 1 : _NUM_SETTINGS, None] > 0
+        by_noise = self.inputs.numbers[:, NUM_SETTINGS - 1 : NUM_SETTINGS, None] > 0
         return torch.where(by_noise, ranked, drawn[0]), torch.where(by_noise, largest > -inf, drawn[1])
 
     def likely_children(self, logits: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,23 +187,37 @@ class Choices:
 
     def _distribution(self, scores: Tensor, best: Tensor) -> Tensor:
         """Probabilities [n, V] of scores [n, V], as many of each row, whose largest are [n, 1]; never a NaN."""
-        settings = self.inputs.numbers[:, :_NUM_SETTINGS].repeat_interleave(len(scores) // len(self.inputs.numbers), 0)
-        temperature, top_k, top_p, min_p = (settings[:, i : i + 1] for i in range(4))
-        smallest = torch.finfo(torch.float32).tiny
-        safe = torch.where(temperature > 0, temperature.clamp(min=smallest), 1.0).float()
-        scaled = (scores.float() - best.float()) / safe
-        if self.inputs.kind.is_cut:
-            ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-            keep, weight = top_k.long(), ordered.exp()
-            held = weight.cumsum(-1, dtype=torch.float64)
-            enough = torch.where(top_p < 1, top_p, inf) * held.gather(1, keep - 1)
-            keep = torch.minimum(keep, torch.searchsorted(held, enough) + 1)
-            likely = weight.double() >= min_p * weight[:, :1]
-            keep = torch.minimum(keep, likely.sum(-1, keepdim=True)).clamp(min=1)
-            is_kept = torch.arange(scores.shape[1], device=scores.device) < keep
-            scaled = scaled.masked_fill(~torch.empty_like(is_kept).scatter_(1, order, is_kept), -inf)
-        # Without a number it is never used, but no kernel that reads it may meet a NaN.
-        return torch.where(best.isfinite(), scaled.softmax(-1), 1 / scores.shape[1])
+        settings = self.inputs.numbers[:, :NUM_SETTINGS].repeat_interleave(len(scores) // len(self.inputs.numbers), 0)
+        return probabilities(scores, best, settings, is_cut=self.inputs.kind.is_cut)
+
+
+def probabilities(scores: Tensor, best: Tensor, settings: Tensor, *, is_cut: bool) -> Tensor:
+    """Probabilities as `sampling.chain.distribution` has them, of scores that nothing edits, by settings on the device.
+
+    Args:
+        scores: [n, V] float32.
+        best: the largest of each [n, 1]; where it is no finite number, all scores are taken for equal.
+        settings: as `settings_of` has them [n, 5] float64; temperature 0 is taken for 1.
+        is_cut: whether top-k, top-p or min-p may leave some tokens out.
+
+    Returns:
+        Probabilities [n, V] float32, without a NaN.
+    """
+    temperature, top_k, top_p, min_p = (settings[:, i : i + 1] for i in range(4))
+    smallest = torch.finfo(torch.float32).tiny
+    safe = torch.where(temperature > 0, temperature.clamp(min=smallest), 1.0).float()
+    scaled = torch.where(best.isfinite(), scores.float() - best.float(), 0.0) / safe
+    if is_cut:
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+        keep, weight = top_k.long(), ordered.exp()
+        held = weight.cumsum(-1, dtype=torch.float64)
+        enough = torch.where(top_p < 1, top_p, inf) * held.gather(1, keep - 1)
+        keep = torch.minimum(keep, torch.searchsorted(held, enough) + 1)
+        likely = weight.double() >= min_p * weight[:, :1]
+        keep = torch.minimum(keep, likely.sum(-1, keepdim=True)).clamp(min=1)
+        is_kept = torch.arange(scores.shape[1], device=scores.device) < keep
+        scaled = scaled.masked_fill(~torch.empty_like(is_kept).scatter_(1, order, is_kept), -inf)
+    return scaled.softmax(-1)
 
 
 def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -217,6 +233,7 @@ def drawn_q(draws: Sequence[Draw | None], counts: Sequence[int], q: Sequence[Ten
     return {i: q[0][i].index_select(0, q[1][i, : counts[i]]) for i in wanted}
 
 
-def _settings(draw: Draw, num_tokens: int) -> tuple[float, ...]:
+def settings_of(draw: Draw, num_tokens: int) -> tuple[float, ...]:
+    """The settings of a row, of which V tokens have scores."""
     top_k = float(min(draw.top_k or num_tokens, num_tokens))
     return draw.temperature, top_k, draw.top_p, draw.min_p, float(draw.noise is not None)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -127,7 +129,7 @@ def values(
     ]  # fmt: skip
 
 
-def fill(vector: Tensor, values: Sequence[float]) -> None:
+def fill(vector: Tensor, values: Sequence[float] | npt.NDArray[np.float64]) -> None:
     """Send values to a vector of the device, without waiting for it."""
     pinned = torch.tensor(values, dtype=vector.dtype, pin_memory=vector.is_cuda)
     vector.copy_(pinned, non_blocking=True)

@@ -107,11 +107,13 @@ class GuessedGraph:
         graph: of the draft.
         form: of the guesses.
         depth: of each.
+        choice: how its tokens are chosen.
     """
 
     graph: ForwardGraph
     form: DraftForm
     depth: int
+    choice: ChoiceInputs
 
 
 class Graphs:
@@ -127,7 +129,7 @@ class Graphs:
 
     Attributes:
         scored: the graph of the latest call of `score`.
-        guessed: the graph of the latest call of `guess`; None where further guesses have another shape, or chance.
+        guessed: the graph of the latest call of `guess`; None where further guesses have another shape.
     """
 
     def __init__(
@@ -230,8 +232,8 @@ class Graphs:
         lasts = [feed.num_tokens - feed.num_logits for feed in feeds]
         nodes, *q = graph.run(values(bucket, feeds, lengths, lasts))
         unread = PendingTokens(*nodes[:, : len(feeds)].clone())
-        is_lasting = num_fed == most and min(counts) == depth and not any(draws)
-        self.guessed = GuessedGraph(graph, form, depth) if is_lasting else None
+        is_lasting = num_fed == most and min(counts) == depth
+        self.guessed = GuessedGraph(graph, form, depth, choice) if is_lasting else None
         nums = [num if tree is None else tree.num_nodes(depth) for num in counts]
         tokens = [unread.stand_ins(row, num) for row, num in enumerate(nums)]
         return Continuations(tokens, unread, drawn_q(draws, nums, q))

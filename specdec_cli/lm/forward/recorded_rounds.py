@@ -69,7 +69,10 @@ class RecordedDraft(ABC):
 
     @property
     def q(self) -> tuple[Tensor, ...]:
-        """Distributions that nodes were drawn from, as `drawn_q` takes them."""
+        """Distributions that nodes were drawn from, and which of them each was, as `drawn_q` takes them.
+
+        Of trees the numbers of the nodes in their shape follow [B, nodes], missing ones last.
+        """
         return ()
 
 
@@ -251,8 +254,11 @@ class _StaticDraft(RecordedDraft):
 
     @property
     def q(self) -> tuple[Tensor, ...]:
-        values = self.choices.q
-        return (*values, self.shape.q_of.expand(self.num_rows, -1).gather(1, self._order)) if values else ()
+        if not self.choices.q:
+            return ()
+        order = self._order
+        which = self.shape.q_of.expand(self.num_rows, -1).gather(1, order)
+        return (*self.choices.q, which) if self.shape.is_chain else (*self.choices.q, which, order)
 
     @property
     def _may_lack_nodes(self) -> bool:

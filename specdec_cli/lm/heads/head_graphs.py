@@ -153,7 +153,7 @@ class HeadGraphs:
         like: a tensor of the target's dtype, on its device.
 
     Attributes:
-        guessed: the graph of the latest guess; None where further guesses have another shape, or chance.
+        guessed: the graph of the latest guess; None where further guesses have another shape.
     """
 
     def __init__(self, modules: Sequence[HeadModule], name: str, state_shape: tuple[int, int], like: Tensor) -> None:
@@ -218,7 +218,7 @@ class HeadGraphs:
         graph.replay()
         nodes, ends, *q = graph.outputs
         unread = PendingTokens(*nodes[:, : len(rows)].clone())
-        is_lasting = num_fed == depth + 1 and min(row.num_tokens for row in rows) == depth and not any(draws)
+        is_lasting = num_fed == depth + 1 and min(row.num_tokens for row in rows) == depth
         self.guessed = graph if is_lasting else None
         nums = [row.num_tokens if tree is None else tree.num_nodes(depth) for row in rows]
         tokens = [unread.stand_ins(i, num) for i, num in enumerate(nums)]

@@ -33,7 +33,8 @@ class HeadOnDevice(DraftOnDevice):
         num_slots: int,
         first: DraftedTokens,
     ) -> None:
-        super().__init__(graph, graph.inputs, graph.outputs[0][0], first)
+        nodes, _, *q = graph.outputs
+        super().__init__(graph, graph.inputs, graph.choice, nodes, q, first)
         self._graph, self._modules, self._handles, self._num_slots = graph, modules, handles, num_slots
         self._sent: list[int] = []
 
@@ -82,7 +83,7 @@ class HeadOnDevice(DraftOnDevice):
         """Draft a round, and copy the outputs that a later one overwrites."""
         self._graph.replay()
         num = len(self._handles)
-        return DraftedTokens(PendingTokens(self.nodes[:num].clone()), self._graph.outputs[1][:, :num].clone())
+        return DraftedTokens(PendingTokens(*self.nodes[:, :num].clone()), self._graph.outputs[1][:, :num].clone())
 
     def follow(self, drafted: DraftedTokens, texts: Sequence[list[int] | None], *, is_last: bool) -> None:
         """Note the slots that every module has taken, and its last output."""

@@ -17,6 +17,7 @@ from tiny_grammar import byte_tokens
 from tiny_models import VOCAB, make_tiny
 from tiny_pard import publish_pard
 
+from specdec_cli.engine.device_verdicts import ChanceJudge
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.forward.device_rounds import RoundsOnDevice
 from specdec_cli.lm.forward.graph_draws import drawn_q
@@ -119,26 +120,27 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "tree of a model": ("model", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
     "dynamic tree of a model": ("model", 3, 0, {"tree": "dynamic:6", **FORCED}, 1),
     "tree by masks of a model": ("pard", 3, 0, {"tree": "3,2,1", **FORCED}, 1),
-    "sampled, plain": ("official", 0, 1, {}, 2),
-    "sampled, chain": ("official", 3, 1, {"verify": "block"}, 2),
-    "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 2),
-    "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 2),
-    "sampled, chain, by token": ("official", 3, 1, {"verify": "rejection"}, 2),
-    "sampled, chain, its own draws": ("official", 3, 1, {"verify": "exact-match"}, 2),
+    "sampled, plain": ("official", 0, 1, {}, 1),
+    "sampled, chain": ("official", 3, 1, {"verify": "block"}, 1),
+    "sampled, chain of a model": ("model", 3, 1, {"verify": "block"}, 1),
+    "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 1),
+    "sampled, chain, by token": ("official", 3, 1, {"verify": "rejection"}, 1),
+    "sampled, chain, its own draws": ("official", 3, 1, {"verify": "exact-match"}, 1),
     "sampled, chain, by entropy": ("official", 3, 1, {"verify": "typical"}, 4),
-    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 2),
-    "sampled, tree of a block": ("dflash", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 2),
-    "sampled, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 2),
-    "sampled, tree, walked down": ("official", 3, 1, {"tree": "3,2,1", "verify": "rejection"}, 2),
-    "sampled, dynamic tree": ("official", 3, 1, {"tree": "dynamic:6"}, 2),
+    "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 1),
+    "sampled, tree of a block": ("dflash", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 1),
+    "sampled, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 1),
+    "sampled, tree, walked down": ("official", 3, 1, {"tree": "3,2,1", "verify": "rejection"}, 1),
+    "sampled, dynamic tree": ("official", 3, 1, {"tree": "dynamic:6"}, 1),
     "sampled, dynamic tree, judged": ("official", 3, 1, {"tree": "dynamic:6", "verify": "traversal"}, 2),
-    "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 2),
-    "sampled, gumbel, chain of a model": ("model", 3, 1, {"verify": "gumbel"}, 2),
-    "sampled, gumbel, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 2),
-    "sampled, gumbel, masks of a model": ("pard", 3, 1, {"verify": "gumbel"}, 2),
-    "sampled, gumbel, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 2),
+    "sampled, gumbel": ("official", 3, 1, {"verify": "gumbel"}, 1),
+    "sampled, gumbel, chain of a model": ("model", 3, 1, {"verify": "gumbel"}, 1),
+    "sampled, gumbel, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 1),
+    "sampled, gumbel, masks of a model": ("pard", 3, 1, {"verify": "gumbel"}, 1),
+    "sampled, gumbel, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 1),
 }
-BESIDE_PROMPTS = ["plain", "chain", "chain of a model", "tree", "dynamic tree", "sampled, chain"]
+BESIDE_PROMPTS = {"plain": 1, "chain": 1, "chain of a model": 1, "tree": 1, "dynamic tree": 1, "sampled, chain": 2}
+"""Waits of a step while a prompt is read beside it."""
 
 
 @pytest.fixture
@@ -179,13 +181,27 @@ def q_read_row_by_row(draws, counts, q):
 def test_a_planted_wait_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs.Graphs, "move", moved_with_a_wait)
     with pytest.raises(AssertionError, match="moved_with_a_wait"):
-        test_a_step_waits_as_often_as_the_documentation_says("tree", 1, pair)
+        test_a_chunk_of_a_prompt_adds_no_wait("tree", pair)
 
 
 def test_a_planted_wait_of_each_row_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_graphs, "drawn_q", q_read_row_by_row)
-    with pytest.raises(AssertionError, match="q_read_row_by_row': 96"):
-        test_a_step_waits_as_often_as_the_documentation_says("sampled, chain", 16, pair)
+    with pytest.raises(AssertionError, match="q_read_row_by_row': 20"):
+        test_a_chunk_of_a_prompt_adds_no_wait("sampled, chain", pair)
+
+
+def lengths_read(judge, begins, lengths) -> None:
+    assert lengths.tolist()
+    prepare(judge, begins, lengths)
+
+
+prepare = ChanceJudge.prepare
+
+
+def test_a_planted_wait_ahead_of_a_round_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChanceJudge, "prepare", lengths_read)
+    with pytest.raises(AssertionError, match=f"lengths_read': {NUM_STEPS}"):
+        test_a_step_waits_as_often_as_the_documentation_says("sampled, chain", 1, pair)
 
 
 @pytest.mark.parametrize("num_rows", mostly_slow([1, 16], [1]))
@@ -197,21 +213,24 @@ def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int
     assert waits.num == num * NUM_STEPS, waits.lines
 
 
-@pytest.mark.parametrize("arm", ["plain", "judged chain", "judged chain of a model", "judged tree"])
+@pytest.mark.parametrize(
+    "arm", ["plain", "judged chain of a model", "tree", "sampled, chain", "sampled, tree of a block"]
+)
 def test_of_rounds_ahead_the_host_reads_each_once(arm: str, pair) -> None:
-    draft, k, _, options, _ = ARMS[arm]
-    waits = waits_of(pair(draft), k, SamplingParams(max_new_tokens=60, ignore_eos=True), 4, **options)
+    draft, k, temperature, options, _ = ARMS[arm]
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
+    waits = waits_of(pair(draft), k, params, 4, **options)
     assert waits.lines == {READ: NUM_STEPS}
 
 
 @pytest.mark.parametrize("arm", BESIDE_PROMPTS)
 def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
-    draft, k, temperature, options, num = ARMS[arm]
+    (draft, k, temperature, options, _), num = ARMS[arm], BESIDE_PROMPTS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
     limits: dict[str, Any] = {"prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK}
     prompt = [(7 * i) % 89 + 2 for i in range(CHUNK * NUM_STEPS + 1)]
     waits = waits_of(pair(draft), k, params, 4, prompt, **options, **limits)
-    assert waits.num == num * NUM_STEPS, waits.lines
+    assert waits.num == 1 + num * (NUM_STEPS - 1), waits.lines  # the first reads what was launched ahead
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}], ids=str)

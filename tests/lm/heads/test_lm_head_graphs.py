@@ -432,7 +432,7 @@ def drawn_with_replacement(choices, q, nums, most):
 
 def children_of_nothing(draft, *depth):
     """Nodes that are missing keep their places."""
-    return torch.arange(draft.choices.is_there.shape[1]).expand(draft.num_rows, -1)
+    return torch.arange(draft.choices.is_there.shape[1]).repeat(draft.num_rows, 1)
 
 
 def q_of_the_node_before(draft):
