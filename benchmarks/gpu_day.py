@@ -73,7 +73,7 @@ _GPU, _CPU = "--device cuda --draft-device cuda", "--device cpu --draft-device c
 STEPS = (
     DayStep(
         "rounds",
-        f"{_TESTS} tests/engine/test_rounds_ahead.py",
+        f"{_TESTS} tests/engine/test_device_verdicts.py tests/engine/test_rounds_ahead.py",
         f"{_OF_GPUS} -n 4",
         "-k used_again",
         140,

@@ -159,7 +159,7 @@ class ChanceJudge(DeviceJudge):
         """All sequences' nodes."""
         if is_joint not in self._forests:
             forms = ((self.form.parents, self.form.has_q),) * len(self.settings)
-            self._forests[is_joint] = Forest(forms, is_joint, self.settings.device)
+            self._forests[is_joint] = Forest(forms, is_joint, self.settings.device, is_recorded=True)
         return self._forests[is_joint]
 
     def by_depth(self, values: Tensor, scored: ScoredNodes) -> Tensor:

@@ -54,6 +54,7 @@ class Forest:
         forms: of the trees.
         is_joint: whether what follows a node weighs it (traversal).
         device: where indices are; None leaves them on the host, in arrays of numpy.
+        is_recorded: whether the device keeps all indices, as a recorded graph reads them again.
 
     Attributes:
         num: n, nodes.
@@ -70,8 +71,9 @@ class Forest:
         rows: numbers of the rows [B].
     """
 
-    def __init__(self, forms: Forms, is_joint: bool, device: torch.device | None) -> None:
-        self._device, self._is_joint, self._sent = device, is_joint, dict[tuple[int, ...], Any]()
+    def __init__(self, forms: Forms, is_joint: bool, device: torch.device | None, *, is_recorded: bool = False) -> None:
+        self._device, self._is_joint = device, is_joint
+        self._kept: dict[tuple[int, ...], Tensor] | None = {} if is_recorded else None
         self.begins = [*accumulate((len(parents) for parents, _ in forms), initial=0)]
         self.num = num = self.begins.pop()
         self.parents, self.q_places, self.next = list[int](), list[int](), [_NOTHING] * num
@@ -169,13 +171,15 @@ class Forest:
         return values[torch.as_tensor(self.at(places)[0])]
 
     def at(self, *lists: Sequence[int]) -> Sequence[Any]:
-        """Lists as indices. To a device they go in one copy, once: a graph that is recorded may read them again."""
+        """Lists as indices, in one copy to a device."""
         if self._device is None:
             return [np.array(its, dtype=np.int64) for its in lists]
         every, sizes = tuple(chain.from_iterable(lists)), [*map(len, lists)]
-        if every not in self._sent:
-            self._sent[every] = sent(every, torch.int64, self._device)
-        return torch.split(self._sent[every], sizes)
+        if self._kept is None:
+            return torch.split(sent(every, torch.int64, self._device), sizes)
+        if every not in self._kept:
+            self._kept[every] = sent(every, torch.int64, self._device)
+        return torch.split(self._kept[every], sizes)
 
 
 forest_of = lru_cache(maxsize=64)(Forest)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from shortened import mostly_slow
+from test_lm_graphs import GPU
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
@@ -105,29 +106,28 @@ class Round:
             found += verify(p, [VerifyRow(own, params, self.positions[row], Guesses(drafted, q), RATES)])
         return found
 
-    def device(self, rule: str) -> list[Verdict]:
+    def device(self, rule: str, device: str) -> list[Verdict]:
         """The device's, by numbers of nodes without the missing ones."""
         its, order, num = RULES[rule], self.order, len(self.shape.parents)
         kind = kind_of(self.params, its, NUM_TOKENS)
         judge = ChanceJudge(
             RoundForm(its, kind, self.shape.parents, self.shape.depth, its.needs_q, RATES, NUM_TOKENS),
             NUM_ROWS,
-            self.logits.device,
+            torch.device(device),
         )
         judge.take(self.params)
-        judge.prepare([length - length % 2 for length in self.positions], torch.tensor(self.positions))
+        judge.prepare([length - length % 2 for length in self.positions], torch.tensor(self.positions, device=device))
         masks = [
             [self.drafted(row).ancestors(node) for node in range(len(self.drafted(row)))] for row in range(NUM_ROWS)
         ]
-        trees = TreesOnDevice.chosen(torch.tensor([[*its, *[0] * (num - len(its))] for its in masks]))
+        paths = torch.tensor([[*its, *[0] * (num - len(its))] for its in masks], device=device)
         places = torch.cat((torch.zeros_like(order[:, :1]), order + 1), 1)
         logits = torch.take_along_dim(self.logits, places[:, :, None], 1)
         largest, likeliest = logits.max(-1, keepdim=True)
-        tokens = self.nodes.gather(1, order)
-        q = torch.take_along_dim(self.q, order[:, :, None], 1)
-        scored = ScoredNodes(
-            trees, tokens, None if self.shape.is_chain else order, q, logits, likeliest[:, :, 0], largest
-        )
+        tokens, q = self.nodes.gather(1, order), torch.take_along_dim(self.q, order[:, :, None], 1)
+        given = tokens, order, q, logits, likeliest[:, :, 0], largest
+        tokens, order, *rest = (each.to(device) for each in given)
+        scored = ScoredNodes(TreesOnDevice.chosen(paths), tokens, None if self.shape.is_chain else order, *rest)
         stands, own, is_right = judge.decide(scored)
         assert is_right.all()
         ends = (last_place(stands)[:, 0] - 1).tolist()
@@ -139,15 +139,15 @@ class Round:
         return verdicts
 
 
-def check(rule: str, shape: str, params: SamplingParams, *seeds: int) -> None:
+def check(rule: str, shape: str, params: SamplingParams, *seeds: int, device: str = "cpu") -> None:
     for seed in seeds:
-        check_round(rule, shape, params, seed)
+        check_round(rule, shape, params, seed, device)
 
 
-def check_round(rule: str, shape: str, params: SamplingParams, seed: int) -> None:
+def check_round(rule: str, shape: str, params: SamplingParams, seed: int, device: str) -> None:
     its = Round.random(shape, params, seed)
     host = its.host(rule)
-    assert its.device(rule) == host
+    assert its.device(rule, device) == host
     assert len({len(verdict.path) for verdict in host}) > 2
 
 
@@ -159,13 +159,14 @@ TREES = [
 ]
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("seed", mostly_slow(range(40), range(2)))
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_k=4, top_p=0.8)]
 )
 @pytest.mark.parametrize(("rule", "shape"), [*CHAINS, *TREES])
-def test_verdicts_are_the_hosts(rule: str, shape: str, params: SamplingParams, seed: int) -> None:
-    check(rule, shape, params, seed)
+def test_verdicts_are_the_hosts(rule: str, shape: str, params: SamplingParams, seed: int, device: str) -> None:
+    check(rule, shape, params, seed, device=device)
 
 
 def forgets_the_missing(residuals: Any, nodes: Any, new: Any, old: Any) -> Any:
