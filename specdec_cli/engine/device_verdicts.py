@@ -71,18 +71,19 @@ class ChanceJudge(DeviceJudge):
         device: of the target.
 
     Attributes:
-        accept_uniforms: to try each node by [B, N] float64.
-        own_uniforms: to draw the target's own token by, behind each depth [B, D + 1] float64.
+        accept_uniforms: to try each node by [B, N] float64; [B, 0] where the rule tries none.
+        own_uniforms: to draw the target's own token by, behind each depth [B, D + 1] float64; [B, 0] where none is.
         settings: of each sequence, as `settings_of` has them [B, 5] float64.
     """
 
     def __init__(self, form: RoundForm, num_rows: int, device: torch.device) -> None:
         super().__init__(num_rows, device)
         num, self.form = len(form.parents), form
+        by_numbers = form.kind.is_drawn and not form.kind.has_noise
         self._nums = {
-            Purpose.DRAFT: num if form.kind.is_drawn else 0,
-            Purpose.ACCEPT: num,
-            Purpose.OWN: form.depth + 1,
+            Purpose.DRAFT: num * by_numbers,
+            Purpose.ACCEPT: num * (form.rule.needs_q or form.rule.needs_rates),
+            Purpose.OWN: (form.depth + 1) * by_numbers,
         }
         zeros = self.draft_uniforms.new_zeros
         self.settings = zeros(num_rows, NUM_SETTINGS)
@@ -110,6 +111,8 @@ class ChanceJudge(DeviceJudge):
 
     def prepare(self, begins: Sequence[int], lengths: Tensor) -> None:
         """Send the random numbers of every length, and choose among them."""
+        if not any(self._nums.values()) and not self.form.kind.has_noise:
+            return
         missing = [0] * (len(self.settings) - len(begins))
         seeds, indices = [each.seed for each in self._params], [each.index for each in self._params]
         keys = [*noise.words(seeds), *missing, *noise.words(indices), *missing, *begins, *missing]
