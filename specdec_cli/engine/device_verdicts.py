@@ -42,6 +42,7 @@ class RoundForm:
         parents: of the drafted nodes; where the device chooses the trees, some that are as many, unless chance alone
             decides which of these nodes are there.
         depth: D.
+        is_drawn: whether the draft draws nodes by chance.
         has_q: whether the rule knows distributions that nodes were drawn from.
         rates: for a rule that needs them, the chance of a node of each depth when all before it stand.
         num_tokens: V.
@@ -51,6 +52,7 @@ class RoundForm:
     kind: ChoiceKind
     parents: Sequence[int]
     depth: int
+    is_drawn: bool
     has_q: bool
     rates: Sequence[float]
     num_tokens: int
@@ -68,7 +70,7 @@ class ChanceJudge(DeviceJudge):
     Args:
         form: of the rounds.
         num_rows: B.
-        device: of the target.
+        noise: as `DeviceJudge` has it, on the target's device.
 
     Attributes:
         accept_uniforms: to try each node by [B, N] float64; [B, 0] where the rule tries none.
@@ -76,12 +78,12 @@ class ChanceJudge(DeviceJudge):
         settings: of each sequence, as `settings_of` has them [B, 5] float64.
     """
 
-    def __init__(self, form: RoundForm, num_rows: int, device: torch.device) -> None:
-        super().__init__(num_rows, device)
-        num, self.form = len(form.parents), form
+    def __init__(self, form: RoundForm, num_rows: int, noise: Tensor) -> None:
+        super().__init__(num_rows, noise.device)
+        num, self.form, self.noise, self.needs_q = len(form.parents), form, noise, form.has_q
         by_numbers = form.kind.is_drawn and not form.kind.has_noise
         self._nums = {
-            Purpose.DRAFT: num * by_numbers,
+            Purpose.DRAFT: num * (by_numbers and form.is_drawn),
             Purpose.ACCEPT: num * (form.rule.needs_q or form.rule.needs_rates),
             Purpose.OWN: (form.depth + 1) * by_numbers,
         }
@@ -91,12 +93,11 @@ class ChanceJudge(DeviceJudge):
         self._numbers = zeros(num_rows, sum(self._nums.values()))
         parts = torch.split(self._numbers, [*self._nums.values()], 1)
         self.draft_uniforms, self.accept_uniforms, self.own_uniforms = parts
-        self.noise = zeros(num_rows, form.depth + 1, form.num_tokens * form.kind.has_noise)
         # Of each sequence its seed, its index, and the least length that the table has numbers of.
-        self._keys = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
+        self._keys = torch.zeros(3, num_rows, dtype=torch.int64, device=noise.device)
         # By depth; a node deeper than there are rates never stands.
         rates = [0.0, *form.rates, *[0.0] * form.depth][: form.depth + 1]
-        self.rates = torch.tensor(rates, dtype=torch.float64, device=device)
+        self.rates = torch.tensor(rates, dtype=torch.float64, device=noise.device)
         self._forests: dict[bool, Forest] = {}
         self.take([])
 
@@ -152,11 +153,16 @@ class ChanceJudge(DeviceJudge):
             is_right | is_greedy,
         )
 
-    def p(self, scored: ScoredNodes) -> Tensor:
-        """The target's distributions [B, N + 1, V] float32; of a sequence at temperature 0 those at 1."""
-        settings = self.settings.repeat_interleave(scored.scores.shape[1], 0)
-        scores, best = scored.scores.flatten(0, 1), scored.largest.flatten(0, 1)
-        return probabilities(scores, best, settings, is_cut=self.form.kind.is_cut).view(scored.scores.shape)
+    def p(self, scores: Tensor, largest: Tensor) -> Tensor:
+        """The target's distributions [B, n, V] float32 at n places; of a sequence at temperature 0 those at 1.
+
+        Args:
+            scores: of the places [B, n, V].
+            largest: of each place [B, n, 1].
+        """
+        settings = self.settings.repeat_interleave(scores.shape[1], 0)
+        is_cut = self.form.kind.is_cut
+        return probabilities(scores.flatten(0, 1), largest.flatten(0, 1), settings, is_cut=is_cut).view(scores.shape)
 
     def forest(self, is_joint: bool) -> Forest:
         """All sequences' nodes."""
@@ -200,12 +206,14 @@ def greedy(scored: ScoredNodes, _: ChanceJudge) -> tuple[Tensor, Tensor, Tensor]
 
 def gumbel(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, Tensor]:
     """As `verify.gumbel`."""
-    return _walked(scored, judge.by_depth(judge.noise, scored).add_(judge.p(scored).log()).argmax(-1))
+    return _walked(
+        scored, judge.by_depth(judge.noise, scored).add_(judge.p(scored.scores, scored.largest).log()).argmax(-1)
+    )
 
 
 def exact_match(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, Tensor]:
     """As `verify.exact_match`."""
-    p, uniforms = judge.p(scored), judge.by_depth(judge.own_uniforms, scored)
+    p, uniforms = judge.p(scored.scores, scored.largest), judge.by_depth(judge.own_uniforms, scored)
     return _walked(scored, inverse_cdf(p.flatten(0, 1), uniforms.flatten()).view(uniforms.shape))
 
 
@@ -220,8 +228,9 @@ def synthetic(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, 
     place = last_place(stands)
     own = scored.likeliest.gather(1, place)[:, 0]
     if judge.form.kind.is_drawn:
-        p, uniforms = judge.p(scored)[rows[:, 0], place[:, 0]], judge.own_uniforms.gather(1, stands.sum(1)[:, None])
-        own = torch.where(judge.settings[:, 0] > 0, inverse_cdf(p, uniforms[:, 0]), own)
+        p = judge.p(scored.scores[rows, place], scored.largest[rows, place])[:, 0]
+        uniforms = judge.own_uniforms.gather(1, stands.sum(1)[:, None])[:, 0]
+        own = torch.where(judge.settings[:, 0] > 0, inverse_cdf(p, uniforms), own)
     return stands, own, torch.ones_like(own, dtype=torch.bool)
 
 
@@ -236,7 +245,7 @@ def traversal(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, 
 
 
 def _by_residuals(scored: ScoredNodes, judge: ChanceJudge, is_joint: bool) -> tuple[Tensor, Tensor, Tensor]:
-    p, (num_rows, num) = judge.p(scored), scored.tokens.shape
+    p, (num_rows, num) = judge.p(scored.scores, scored.largest), scored.tokens.shape
     rows = torch.arange(num_rows, device=p.device)
     if not num:
         own = inverse_cdf(p[:, 0], judge.own_uniforms[:, 0])
@@ -260,7 +269,7 @@ def _by_residuals(scored: ScoredNodes, judge: ChanceJudge, is_joint: bool) -> tu
         [*(begin + 1 + node for begin in begins for node in range(num)), *begins],
         tokens,
         p_drafted,
-        q.flatten(0, 1) if judge.form.has_q and q is not None else None,
+        None if q is None else q.flatten(0, 1),
         uniforms,
         is_joint,
         is_there,

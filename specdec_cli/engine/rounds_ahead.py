@@ -8,11 +8,11 @@ Then steps go on as always, until all rows have the same k again, and none needs
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.drafters.contract import DraftsOnDevice, Guesses
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from specdec_cli.engine.device_verdicts import ChanceJudge, RoundForm
     from specdec_cli.engine.sequence import Sequence as EngineSequence
     from specdec_cli.lm.forward.device_drafts import DraftOnDevice
-    from specdec_cli.lm.forward.device_rounds import DecidedRound, DecisionGraph, RoundsOnDevice, TargetOnDevice
+    from specdec_cli.lm.forward.device_rounds import (
+        DecidedRound,
+        DecisionGraph,
+        RoundEnd,
+        RoundsOnDevice,
+        TargetOnDevice,
+    )
     from specdec_cli.lm.forward.graphs import GraphPool
     from specdec_cli.sampling.params import SamplingParams
 
@@ -55,7 +61,7 @@ class RoundsAhead:
         features: of all sequences.
         clock: of the target's device.
         rates: as `stepper.Stepper` has them.
-        judge: gives rows their verdicts by their largest logits, and by their last nodes that stand and own tokens.
+        judge: gives rows their verdicts by their largest logits and by `DecidedRound.ends`.
         notices: takes those to report.
     """
 
@@ -67,14 +73,16 @@ class RoundsAhead:
         features: FeatureBook,
         clock: _StepClock,
         rates: Sequence[float],
-        judge: Callable[[Sequence[StepRow], LargestLogits, Sequence[tuple[int, int]]], None],
+        judge: Callable[[Sequence[StepRow], LargestLogits, Sequence[RoundEnd]], None],
         notices: list[Noticed],
     ) -> None:
         self._target, self._drafter, self._num_tokens = target, drafter, num_tokens
         self._features, self._clock, self._rates, self._judge = features, clock, tuple(rates), judge
         self._decisions: dict[tuple[Any, ...], tuple[DecisionGraph, ChanceJudge]] = {}
         self._pool: GraphPool | None = None
-        self._most_rows = sys.maxsize  # that decide on the device
+        self._noise: dict[tuple[int, ...], Tensor] = {}  # one round at a time is decided, whichever graph does it
+        self._refused = set[tuple[Any, ...]]()
+        self._told = set[str]()
         self._notices = notices
         self._clear()
 
@@ -100,9 +108,8 @@ class RoundsAhead:
 
     def begin(self, rows: Sequence[StepRow]) -> bool:
         """Take over a step that the target has just scored, if its rows can go on without the host, and verify it."""
-        is_free = self._rounds is None and len(rows) <= self._most_rows
-        draft = self._draft_of(rows) if is_free and all(map(_is_plain, rows)) else None
-        form = None if draft is None else self._form_of(rows)
+        draft = self._draft_of(rows) if self._rounds is None and all(map(_is_plain, rows)) else None
+        form = None if draft is None else self._form_of(rows, draft[1])
         if draft is None or form is None:
             return False
         drafted, on_device = draft
@@ -153,26 +160,27 @@ class RoundsAhead:
                 return None
         return guesses.drafted, on_device
 
-    def _form_of(self, rows: Sequence[StepRow]) -> RoundForm | None:
+    def _form_of(self, rows: Sequence[StepRow], draft: DraftOnDevice | None) -> RoundForm | None:
         """How rows are decided alike; None where the host has to decide."""
         rules = {row.sequence.rule for row in rows}
         others = rules - {RULES[GREEDY]}
         rule, guesses, tree = next(iter(others or rules)), rows[0].guesses, rows[0].sequence.tree
         have_q = {row.guesses.q is not None for row in rows if row.sequence.rule is rule}
-        if len(others) > 1 or not rule.on_device or len(have_q) > 1:
+        is_mixed = len(others) > 1 or len(have_q) > 1 or (rule.needs_rates and len(rules) > 1)
+        if is_mixed or not rule.on_device:
             return None
-        parents, depth = guesses.drafted.parents, guesses.drafted.max_depth
-        if guesses.unread is not None and guesses.unread.paths is not None:  # the device has chosen these trees
-            assert tree is not None, "a chain has the same form every time"
-            depth = min(rows[0].k, len(parents))
-            if rule.needs_q and (tree.is_dynamic or len(tree.parents) != len(parents)):
+        parents = guesses.drafted.parents
+        if rule.needs_q and guesses.unread is not None and guesses.unread.paths is not None:
+            # The device has chosen these trees: by chance alone, or there is no telling what they look like.
+            if tree is None or tree.is_dynamic or len(tree.parents) != len(parents):
                 return None
-            parents = tree.parents if rule.needs_q else parents
+            parents = tree.parents
         from specdec_cli.engine.device_verdicts import RoundForm, kind_of
 
+        depth, is_drawn = (0, False) if draft is None else (draft.depth, draft.is_drawn)
         kind = kind_of([row.sequence.params for row in rows], rule, self._num_tokens)
         rates = self._rates if rule.needs_rates else ()
-        return RoundForm(rule, kind, parents, depth, have_q == {True}, rates, self._num_tokens)
+        return RoundForm(rule, kind, parents, depth, is_drawn, have_q == {True}, rates, self._num_tokens)
 
     def _made(
         self,
@@ -187,23 +195,22 @@ class RoundsAhead:
 
         graph = target.scored.graph
         key = id(graph), None if draft is None else id(draft.graph), form, *target.taps
+        if key in self._refused:
+            return None
         try:
             with torch.inference_mode():
                 if key not in self._decisions:
                     self._decisions[key] = self._recorded(target, draft, drafted, form)
                 decision, judge = self._decisions[key]
                 judge.take(params)
-        except RunError as error:
-            self._most_rows, message = 0, f"each step waits for the one before it: {error.message}"
-        except torch.OutOfMemoryError:
-            self._most_rows = len(params) - 1
-            message = (
-                f"with {len(params)} or more sequences, each step waits for the one before it: the GPU's memory is full"
-            )
-        else:
-            return RoundsOnDevice(target, draft, decision, self._clock.mark)
-        self._notices.append(Noticed(None, message))
-        return None
+        except (RunError, torch.OutOfMemoryError) as error:
+            self._refused.add(key)
+            reason = error.message if isinstance(error, RunError) else "the GPU's memory is full"
+            if reason not in self._told:
+                self._notices.append(Noticed(None, f"some steps wait for the ones before them: {reason}"))
+            self._told.add(reason)
+            return None
+        return RoundsOnDevice(target, draft, decision, self._clock.mark)
 
     def _recorded(
         self, target: TargetOnDevice, draft: DraftOnDevice | None, drafted: Drafted, form: RoundForm
@@ -212,9 +219,12 @@ class RoundsAhead:
         from specdec_cli.lm.forward.device_rounds import DecisionGraph
         from specdec_cli.lm.forward.graphs import GraphPool
 
-        graph = target.scored.graph
-        self._pool = self._pool or GraphPool(graph.inputs.device)
-        judge = ChanceJudge(form, graph.bucket.num_rows, graph.inputs.device)
+        device, num_rows = target.scored.graph.inputs.device, target.scored.graph.bucket.num_rows
+        self._pool = self._pool or GraphPool(device)
+        shape = num_rows, form.depth + 1, self._num_tokens * form.kind.has_noise
+        if shape not in self._noise:
+            self._noise[shape] = torch.zeros(shape, dtype=torch.float64, device=device)
+        judge = ChanceJudge(form, num_rows, self._noise[shape])
         return DecisionGraph(target, draft, drafted, form.depth, self._num_tokens, self._pool, judge), judge
 
     def _launch(self) -> bool:

@@ -26,6 +26,7 @@ from specdec_cli.transfer import sent
 
 if TYPE_CHECKING:
     from specdec_cli.engine.sequence import Sequence as EngineSequence
+    from specdec_cli.lm.forward.device_rounds import RoundEnd
     from specdec_cli.sampling.grammar import BoolArray, Matcher
 
 Propose = Callable[[Sequence[tuple[str, DraftRow]]], list[Guesses]]
@@ -193,15 +194,13 @@ class Stepper:
                 self.features.add(lm_row.handle, lm_row.tapped, len(lm_row.context))
         return logits
 
-    def verify(
-        self, rows: Sequence[StepRow], logits: Tensor | LargestLogits, decided: Sequence[tuple[int, int]] = ()
-    ) -> None:
+    def verify(self, rows: Sequence[StepRow], logits: Tensor | LargestLogits, decided: Sequence[RoundEnd] = ()) -> None:
         """Verify all rows together; where that fails each alone, so that only the rows at fault end.
 
         Args:
             rows: those that get a next token.
             logits: [sum of drafted tokens + 1, V] float32, rows in order, or what `distribution` takes instead.
-            decided: where a device has verified the rows, the last node of each that stands, and its own token.
+            decided: where a device has verified the rows, what `DecidedRound.ends` has of each.
         """
         if not rows:
             return
@@ -215,9 +214,7 @@ class Stepper:
                 except Exception as error:
                     row.error = error
 
-    def _verify(
-        self, rows: Sequence[StepRow], logits: Tensor | LargestLogits, decided: Sequence[tuple[int, int]]
-    ) -> None:
+    def _verify(self, rows: Sequence[StepRow], logits: Tensor | LargestLogits, decided: Sequence[RoundEnd]) -> None:
         chain_rows = []
         for row in rows:
             s = row.sequence
@@ -232,8 +229,9 @@ class Stepper:
             row.guesses = row.guesses.read()  # after `distribution`, which has waited for the device anyway
             verify_rows.append(VerifyRow(s.rule, s.params, len(s.tokens), row.guesses, self.rates))
         if decided:
+            assert all(is_right for *_, is_right in decided), "a drafted token has a probability under its q"
             verdicts = [
-                Verdict(row.guesses.drafted.path(end), own) for row, (end, own) in zip(rows, decided, strict=True)
+                Verdict(row.guesses.drafted.path(end), own) for row, (end, own, _) in zip(rows, decided, strict=True)
             ]
         else:
             verdicts = verify(p, verify_rows, starts)

@@ -111,9 +111,11 @@ class Round:
         its, order, num = RULES[rule], self.order, len(self.shape.parents)
         kind = kind_of(self.params, its, NUM_TOKENS)
         judge = ChanceJudge(
-            RoundForm(its, kind, self.shape.parents, self.shape.depth, its.needs_q, RATES, NUM_TOKENS),
+            RoundForm(its, kind, self.shape.parents, self.shape.depth, True, its.needs_q, RATES, NUM_TOKENS),
             NUM_ROWS,
-            torch.device(device),
+            torch.zeros(
+                NUM_ROWS, self.shape.depth + 1, NUM_TOKENS * kind.has_noise, dtype=torch.float64, device=device
+            ),
         )
         judge.take(self.params)
         judge.prepare([length - length % 2 for length in self.positions], torch.tensor(self.positions, device=device))

@@ -55,6 +55,7 @@ DRAFTS: dict[str, tuple[str, str | None]] = {
     "tree of the target itself": ("twin", "2,2,1"),
     "dynamic tree of a head": ("official", "dynamic:6"),
     "dynamic tree of a model": ("model", "dynamic:6"),
+    "dynamic tree of heads side by side": ("medusa", "dynamic:6"),
     "dynamic tree by masks": ("p-eagle", "dynamic:5"),
     "dynamic tree of a block": ("dflash", "dynamic:6"),
 }
@@ -83,7 +84,7 @@ def drafter_of(name: str, lm: Any, folder: Path, how: dict[str, Any]) -> Any:
 def engine_of(tmp_path, device, recorder):  # noqa: F811
     """Makes an engine of a new target and draft."""
 
-    def made(draft: str, *, goes_ahead=True, num_blocks=0, last: int | None = LAST, **options: Any) -> Checked:
+    def made(draft: str, *, goes_ahead=True, num_blocks=0, last: int | None = LAST, k=3, **options: Any) -> Checked:
         how: dict[str, Any] = {"decoder": "graphs", "device": device, "block_size": 4, "max_num_seqs": 4}
         name, tree = DRAFTS[draft]
         kind, _, num = name.partition(" ")
@@ -106,7 +107,7 @@ def engine_of(tmp_path, device, recorder):  # noqa: F811
         if name == "dflash2":  # or all that it selects from may be beyond these tokens
             head = own.sequences.modules[0].head
             head.draft = replace(head.draft, num_candidates=VOCAB)
-        spec = EngineOptions(num_speculative_tokens=3, max_num_seqs=4, tree=tree, **options)
+        spec = EngineOptions(num_speculative_tokens=k, max_num_seqs=4, tree=tree, **options)
         return Checked(lm, own, tokenizer, spec, (), goes_ahead=goes_ahead)
 
     return made
@@ -263,6 +264,28 @@ def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of,
     assert len({one.num_nodes for one in emitted}) > 4
     assert len({one.num_accepted for one in emitted}) > 1
     assert log.count("launched") > len(steps) / 5
+
+
+@pytest.mark.parametrize(("draft", "rule"), [
+    ("tree of a head", "traversal"),
+    ("tree of a model", "gumbel"),
+    ("heads side by side", "block"),
+    ("dynamic tree of heads side by side", "greedy"),
+    ("dynamic tree of heads side by side", "exact-match"),
+])  # fmt: skip
+def test_more_tokens_are_wanted_than_a_draft_is_deep(draft: str, rule: str, engine_of, log) -> None:
+    params, options = (PARAMS, {}) if rule == "greedy" else (SAMPLED, rates_of(rule))
+    steps = both(engine_of, draft, add(2, replace(params, max_new_tokens=50)), k=7, **options)
+    assert log.count("launched") > len(steps) / 5
+
+
+def test_greedy_requests_beside_forced_ones_stay_greedy(engine_of, log) -> None:
+    def mixed(engine: Engine) -> None:
+        engine.add(PROMPTS[0], PARAMS)
+        engine.add(PROMPTS[1], PARAMS, verify="greedy")
+        engine.add(PROMPTS[2], SAMPLED)
+
+    both(engine_of, "chain of a head", mixed, verify="synthetic", last=None, synthetic_acceptance_rates=(1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("rule", ["gumbel", "exact-match"])
@@ -468,9 +491,7 @@ def test_decisions_that_find_no_memory_are_taken_for_fewer_sequences(engine_of, 
     engine = prepared(engine_of("chain of a head"), add(2))
     steps = steps_of(engine)
     (notice,) = (event for events in steps for event in events if isinstance(event, Noticed))
-    assert notice.message == (
-        "with 2 or more sequences, each step waits for the one before it: the GPU's memory is full"
-    )
+    assert notice.message == "some steps wait for the ones before them: the GPU's memory is full"
     assert "launched" in log, "the last sequence is alone for a while"
     right = by_sequence(steps_of(prepared(engine_of("chain of a head", goes_ahead=False), add(2))))
     assert by_sequence(steps) == right

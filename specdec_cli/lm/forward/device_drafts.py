@@ -83,6 +83,16 @@ class DraftOnDevice(ABC):
         self._num_filled = graph.num_filled
 
     @property
+    def depth(self) -> int:
+        """D, however deep a draft was asked for."""
+        return self._choice.noise.shape[1]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether nodes may be drawn by chance."""
+        return bool(self._q)
+
+    @property
     def q(self) -> Tensor | None:
         """Distributions that the nodes were drawn from [B, N, V] float32; None where none was drawn."""
         return torch.take_along_dim(self._q[0], self._q[1][:, :, None], 1) if self._q else None
@@ -96,10 +106,10 @@ class DraftOnDevice(ABC):
         """Write the chance that the next round draws by.
 
         Args:
-            uniforms: a number for each node [B, N] float64; [B, 0] where no sequence samples.
+            uniforms: a number for each node [B, N] float64; [B, 0] where none is drawn by a number.
             noise: of each depth and the one behind the last [B, D + 1, V] float64; empty where none is needed.
         """
-        if uniforms.shape[1] and self._choice.kind.is_drawn:
+        if uniforms.shape[1]:
             self._choice.numbers[:, NUM_SETTINGS:].copy_(uniforms)
         if self._choice.kind.has_noise:
             self._choice.noise.copy_(noise[:, : self._choice.noise.shape[1], : self._choice.num_tokens])

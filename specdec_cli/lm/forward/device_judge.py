@@ -102,10 +102,20 @@ def last_place(stands: Tensor) -> Tensor:
 
 
 class DeviceJudge:
-    """Decides which nodes stand: here those that are the target's likeliest tokens."""
+    """Decides which nodes stand: here those that are the target's likeliest tokens.
 
-    draft_uniforms: Tensor
-    noise: Tensor
+    Args:
+        num_rows: B.
+        device: of the target.
+
+    Attributes:
+        needs_q: whether it asks what nodes were drawn from.
+        draft_uniforms: by which the draft draws [B, N] float64; [B, 0] where it draws none by numbers.
+        noise: by which draft and target draw, of each depth and the one behind the last [B, D + 1, V] float64; or
+            empty.
+    """
+
+    needs_q = False
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self.draft_uniforms = torch.empty(num_rows, 0, dtype=torch.float64, device=device)

@@ -171,7 +171,7 @@ class DecisionGraph:
         if self._draft is not None:
             tokens, *masks = self._draft.nodes
             trees = TreesOnDevice.chosen(masks[0]) if masks else trees
-            order, q = self._draft.order, self._draft.q
+            order, q = self._draft.order, self._draft.q if self.judge.needs_q else None
         return ScoredNodes(trees, tokens.clamp(min=0), order, q, scores, likeliest, largest)
 
     def _chosen(self, states: Tensor, fed: Tensor) -> Tensor:
@@ -205,6 +205,9 @@ class DecisionGraph:
         step.num_text.copy_(torch.where(before > 0, num_text, 1))
 
 
+RoundEnd = tuple[int, int, bool]
+
+
 @dataclass(frozen=True, slots=True)
 class DecidedRound:
     """A round that the host has read.
@@ -213,7 +216,7 @@ class DecidedRound:
         drafted: its nodes; None without a draft.
         likeliest: the target's likeliest token at each place of each sequence.
         largest: the logits of these.
-        ends: the last node that stands of each sequence, and the target's own token.
+        ends: the last node that stands of each sequence, the target's own token, and whether no fault was seen.
         marks: moments before it, behind its draft and behind the target's forward.
         states: hidden states of what the target was fed of each sequence; None without taps, or of the first round.
     """
@@ -221,7 +224,7 @@ class DecidedRound:
     drafted: DraftedTokens | None
     likeliest: list[list[int]]
     largest: list[list[float]]
-    ends: list[tuple[int, int]]
+    ends: list[RoundEnd]
     marks: Sequence[Any]
     states: list[HiddenStates] | None
 
@@ -298,8 +301,7 @@ class RoundsOnDevice:
         num, likeliest, largest, ends = self.target.num_nodes + 1, [], [], []
         for row in outcome.read()[0].tolist():
             place, own, is_right = row[2 * num :]
-            assert is_right, "a drafted token has a probability under the q it was drawn from"
             likeliest.append([int(token) for token in row[:num]])
             largest.append(row[num : 2 * num])
-            ends.append((int(place) - 1, int(own)))
+            ends.append((int(place) - 1, int(own), bool(is_right)))
         return DecidedRound(drafted, likeliest, largest, ends, marks, states)

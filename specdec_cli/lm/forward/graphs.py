@@ -396,7 +396,7 @@ def recorded(run: Callable[[], Outputs], device: torch.device, pool: GraphPool, 
         return record(run, device, pool)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except Exception as error:
         # What a graph cannot hold ends the recording with another error, whose context says what it was.
         cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
         message = f"{what} cannot be recorded: {first_line(cause)}"
