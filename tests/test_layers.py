@@ -5,6 +5,7 @@
 """
 
 import ast
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,9 @@ def is_type_checking(test: ast.expr) -> bool:
     return "TYPE_CHECKING" in ast.unparse(test)
 
 
+@functools.cache
 def imports_of(module: str) -> list[Import]:
+    """All imports of a module, which is parsed once."""
     found: list[Import] = []
 
     def visit(node: ast.AST, at_load: bool, runs: bool) -> None:
