@@ -142,7 +142,7 @@ def multiply(library, part, rows):
 
 def library_for(processor):
     """SOURCE as a library for a processor of PROCESSORS."""
-    command = [*native.compiler(), *(flag.replace("-O3", "-O1") for flag in native.flags()), "-x", "c++"]
+    command = [*native.compiler(), *(flag.replace("-O3", "-O0") for flag in native.flags()), "-x", "c++"]
     return load_library(PROCESSORS.get(processor, "") + SOURCE, command, may_lack_compiler=False, name="blocks").calls
 
 
