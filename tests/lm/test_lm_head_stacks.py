@@ -129,7 +129,7 @@ def test_blocks_behind_a_remembered_context_have_torchs_outputs(ways, dtype, is_
 
 @pytest.mark.parametrize("fault", mostly_slow(IN_BLOCKS, IN_BLOCKS[:1]))
 def test_a_planted_fault_in_blocks_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, fault)
+    plant(monkeypatch, fault, "-O0")
     with pytest.raises(AssertionError):
         test_blocks_behind_a_remembered_context_have_torchs_outputs(
             ["both ways", "whole", "window"], torch.float32, is_scattered=False
