@@ -5,7 +5,8 @@ The model is a function from the last two tokens to logits. Draws differ in `ind
 
 import gc
 from collections import Counter
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -46,7 +47,11 @@ class Table:
 
 
 def numbered(params: SamplingParams, num: int) -> list[SamplingParams]:
-    return [replace(params, index=i) for i in range(num)]
+    """The parameters of so many draws; `replace` would check what they share for each, which takes ten times as long."""
+    made = [copy(params) for _ in range(num)]
+    for i, one in enumerate(made):
+        object.__setattr__(one, "index", i)
+    return made
 
 
 def reference_probs(logits, params, prompt, output):
