@@ -13,3 +13,10 @@ def collections_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not add lines to what a test reads; a test of these lines sets its own pause."""
     monkeypatch.setattr("specdec_cli.report.pace.SECONDS_BETWEEN_LINES", 1e6)
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step or a product costs here need not be known well: a few steps of each kind, and a few products, do."""
+    monkeypatch.setattr("specdec_cli.measure.predict.profiling._MOST_STEPS", 3)
+    monkeypatch.setattr("specdec_cli.measure.machine.roofline._SECONDS", 0.02)
