@@ -47,12 +47,32 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(0.0, 0.0, 0.0, 0))
     monkeypatch.setattr(interruption, "look_at_machine", lambda _: MachineUsage(0.0, 0.0, 0.0, 1))
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr("specdec_cli.measure.machine.roofline._SECONDS", 0.02)
 
 
 def pytest_collection_finish() -> None:
     """Leave what was imported by now out of every later search for garbage: half a million objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # tests make many objects: looking for garbage after each 700 takes 5 % of their time
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """A process whose every object is looked at in a search for garbage; later tests' searches are as short as ever."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_mapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with no other test's weights: looking for them in the map of a large one takes milliseconds."""
+    from specdec_cli.lm.machine import device_memory
+
+    if request.module.__name__ != "test_lm_device_memory":
+        monkeypatch.setattr(device_memory, "_mapped_weights", lambda: 0)
 
 
 @functools.cache

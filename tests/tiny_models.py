@@ -82,12 +82,29 @@ OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("OlmoeConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 
+_FILES = ("config.json", "generation_config.json", "model.safetensors")
+_SAVED: dict[str, dict[str, bytes]] = {}
+"""The files of each checkpoint that this process has made: many tests ask for the same one."""
+
 
 def make_tiny(family: str, folder: str | Path, seed: int = 0, vectors: float = 0.0, **overrides: Any) -> Path:
     """Save a random checkpoint of a family; its texts wander instead of repeating one token.
 
     Norms, biases and sinks are those of a new model, or differ from these by so much.
     """
+    folder = Path(folder)
+    key = repr((family, seed, vectors, sorted(overrides.items())))
+    if key not in _SAVED:
+        _save(family, folder, seed, vectors, overrides)
+        _SAVED[key] = {path.name: path.read_bytes() for path in folder.iterdir() if path.name in _FILES}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _SAVED[key].items():
+        (folder / name).unlink(missing_ok=True)  # a loaded model may have it in its memory
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def _save(family: str, folder: Path, seed: int, vectors: float, overrides: dict[str, Any]) -> None:
     config_name, own = (FAMILIES | EXTRA_FAMILIES | OWN_FAMILIES)[family]
     config = getattr(transformers, config_name)(**(_SHAPE | own | overrides))
     with torch.random.fork_rng():
@@ -102,4 +119,3 @@ def make_tiny(family: str, folder: str | Path, seed: int = 0, vectors: float = 0
                     parameter.add_(vectors * torch.randn_like(parameter))
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
-    return Path(folder)

@@ -17,6 +17,5 @@ def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step or a product costs here need not be known well: a few steps of each kind, and a few products, do."""
+    """What a step costs here need not be known well: a few of each kind do."""
     monkeypatch.setattr("specdec_cli.measure.predict.profiling._MOST_STEPS", 3)
-    monkeypatch.setattr("specdec_cli.measure.machine.roofline._SECONDS", 0.02)

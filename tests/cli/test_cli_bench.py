@@ -162,16 +162,13 @@ def test_nothing_is_drawn_while_a_clock_runs(
     assert not any(steps_seen)
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_collections_leave_out_what_loading_brought(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdec_cli.engine.garbage.leave_alone", leave_alone)
-    gc.unfreeze()
-    try:
-        assert bench() == 0
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()
+    assert bench() == 0
+    assert gc.get_freeze_count() > 10_000
 
 
 def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -191,16 +191,14 @@ def test_a_port_in_use_is_one_sentence() -> None:
         listen("no such host", 1)
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_a_full_collection_no_longer_looks_at_what_loading_brought() -> None:
     loaded = SimpleNamespace(settled=threading.Event())
     before = gc.get_freeze_count()
     leave_loaded_alone(stand_in(SimpleNamespace(all=[loaded])))
     assert gc.get_freeze_count() == before
     loaded.settled.set()
-    try:
-        deadline = time.monotonic() + 30
-        while gc.get_freeze_count() == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert gc.get_freeze_count() > before + 10_000
-    finally:
-        gc.unfreeze()
+    deadline = time.monotonic() + 30
+    while gc.get_freeze_count() == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gc.get_freeze_count() > before + 10_000
