@@ -25,3 +25,12 @@ def rows_in_turn(rows: Sequence[tuple[Any, ...]], first: int, every: int = 2) ->
     """The same for tests of several parameters, whose values are the rows."""
     slow = pytest.mark.slow
     return [row if i % every == first % every else pytest.param(*row, marks=slow) for i, row in enumerate(rows)]
+
+
+def pairs_in_turn(ones: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Each value of one parameter with each of another; every second pair is quick, and so is each value in some."""
+    return [
+        (one, other) if (i + j) % 2 == 0 else pytest.param(one, other, marks=pytest.mark.slow)
+        for i, one in enumerate(ones)
+        for j, other in enumerate(others)
+    ]

@@ -47,7 +47,7 @@ class Table:
 
 
 def numbered(params: SamplingParams, num: int) -> list[SamplingParams]:
-    """The parameters of so many draws; `replace` would check what they share for each, which takes ten times as long."""
+    """The parameters of so many draws; `replace` would check each of them, which takes ten times as long."""
     made = [copy(params) for _ in range(num)]
     for i, one in enumerate(made):
         object.__setattr__(one, "index", i)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from shortened import in_turn
 from tiny_engine import PROMPTS, decode, ngram, tiny_lm, tokens, transformers_greedy
 from tiny_models import FAMILIES, make_tiny
 
@@ -93,6 +94,7 @@ def check_trees(family, draft, trees, num_tokens: int) -> None:
         assert tokens(decode(family.target, draft, 6, [PROMPTS[alone]], params, tree=tree)) == [expected[alone]]
 
 
+@pytest.mark.parametrize("family", in_turn([*FAMILIES], 0), indirect=True)
 def test_with_trees(family, stranger) -> None:
     check_trees(family, stranger, ["2,2,2,1,1,1"], 8)
     check_trees(family, family.itself, ["3,2+1,1", "dynamic:60"], 16)

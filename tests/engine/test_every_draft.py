@@ -426,7 +426,7 @@ def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     assert found != is_left_behind
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_turn(NAMES, 1))
 def test_doctor_has_no_doubt(drafts: Drafts, name: str) -> None:
     flags = {"draft": (parse_spec(drafts.specs[name]), "--draft")}
     recipe = resolve(sets=[f"target.model={drafts.target.name}"], flags=flags).recipe

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from shortened import pairs_in_turn
 from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
 from typed import stand_in
 
@@ -18,8 +19,14 @@ from specdec_cli.lm.kernels.linear import PackedLinear
 from specdec_cli.lm.llama import llama_weights
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.oracle import Oracle, relative_error
+from specdec_cli.recipe.values import Quantize
 
-PRECISIONS = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("float16", "none")]
+PRECISIONS: list[tuple[str, Quantize]] = [
+    ("float32", "none"),
+    ("bfloat16", "none"),
+    ("bfloat16", "int8"),
+    ("float16", "none"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
     return str(make_tiny("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=4))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
-@pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
+@pytest.mark.parametrize(("family", "precision"), pairs_in_turn([*FAMILIES, *EXTRA_FAMILIES], PRECISIONS))
 def test_49_3_no_family_is_refused_for_its_rounding(
-    tmp_path: Path, family, dtype, quantize, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, family: str, precision: tuple[str, Quantize], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random weights amplify it, and still it stays under half of what the check allows."""
+    dtype, quantize = precision
     errors = []
     right = Oracle.error
     monkeypatch.setattr(Oracle, "error", lambda self, lm: errors.append(right(self, lm)) or errors[-1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from shortened import pairs_in_turn
 from test_lm_llama import CUTS, drawn_one_by_one, one_by_one
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
@@ -158,8 +159,7 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both) -> None:
             contexts[handle] = context[:-1]
 
 
-@pytest.mark.parametrize("num_tokens", [VOCAB, VOCAB - 20])
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("cut", "num_tokens"), pairs_in_turn([*CUTS], [VOCAB, VOCAB - 20]))
 def test_drawn_guesses_are_those_of_the_sampling_chain(cut: str, num_tokens: int, device, both, recorder) -> None:
     """Beside one of likeliest tokens, and one that is drawn otherwise; then others in the same graph."""
     plain, recorded = both()

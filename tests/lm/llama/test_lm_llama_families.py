@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from planted import plant
+from shortened import pairs_in_turn
 from test_lm_llama import TEXT, one_by_one, score
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
@@ -72,7 +73,7 @@ def test_float32_logits_and_tokens_are_those_of_transformers(folder: str) -> Non
     assert tokens(decode(own, "ngram", 3, PROMPTS[:1], params)) == expected[:1]
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize(("folder", "quantize"), pairs_in_turn([*FAMILIES], ["none", "int8"]), indirect=["folder"])
 def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: Quantize) -> None:
     """The median position's error: a mixture's rows lose more where one takes another expert."""
     exact = score(load_lm(folder))
