@@ -19,3 +19,9 @@ def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step costs here need not be known well: a few of each kind do."""
     monkeypatch.setattr("specdec_cli.measure.predict.profiling._MOST_STEPS", 3)
+
+
+@pytest.fixture(autouse=True)
+def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that have counted an answer a moment after it is out."""
+    monkeypatch.setattr("specdec_cli.measure.endpoint.counters._SETTLE_SECONDS", 0.01)
