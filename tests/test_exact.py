@@ -66,6 +66,7 @@ def test_with_a_random_draft(family, stranger) -> None:
         assert tokens(decode(family.target, stranger, k, [PROMPTS[place]], PARAMS)) == [family.plain[place]]
 
 
+@pytest.mark.parametrize("family", in_turn([*FAMILIES], 1), indirect=True)
 def test_with_itself_as_draft(family) -> None:
     for k in (1, 4, 8):
         outputs = decode(family.target, family.itself, k, params=PARAMS)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from shortened import mostly_slow
 
 from specdec_cli.cli.main import run
 from specdec_cli.export import ENGINES
@@ -124,7 +125,7 @@ def test_other_files_are_no_measurement(capsys: pytest.CaptureFixture[str], cont
     assert run(["export", "vllm", "-t", "a/b", "--measured", "nowhere.json"]) == 2
 
 
-@pytest.mark.parametrize("engine", ["vllm", "profile"])
+@pytest.mark.parametrize("engine", mostly_slow(["vllm", "profile"], ["vllm"]))
 def test_a_damaged_measurement_is_refused(capsys: pytest.CaptureFixture[str], engine: str) -> None:
     for path in _paths(BENCH):
         for wrong in (None, [], {}, 10**400, float("nan"), "x"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shortened import rows_in_turn
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
@@ -101,7 +102,8 @@ def test_49_12_what_none_of_them_can_do_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("compute", "imported"), [("auto", []), ("dequantized", ["auto.modeling_auto", "qwen2.modeling_qwen2"])]
+    ("compute", "imported"),
+    rows_in_turn([("auto", []), ("dequantized", ["auto.modeling_auto", "qwen2.modeling_qwen2"])], 0),
 )
 def test_49_23_the_preflight_imports_its_familys_model_alone(
     options: list[str], compute: str, imported: list[str]

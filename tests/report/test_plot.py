@@ -178,7 +178,7 @@ def test_the_page_is_one_file_of_text_and_pictures(make) -> None:
     assert text.count("currentColor") > 10
 
 
-@pytest.mark.parametrize("make", DOCUMENTS)
+@pytest.mark.parametrize("make", in_turn(DOCUMENTS, 0))
 def test_the_same_document_gives_the_same_picture(make) -> None:
     document = make()
     svg = plot.picture(document, ".svg")

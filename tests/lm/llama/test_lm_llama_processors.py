@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from planted import compile_otherwise
-from shortened import mostly_slow
+from shortened import rows_in_turn
 from tiny_models import make_tiny
 from typed import not_none
 
@@ -61,7 +61,7 @@ def compile_for(processor: str, monkeypatch: pytest.MonkeyPatch, step: str | Non
     compile_otherwise(monkeypatch, {name: PROCESSORS[processor] + source for name, source in sources.items()})
 
 
-@pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AMX"]))
+@pytest.fixture
 def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Lets what is loaded from then on run as on another processor."""
     return lambda: compile_for(request.param, monkeypatch)
@@ -80,16 +80,23 @@ def scores(lm):
 
 
 FORMS = [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
-QUICK = [*(("llama", *form) for form in FORMS), ("gemma2", *FORMS[0]), ("gpt_oss", *FORMS[2])]
+QUICK = {  # tiles are for numbers of 16 and of 8 bits
+    "AVX2": [("llama", *FORMS[0]), ("llama", *FORMS[2]), ("gemma2", *FORMS[0]), ("gpt_oss", *FORMS[2])],
+    "AMX": [("llama", *FORMS[1]), ("llama", *FORMS[2]), ("gpt_oss", *FORMS[2])],
+}
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "quantize", "near"),
+    ("other", "family", "dtype", "quantize", "near"),
     [
-        pytest.param(family, *form, marks=() if (family, *form) in QUICK else pytest.mark.slow)
+        pytest.param(
+            processor, family, *form, marks=() if (family, *form) in QUICK.get(processor, []) else pytest.mark.slow
+        )
+        for processor in PROCESSORS
         for family in ("llama", "gemma2", "gpt_oss")
         for form in FORMS
     ],
+    indirect=["other"],
 )
 def test_49_1_another_processor_s_paths_give_the_same_numbers(
     other, family: str, dtype: str, quantize: Quantize, near: float, tmp_path: Path
@@ -124,7 +131,7 @@ TILE_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "none"), ("bfloat16", "int8")])
+@pytest.mark.parametrize(("dtype", "quantize"), rows_in_turn([("bfloat16", "none"), ("bfloat16", "int8")], 0))
 @pytest.mark.parametrize(
     ("right", "wrong"), [TILE_FAULTS[0], *(pytest.param(*fault, marks=pytest.mark.slow) for fault in TILE_FAULTS[1:])]
 )
