@@ -66,15 +66,6 @@ def nothing_frozen() -> Iterator[None]:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def nothing_mapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with no other test's weights: looking for them in the map of a large one takes milliseconds."""
-    from specdec_cli.lm.machine import device_memory
-
-    if request.module.__name__ != "test_lm_device_memory":
-        monkeypatch.setattr(device_memory, "_mapped_weights", lambda: 0)
-
-
 @functools.cache
 def _known_invariance(dtype: torch.dtype) -> list[Any]:
     from specdec_cli.lm.invariance import row_invariance
