@@ -38,7 +38,7 @@ class Rule:
         needs_rates: whether given chances decide, at every temperature, and not the target.
         judges_trees: whether it judges nodes that are no chain.
         on_device: `module:function` that does the same on a device, for rounds that the host does not wait for; without
-            one it does.
+            one, a GPU waits for the host.
     """
 
     judge: str
@@ -110,6 +110,7 @@ RULES: dict[str, Rule] = {
         "engine.verify:typical",
         "if the target finds it likely enough",
         "Cai et al. 2024 (Medusa), arXiv:2401.10774",
+        on_device="engine.device_verdicts:typical",
         is_lossless=False,
     ),
     "synthetic": Rule(

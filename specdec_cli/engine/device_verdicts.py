@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from specdec_cli.engine.drafted_forest import Forest
 from specdec_cli.engine.residual import Residuals
+from specdec_cli.engine.verify import TYPICAL_DELTA, TYPICAL_EPSILON
 from specdec_cli.lm.door import Draw
 from specdec_cli.lm.forward.device_judge import DeviceJudge, ScoredNodes, last_place
 from specdec_cli.lm.forward.graph_draws import LIKELIEST, NUM_SETTINGS, ChoiceKind, probabilities, settings_of
@@ -173,8 +174,7 @@ class ChanceJudge(DeviceJudge):
 
     def by_depth(self, values: Tensor, scored: ScoredNodes) -> Tensor:
         """Values [B, D + 1, …] of depths at each place [B, N + 1, …]."""
-        rows = torch.arange(len(values), device=values.device)[:, None]
-        return values[rows, scored.trees.depths]
+        return values[_rows_of(scored), scored.trees.depths]
 
 
 Decider = Callable[[ScoredNodes, ChanceJudge], tuple[Tensor, Tensor, Tensor]]
@@ -199,6 +199,16 @@ def _walked(scored: ScoredNodes, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor
     return stands, own, torch.ones_like(own, dtype=torch.bool)
 
 
+def _rows_of(scored: ScoredNodes) -> Tensor:
+    """The number of each sequence [B, 1]."""
+    return torch.arange(len(scored.tokens), device=scored.tokens.device)[:, None]
+
+
+def _own_uniforms(stands: Tensor, judge: ChanceJudge) -> Tensor:
+    """Numbers [B] to draw the target's own tokens by, behind the nodes that stand [B, N]."""
+    return judge.own_uniforms.gather(1, stands.sum(1)[:, None])[:, 0]
+
+
 def greedy(scored: ScoredNodes, _: ChanceJudge) -> tuple[Tensor, Tensor, Tensor]:
     """As `verify.greedy`."""
     return _walked(scored, scored.likeliest)
@@ -217,10 +227,21 @@ def exact_match(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor
     return _walked(scored, inverse_cdf(p.flatten(0, 1), uniforms.flatten()).view(uniforms.shape))
 
 
+def typical(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, Tensor]:
+    """As `verify.typical`."""
+    p, rows = judge.p(scored.scores, scored.largest), _rows_of(scored)
+    entropy = torch.special.entr(p).sum(dim=-1, dtype=torch.float64)
+    bound = (TYPICAL_DELTA * (-entropy).exp()).clamp(max=TYPICAL_EPSILON)
+    places = scored.trees.places
+    stands = scored.trees.whole_paths(p[rows, places, scored.tokens] > bound.gather(1, places))
+    place = last_place(stands)
+    own = inverse_cdf(p[rows[:, 0], place[:, 0]], _own_uniforms(stands, judge))
+    return stands, own, torch.ones_like(own, dtype=torch.bool)
+
+
 def synthetic(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, Tensor]:
     """As `verify.synthetic`."""
-    trees = scored.trees
-    rows = torch.arange(len(scored.tokens), device=scored.tokens.device)[:, None]
+    trees, rows = scored.trees, _rows_of(scored)
     can_be = scored.scores[rows, trees.places, scored.tokens].isfinite()
     # At each depth the first child that can occur.
     is_first = can_be & ~(trees.elders & can_be[:, None]).any(2)
@@ -229,8 +250,7 @@ def synthetic(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, 
     own = scored.likeliest.gather(1, place)[:, 0]
     if judge.form.kind.is_drawn:
         p = judge.p(scored.scores[rows, place], scored.largest[rows, place])[:, 0]
-        uniforms = judge.own_uniforms.gather(1, stands.sum(1)[:, None])[:, 0]
-        own = torch.where(judge.settings[:, 0] > 0, inverse_cdf(p, uniforms), own)
+        own = torch.where(judge.settings[:, 0] > 0, inverse_cdf(p, _own_uniforms(stands, judge)), own)
     return stands, own, torch.ones_like(own, dtype=torch.bool)
 
 
@@ -246,11 +266,11 @@ def traversal(scored: ScoredNodes, judge: ChanceJudge) -> tuple[Tensor, Tensor, 
 
 def _by_residuals(scored: ScoredNodes, judge: ChanceJudge, is_joint: bool) -> tuple[Tensor, Tensor, Tensor]:
     p, (num_rows, num) = judge.p(scored.scores, scored.largest), scored.tokens.shape
-    rows = torch.arange(num_rows, device=p.device)
+    rows = _rows_of(scored)
     if not num:
         own = inverse_cdf(p[:, 0], judge.own_uniforms[:, 0])
         return scored.tokens.bool(), own, torch.ones_like(own, dtype=torch.bool)
-    nodes = [scored.tokens, p[rows[:, None], scored.trees.places, scored.tokens], judge.accept_uniforms]
+    nodes = [scored.tokens, p[rows, scored.trees.places, scored.tokens], judge.accept_uniforms]
     numbers, q, is_there = torch.arange(num, device=p.device).expand(num_rows, -1), scored.q, None
     if scored.order is not None and q is not None:
         # By their numbers in the shape, as the forest has them: `numbers` are those they have otherwise.
@@ -277,7 +297,7 @@ def _by_residuals(scored: ScoredNodes, judge: ChanceJudge, is_joint: bool) -> tu
     last = residuals.last()
     at_depth = judge.own_uniforms.gather(1, residuals.forest.depths[last][:, None])[:, 0]
     own = inverse_cdf(residuals.own_weights(last), at_depth)
-    end = (last - rows * num).clamp(max=num)  # of a context's end, N
+    end = (last - rows[:, 0] * num).clamp(max=num)  # of a context's end, N
     end = functional.pad(numbers, (0, 1), value=num).gather(1, end[:, None])[:, 0]
     on_path = functional.pad(scored.trees.paths, (0, 0, 0, 1))
-    return on_path[rows, end], own, (residuals.q.view(num_rows, num) > 0).all(1)
+    return on_path[rows[:, 0], end], own, (residuals.q.view(num_rows, num) > 0).all(1)

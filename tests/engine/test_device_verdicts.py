@@ -153,7 +153,7 @@ def check_round(rule: str, shape: str, params: SamplingParams, seed: int, device
     assert len({len(verdict.path) for verdict in host}) > 2
 
 
-CHAINS = [(rule, "1,1,1") for rule in ("rejection", "block", "gumbel", "exact-match", "synthetic")]
+CHAINS = [(rule, "1,1,1") for rule in ("rejection", "block", "gumbel", "exact-match", "typical", "synthetic")]
 TREES = [
     (rule, shape)
     for shape in ("2,2,1", "3,1,2")

@@ -209,7 +209,7 @@ def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_o
 
 SAMPLED = SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=2.0)
 CUT = replace(SAMPLED, top_k=40, top_p=0.9, min_p=0.01)
-RULES = ["rejection", "block", "gumbel", "exact-match", "synthetic"]
+RULES = ["rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
 TREE_RULES = ["rejection", "traversal", "gumbel", "exact-match", "synthetic"]
 WALKED = ["gumbel", "exact-match", "synthetic"]
 

@@ -126,7 +126,7 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "sampled, masks of a model": ("pard", 3, 1, {"verify": "block"}, 1),
     "sampled, chain, by token": ("official", 3, 1, {"verify": "rejection"}, 1),
     "sampled, chain, its own draws": ("official", 3, 1, {"verify": "exact-match"}, 1),
-    "sampled, chain, by entropy": ("official", 3, 1, {"verify": "typical"}, 4),
+    "sampled, chain, by entropy": ("official", 3, 1, {"verify": "typical"}, 1),
     "sampled, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 1),
     "sampled, tree of a block": ("dflash", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 1),
     "sampled, tree of a model": ("model", 3, 1, {"tree": "3,2,1", "verify": "traversal"}, 1),
@@ -139,7 +139,15 @@ ARMS: dict[str, tuple[str, int, float, dict[str, Any], float]] = {
     "sampled, gumbel, masks of a model": ("pard", 3, 1, {"verify": "gumbel"}, 1),
     "sampled, gumbel, tree": ("official", 3, 1, {"tree": "3,2,1", "verify": "gumbel"}, 1),
 }
-BESIDE_PROMPTS = {"plain": 1, "chain": 1, "chain of a model": 1, "tree": 1, "dynamic tree": 1, "sampled, chain": 2}
+BESIDE_PROMPTS = {
+    "plain": 1,
+    "chain": 1,
+    "chain of a model": 1,
+    "tree": 1,
+    "dynamic tree": 1,
+    "sampled, chain": 2,
+    "sampled, chain, by entropy": 4,
+}
 """Waits of a step while a prompt is read beside it."""
 
 
