@@ -130,7 +130,7 @@ STEPS = (
         "heads",
         "benchmarks/gpu_heads.py --output {document}",
         "--tokens 160",
-        "--device cpu --decoder transformers --dtype float32 --target shape:tinyllama-1.1b?layers=3 "
+        "--device cpu --decoder transformers --dtype float32 --target shape:tinyllama-1.1b?layers=4 "
         "--layers-read 1 2 3 --block-layers 1 --draft shape:tinyllama-1.1b?layers=1 --context 16 --tokens 16 "
         "--repeats 1 --max-model-len 128",
         150,
