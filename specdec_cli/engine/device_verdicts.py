@@ -40,8 +40,8 @@ class RoundForm:
         rule: of every sequence that is not greedy.
         kind: how the target's distribution follows from its logits: whether any sequence samples, any token may be cut
             off, and noise chooses.
-        parents: of the drafted nodes; where the device chooses the trees, some that are as many, unless chance alone
-            decides which of these nodes are there.
+        parents: of the drafted nodes, in the shape that they were drawn in where chance decides which are there; of
+            dynamic trees, which the device chooses, as many that all follow the context.
         depth: D.
         is_drawn: whether the draft draws nodes by chance.
         has_q: whether the rule knows distributions that nodes were drawn from.

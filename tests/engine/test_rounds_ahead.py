@@ -20,6 +20,7 @@ from tiny_mtp import make_target
 from tiny_pard import publish_pard
 from typed import not_none
 
+from specdec_cli.engine import device_verdicts
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
@@ -286,6 +287,22 @@ def test_greedy_requests_beside_forced_ones_stay_greedy(engine_of, log) -> None:
         engine.add(PROMPTS[2], SAMPLED)
 
     both(engine_of, "chain of a head", mixed, verify="synthetic", last=None, synthetic_acceptance_rates=(1.0, 1.0, 1.0))
+
+
+def test_a_token_without_a_probability_ends_its_request_alone(engine_of, log, monkeypatch) -> None:
+    right, _ = by_sequence(steps_of(prepared(engine_of("chain of a head", **rates_of("block")), sampled())))
+    traversal = device_verdicts.traversal
+
+    def faulty(*given: Any) -> Any:
+        stands, own, is_right = traversal(*given)
+        return stands, own, is_right & (torch.arange(len(own), device=own.device) > 0)
+
+    monkeypatch.setattr(device_verdicts, "decider_of", lambda _: faulty)
+    log.clear()
+    texts, ends = by_sequence(steps_of(prepared(engine_of("chain of a head", **rates_of("block")), sampled())))
+    assert "launched" in log
+    assert "has a probability" in str(ends[0])
+    assert texts[1] == right[1], "it is greedy, and decided without chance"
 
 
 @pytest.mark.parametrize("rule", ["gumbel", "exact-match"])

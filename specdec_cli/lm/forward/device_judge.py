@@ -5,6 +5,7 @@ Letters: B sequences, N drafted nodes of each, D their depth, V vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,8 +102,8 @@ def last_place(stands: Tensor) -> Tensor:
     return functional.pad(torch.where(stands, places, 0), (1, 0)).amax(1, keepdim=True)
 
 
-class DeviceJudge:
-    """Decides which nodes stand: here those that are the target's likeliest tokens.
+class DeviceJudge(ABC):
+    """Decides which nodes stand.
 
     Args:
         num_rows: B.
@@ -121,14 +122,15 @@ class DeviceJudge:
         self.draft_uniforms = torch.empty(num_rows, 0, dtype=torch.float64, device=device)
         self.noise = self.draft_uniforms
 
+    @abstractmethod
     def decide(self, scored: ScoredNodes) -> tuple[Tensor, Tensor, Tensor]:
         """Whether each node stands [B, N], the target's own token [B], and whether no fault was seen [B]; recorded."""
-        stands, own = scored.walk(scored.likeliest)
-        return stands, own, torch.ones_like(own, dtype=torch.bool)
 
+    @abstractmethod
     def go_on(self, lengths: Tensor) -> None:
         """Make ready, on the device alone, for the round behind texts of these lengths [B]; recorded."""
 
+    @abstractmethod
     def prepare(self, begins: Sequence[int], lengths: Tensor) -> None:
         """Send what the next round needs of the host, without waiting.
 

@@ -206,6 +206,7 @@ class DecisionGraph:
 
 
 RoundEnd = tuple[int, int, bool]
+"""The last node that stands, the target's own token, and whether no fault was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class DecidedRound:
         drafted: its nodes; None without a draft.
         likeliest: the target's likeliest token at each place of each sequence.
         largest: the logits of these.
-        ends: the last node that stands of each sequence, the target's own token, and whether no fault was seen.
+        ends: of each sequence.
         marks: moments before it, behind its draft and behind the target's forward.
         states: hidden states of what the target was fed of each sequence; None without taps, or of the first round.
     """
