@@ -2,8 +2,8 @@
 
 While a round runs, the host does its own work on the round before: verdicts, stop strings, events, the next schedule.
 What the host alone finds out is applied one round late: what a sequence that has ended was given beyond its end is
-dropped with it, and where other rows are scheduled, no further round is launched and the last one is still delivered.
-Then steps go on as always, until all rows have the same k again, and none needs the host.
+dropped with it, and the others go on without it. Where others are scheduled, no further round is launched and the last
+one is still delivered. Then steps go on as always, until all rows have the same k again, and none needs the host.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class RoundsAhead:
         self._notices = notices
         self._clear()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a round was launched that has not been read."""
+        return self._rounds is not None
+
     def forget(self) -> list[EngineSequence]:
         """Drop all rounds; returns the sequences in them, whose caches are to be computed again."""
         lost = [one for one in self._sequences if one is not None and self._rounds is not None]
@@ -97,7 +102,7 @@ class RoundsAhead:
         self._rounds: RoundsOnDevice | None = None
         self._sequences: list[EngineSequence | None] = []  # of the rounds; None for one that was released
         self._decided: dict[int, StepRow] = {}  # rows that were read and not taken, by their sequences
-        self._drafted, self._k, self._is_broken = NOTHING, 0, False
+        self._drafted, self._k, self._is_broken, self._is_last = NOTHING, 0, False, False
 
     def drop(self, sequence_id: int) -> None:
         """Forget a sequence that was released."""
@@ -107,8 +112,13 @@ class RoundsAhead:
             self._rounds = None
 
     def begin(self, rows: Sequence[StepRow]) -> bool:
-        """Take over a step that the target has just scored, if its rows can go on without the host, and verify it."""
-        draft = self._draft_of(rows) if self._rounds is None and all(map(_is_plain, rows)) else None
+        """Take over the decided rows of a step that the target has just scored, if they can go on without the host.
+
+        Returns:
+            Whether they can; then they are verified.
+        """
+        can_begin = len(rows) > 0 and self._rounds is None and all(map(_is_plain, rows))
+        draft = self._draft_of(rows) if can_begin else None
         form = None if draft is None else self._form_of(rows, draft[1])
         if draft is None or form is None:
             return False
@@ -130,18 +140,31 @@ class RoundsAhead:
         self._deliver(rows)
         return True
 
-    def take(self, rows: Sequence[StepRow], *, goes_on: bool) -> tuple[tuple[float, float], set[int]]:
-        """Give rows what was decided ahead of them; first, the next round is launched if it has the same rows.
+    def go_on(self, rows: Sequence[StepRow], *, goes_on: bool) -> set[int]:
+        """Launch the next round if it has the rows of this step that decode.
+
+        Args:
+            rows: of this step.
+            goes_on: the next step has the same, unless some end.
 
         Returns:
-            Seconds of drafting and of the target's forward, and the sequences whose rows are verified.
+            The sequences whose rows `take` will verify.
         """
-        seconds = 0.0, 0.0
-        if self._rounds is not None:
-            ahead = {None if sequence is None else sequence.id for sequence in self._sequences}
-            is_same = goes_on and not self._is_broken and ahead == {row.sequence.id for row in rows}
-            seconds = self._read(is_last=not (is_same and self._launch()))
-        return seconds, self._deliver(rows)
+        ahead = {one.id for one in self._sequences if one is not None} if self._rounds is not None else set[int]()
+        decoding = [row for row in rows if row.is_decided]
+        is_same = ahead == {row.sequence.id for row in decoding} and {row.k for row in decoding} == {self._k}
+        self._is_last = not (goes_on and is_same and not self._is_broken and self._launch())
+        return (ahead | {*self._decided}) & {row.sequence.id for row in rows}
+
+    def take(self, rows: Sequence[StepRow]) -> tuple[float, float]:
+        """Read the round that is under way, and give rows what was decided ahead of them.
+
+        Returns:
+            Seconds of drafting and of the target's forward.
+        """
+        seconds = (0.0, 0.0) if self._rounds is None else self._read(is_last=self._is_last)
+        self._deliver(rows)
+        return seconds
 
     def _draft_of(self, rows: Sequence[StepRow]) -> tuple[Drafted, DraftOnDevice | None] | None:
         """The nodes that each row has alike, and the draft they come from; None where the host has to draft again."""
@@ -229,8 +252,7 @@ class RoundsAhead:
 
     def _launch(self) -> bool:
         assert self._rounds is not None, "rounds go on once they have begun"
-        begins = [len(one.tokens) + 1 for one in self._sequences if one is not None]
-        return self._rounds.launch(begins)
+        return self._rounds.launch([None if one is None else len(one.tokens) + 1 for one in self._sequences])
 
     def _read(self, *, is_last: bool) -> tuple[float, float]:
         """Read a round, judge its rows, and bring the books to what the device holds; its seconds."""
@@ -265,6 +287,7 @@ class RoundsAhead:
         if rounds.draft is None or decided.drafted is None:
             return
         rounds.draft.follow(decided.drafted, before, is_last=is_last)
+        decided.drafted.unread.leave_out(i for i in places if i not in rows)
         self._is_broken = self._is_broken or not decided.drafted.unread.is_whole
         for drafter in {row.sequence.draft for row in rows.values()}:
             contexts = {row.sequence.id: row.sequence.tokens for row in rows.values()}
@@ -278,16 +301,13 @@ class RoundsAhead:
             if is_last and decided.states is not None:
                 self._features.add(sequence.id, Tapped(num - 1, decided.states[i]), num)
 
-    def _deliver(self, rows: Sequence[StepRow]) -> set[int]:
-        """Give rows what was decided of them; the sequences of those that were."""
-        ready = set[int]()
+    def _deliver(self, rows: Sequence[StepRow]) -> None:
+        """Give rows what was decided of them."""
         for row in rows:
             decided = self._decided.pop(row.sequence.id, None)
             if decided is not None:
                 row.guesses, row.p, row.first_place = decided.guesses, decided.p, decided.first_place
                 row.verdict, row.error = decided.verdict, decided.error
-                ready.add(row.sequence.id)
-        return ready
 
 
 def _is_plain(row: StepRow) -> bool:

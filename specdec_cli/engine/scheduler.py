@@ -175,13 +175,15 @@ class Scheduler:
         return rows
 
     def goes_on(self, rows: Items[StepRow]) -> bool:
-        """Whether the next step has the same rows with the same k, whatever this one decides, unless one of them ends.
+        """Whether the same sequences decode in the next step with the same k, whatever this one decides.
 
-        Requests may come and go until then.
+        Some of them may end, and requests may come and go until then; prompts may be read beside them.
         """
-        if len(rows) != len(self.running) or any(row.num_prefill_tokens for row in rows):
+        decoding = [row for row in rows if not row.num_prefill_tokens]
+        is_joined = any(row.num_fed >= row.sequence.num_to_compute for row in rows if row.num_prefill_tokens)
+        if is_joined or len(decoding) != sum(sequence.is_decoding for sequence in self.running):
             return False
-        return isinstance(self.policy, Fixed) and all(map(self._keeps_k, rows))
+        return isinstance(self.policy, Fixed) and all(map(self._keeps_k, decoding))
 
     def _keeps_k(self, row: StepRow) -> bool:
         sequence, first = row.sequence, len(row.sequence.tokens) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
@@ -52,6 +53,10 @@ class Clock:
         event.record(self._stream)
         return event
 
+    def has_passed(self, moment: Any) -> bool:
+        """Whether the device has come to a mark."""
+        return not self._is_cuda or bool(moment.query())
+
     def seconds(self, begin: Any, end: Any) -> float:
         """From one mark to another; waits for a GPU that has not come to it yet."""
         if not self._is_cuda:
@@ -90,6 +95,7 @@ class Stepper:
     notices: list[Noticed] = field(init=False, default_factory=list)
     _clock: Clock = field(init=False)
     _ahead: RoundsAhead | None = field(init=False, default=None)
+    _untimed: deque[tuple[Any, Any, Any, Any]] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
         """Take the clock of the target's device."""
@@ -103,30 +109,38 @@ class Stepper:
 
         Args:
             rows: the step's.
-            goes_on: the next step will have the same rows with the same k, unless one of them ends.
+            goes_on: in the next step the same sequences decode with the same k, unless some end.
 
         Returns:
-            Seconds of drafting and of the target's forward.
+            Seconds of drafting and of the target's forward. Where rounds go on beside a prompt, a later step has those
+            of its chunk: the device is not waited for.
 
         Raises:
             Exception: the forward failed; the caches of its sequences and of those in `forget` may hold anything.
         """
         mark, seconds = self._clock.mark, self._clock.seconds
-        draft_seconds, score_seconds, others = 0.0, 0.0, rows
+        draft_seconds, score_seconds, ready = 0.0, 0.0, set[int]()
         if self._ahead is not None:
-            (draft_seconds, score_seconds), ready = self._ahead.take(rows, goes_on=goes_on)
-            others = [row for row in rows if row.sequence.id not in ready]
+            ready = self._ahead.go_on(rows, goes_on=goes_on)
+        others = [row for row in rows if row.sequence.id not in ready]
+        # A device does this behind the round that is under way, before the host reads that one.
+        begin = mark()
+        self._draft([row for row in others if row.k > 0])
+        drafted = mark()
+        self._fit_grammars(others)
+        fitted = mark()
+        logits = self._score([row for row in others if row.error is None])
+        scored = mark()
+        if self._ahead is not None:
+            draft_seconds, score_seconds = self._ahead.take(rows)
+        decided = [row for row in others if row.is_decided and row.error is None]
+        if self._ahead is None or not goes_on or ready or not self._ahead.begin(decided):
+            self.verify(decided, logits)
         if others:
-            begin = mark()
-            self._draft([row for row in others if row.k > 0])
-            drafted = mark()
-            self._fit_grammars(others)
-            fitted = mark()
-            logits = self._score([row for row in others if row.error is None])
-            scored = mark()
-            goes_on = goes_on and len(others) == len(rows)
-            if self._ahead is None or not goes_on or not self._ahead.begin(others):
-                self.verify([row for row in others if row.is_decided and row.error is None], logits)
+            self._untimed.append((begin, drafted, fitted, scored))
+        goes_ahead = self._ahead is not None and self._ahead.is_under_way
+        while self._untimed and (not goes_ahead or self._clock.has_passed(self._untimed[0][-1])):
+            begin, drafted, fitted, scored = self._untimed.popleft()
             draft_seconds += seconds(begin, drafted)
             score_seconds += seconds(fitted, scored)
         for row in rows:
@@ -136,6 +150,7 @@ class Stepper:
 
     def forget(self) -> list[EngineSequence]:
         """Drop the rounds that were launched ahead, after an error; returns their sequences."""
+        self._untimed.clear()
         return [] if self._ahead is None else self._ahead.forget()
 
     def drop(self, sequence_id: int) -> None:

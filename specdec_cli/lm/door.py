@@ -293,12 +293,12 @@ class ScoresOnDevice(Protocol):
     """An LM that can go on to score on its device, without the host (`lm.forward.device_rounds`)."""
 
     def scored_on_device(self, taps: Sequence[Tap]) -> TargetOnDevice | None:
-        """The graph that has scored all rows of the latest call, each its last token and as many drafted nodes.
+        """The graph that has scored rows of the latest call, of each its last token and as many drafted nodes.
 
         Args:
             taps: the hidden states that the draft reads.
 
         Returns:
-            None where other work was in that call, or where this LM records no graphs.
+            None where rows in the graph had other tokens, or where this LM records no graphs.
         """
         ...

@@ -132,7 +132,7 @@ class TransformersLM:
         )
         self.graphs_obstacle = self._forward.graphs_obstacle
         self.recording: Recording = recording_of(self._forward, decoder)
-        self._scored: tuple[list[int], Sequence[ForwardInput]] = [], ()  # in the latest call
+        self._scored: dict[int, int] = {}  # of each input to the latest call, by its id, the sequence
         self.taps: tuple[Tap, ...] = ()
         self.vocab_size = self._forward.shape.vocab_size
         self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token
@@ -377,7 +377,7 @@ class TransformersLM:
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
         logits = self._forward.score(feeds)
-        self._scored = [row.handle for row in rows], feeds
+        self._scored = {id(feed): row.handle for row, feed in zip(rows, feeds, strict=True)}
         for row, feed in zip(rows, feeds, strict=True):
             feed.sequence.record(feed.context, feed.unread, feed.tree)
             if row.tapped is not None:
@@ -387,12 +387,14 @@ class TransformersLM:
         return logits
 
     def scored_on_device(self, taps: Sequence[Tap]) -> TargetOnDevice | None:
-        """The graph that has scored all rows of the latest call, as `ScoresOnDevice` gives it."""
-        graph, (handles, feeds) = self._forward.scored, self._scored
-        is_alike = len({feed.num_logits for feed in feeds}) == 1
-        is_alike = is_alike and all(feed.num_tokens == feed.num_logits for feed in feeds)
-        if graph is None or not is_alike or self._forward.spreads_nan or self._short_context is not None:
+        """The graph that has scored rows of the latest call, as `ScoresOnDevice` gives it."""
+        graph = self._forward.scored
+        if graph is None or self._forward.spreads_nan or self._short_context is not None:
             return None
+        feeds = graph.feeds
+        if {feed.num_tokens for feed in feeds} != {feeds[0].num_logits} or len({feed.num_logits for feed in feeds}) > 1:
+            return None
+        handles = [self._scored[id(feed)] for feed in feeds]
         from specdec_cli.lm.forward.device_rounds import TargetOnDevice
 
         columns = [self.taps.index(tap) for tap in taps]

@@ -23,9 +23,11 @@ from typed import not_none
 from specdec_cli.engine import device_verdicts
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.stepper import Clock
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
+from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, GraphInputs
 from specdec_cli.lm.heads.head_rounds import HeadOnDevice
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
@@ -372,6 +374,107 @@ def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     reasons = [end.finish_reason for _, ends in steps for end in ends]
     assert sorted(reasons) == ["length", "stop", "stop"]
     assert log.count("launched") > 4
+
+
+@pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["modules", "dynamic tree of a model"], [])])
+def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, device) -> None:  # noqa: F811
+    """One ends by a token, and nothing is written for it; with another one gone, smaller graphs suffice."""
+    params = replace(PARAMS, max_new_tokens=60)
+    plain, _ = by_sequence(steps_of(prepared(engine_of(draft), add(4, params))))
+    at = max(place for place, token in enumerate(plain[0][:20]) if token not in plain[0][:place])
+
+    def prepare(engine: Engine) -> None:
+        engine.add(PROMPTS[0], replace(params, stop_token_ids=(plain[0][at],), min_tokens=0))
+        add(3, params, first=1)(engine)
+
+    engine = prepared(engine_of(draft), prepare)
+    while 0 in engine._sequences:
+        engine.step()
+    for _ in range(3):
+        log.clear()
+        engine.step()
+        assert log == ["launched", "read"]
+    rounds = not_none(not_none(engine._stepper._ahead)._rounds)
+    target = rounds.target.scored.graph
+    step = GraphInputs.views(target.bucket, target.inputs)
+    assert set(torch.cat((step.places[0], step.positions[0], step.tables[0])).tolist()) == {NOTHING}
+    assert (step.tables[1:4, 0] != NOTHING).all()
+    engine.abort(2)
+    log.clear()
+    engine.step()
+    assert log == ["refused", "read"]
+    both(engine_of, draft, prepare, {30: lambda engine: engine.abort(2)})
+
+
+@pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["modules", "dynamic tree of a model"], [])])
+def test_rounds_go_on_while_prompts_are_read(draft: str, engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin beside a chunk, too. Behind the last one a round is read, after that chunk was launched."""
+    chunks = {"prefill_chunk": 8, "max_num_batched_tokens": 8}
+    engine = engine_of(draft, **chunks)
+    score = engine.target.score
+
+    def scored(rows):
+        log.append("prompt" if len(engine._sequences[1].tokens) == len(PROMPTS[3]) else "step")
+        return score(rows)
+
+    for prompt in (PROMPTS[0], PROMPTS[3]):
+        engine.add(prompt, replace(PARAMS, max_new_tokens=60))
+    engine.step()
+    monkeypatch.setattr(engine.target, "score", scored)
+    told = []
+    while len(told) < 8:
+        log.clear()
+        engine.step()
+        told.append([*log])
+    begins, joins = (
+        next(i for i, one in enumerate(told) if one[:2] == [what, "launched"]) for what in ("prompt", "step")
+    )
+    assert begins < 2, "a head or a model reads its prompt first"
+    assert told[begins + 1 : 3] == [["launched", "prompt", "read"]] * (2 - begins)
+    assert told[3:joins] == [["prompt", "read"], *[["step"]] * (joins - 4)]
+    assert joins < 6
+    assert told[joins + 1 :] == [["launched", "read"]] * (7 - joins)
+
+    def longer(engine: Engine) -> None:
+        engine.add(PROMPTS[3] * 2, PARAMS)
+
+    both(engine_of, draft, add(2, replace(PARAMS, max_new_tokens=40)), {5: longer, 9: longer}, **chunks)
+
+
+def test_chunks_beside_rounds_are_timed_once_they_have_run(engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask a GPU how long they took before that would wait for it."""
+    engine, asked, seconds = engine_of("plain", prefill_chunk=8, max_num_batched_tokens=8), list[float](), Clock.seconds
+    monkeypatch.setattr(Clock, "has_passed", lambda *_: False)
+    monkeypatch.setattr(Clock, "seconds", lambda *its: asked.append(seconds(*its)) or asked[-1])
+    engine.add(PROMPTS[0], replace(PARAMS, max_new_tokens=60))
+    for _ in range(4):
+        engine.step()
+    engine.add(PROMPTS[3], PARAMS)
+    found = []
+    for _ in range(5):
+        asked.clear()
+        stepped = next(event for event in engine.step() if isinstance(event, Stepped))
+        assert stepped.draft_seconds + stepped.verify_seconds == pytest.approx(sum(asked))
+        found.append((log[-1], len(asked)))
+    # Two numbers of each round, and two of each other forward: those of four chunks and of the step before rounds.
+    assert found == [("read", 2), ("read", 2), ("read", 2), ("read", 12), ("read", 0)]
+
+
+MODELS = ["chain of a model", "tree of a model", "masks of a model", "tree by masks of a model"]
+
+
+@pytest.mark.parametrize("draft", in_turn([*MODELS, "chain of a head"], 0))
+def test_rounds_begin_at_once_behind_a_long_prompt(draft: str, engine_of, log) -> None:
+    """Longer than graphs take: what is read before leaves a guess of the shape that all further ones have."""
+
+    def add_long(engine: Engine) -> None:
+        engine.add((PROMPTS[3] * 3)[: MOST_TOKENS + 5], PARAMS)
+
+    engine = prepared(engine_of(draft), add_long)
+    engine.step()
+    engine.step()
+    assert log == ["launched", "read"]
+    both(engine_of, draft, add_long)
 
 
 def prepared(engine: Checked, prepare: Action) -> Checked:

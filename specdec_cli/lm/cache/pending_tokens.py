@@ -30,6 +30,7 @@ class PendingTokens:
 
     def __init__(self, tokens: Tensor, paths: Tensor | None = None) -> None:
         self.tokens, self.paths = tokens, paths
+        self._left_out = set[int]()
         self._most = tokens.shape[1]
         self._copy = HostCopy([tokens] if paths is None else [tokens, paths])
         self._values: list[list[int]] | None = None
@@ -42,7 +43,13 @@ class PendingTokens:
     @property
     def is_whole(self) -> bool:
         """Whether all of them are tokens; it reads them."""
-        return min(self._read()[0]) >= 0
+        values = self._read()[0]
+        rows = (row for row in range(len(self.tokens)) if row not in self._left_out)
+        return all(token >= 0 for row in rows for token in values[row * self._most : (row + 1) * self._most])
+
+    def leave_out(self, rows: Iterable[int]) -> None:
+        """Whatever it holds for rows whose sequences were released is no fault."""
+        self._left_out.update(rows)
 
     def check(self, name: str, hint: str) -> None:
         """Refuse a guess that the host has read by now and that holds something else than tokens.

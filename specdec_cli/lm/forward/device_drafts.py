@@ -124,8 +124,16 @@ class DraftOnDevice(ABC):
         """Write the inputs of the next round, on the device alone: a graph records it."""
 
     @abstractmethod
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Make room for a round behind texts of so many tokens at most; False where there is none."""
+    def leave_out(self, row: int) -> None:
+        """Write nothing where a sequence was that has been released."""
+
+    @abstractmethod
+    def reserve(self, lengths: Sequence[int | None]) -> bool:
+        """Make room for a round behind texts of so many tokens at most; False where there is none.
+
+        Args:
+            lengths: of each; None for one that was released.
+        """
 
     @abstractmethod
     def launch(self) -> DraftedTokens:
@@ -180,11 +188,15 @@ class ModelOnDevice(DraftOnDevice):
         step.positions.copy_(torch.where(is_fed, first[:, None] + column, NOTHING))
         step.more[: len(num)].copy_(num - 1)
 
-    def reserve(self, lengths: Sequence[int]) -> bool:
+    def leave_out(self, row: int) -> None:
+        """Write nothing where a sequence was that has been released."""
+        GraphInputs.views(self.graph.bucket, self.inputs).leave_out(row)
+
+    def reserve(self, lengths: Sequence[int | None]) -> bool:
         """Make room in the draft's cache."""
         form, depth = self._guessed.form, self._guessed.depth
         num = depth - 1 if form.tree is None or form.mask is not None else num_slots_of(form.tree, depth)
-        return self._tables.reserve([length + num for length in lengths])
+        return self._tables.reserve([None if length is None else length + num for length in lengths])
 
     def launch(self) -> DraftedTokens:
         """Draft a round."""
@@ -210,12 +222,16 @@ class BlockTables:
         self._contexts, self._handles, self._graph = contexts, handles, graph
         self._sent: list[int] = []
 
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Have blocks for so many tokens of each, and tell the graph where they are; False where there are too few."""
+    def reserve(self, lengths: Sequence[int | None]) -> bool:
+        """Have blocks for so many tokens of each, and tell the graph where they are; False where there are too few.
+
+        Those of a sequence without a length are taken from the graph.
+        """
         bucket, inputs = self._graph.bucket, self._graph.inputs
-        if not self._contexts.reserve(dict(zip(self._handles, lengths, strict=True)), bucket.num_blocks):
+        wanted = {handle: num for handle, num in zip(self._handles, lengths, strict=True) if num is not None}
+        if not self._contexts.reserve(wanted, bucket.num_blocks):
             return False
-        blocks = [self._contexts.sequences[handle].blocks for handle in self._handles]
+        blocks = [self._contexts.sequences[handle].blocks if handle in wanted else [] for handle in self._handles]
         if [*map(len, blocks)] != self._sent:
             send_tables(GraphInputs.views(bucket, inputs).tables, blocks)
             self._sent = [*map(len, blocks)]

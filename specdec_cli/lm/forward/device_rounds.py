@@ -54,9 +54,13 @@ class TargetOnDevice:
         """Whether the graph was given no other inputs since."""
         return self.scored.graph.num_filled == self._num_filled
 
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Make room for a round behind texts of so many tokens at most; False where there is none."""
-        return self._tables.reserve([length + self.num_nodes for length in lengths])
+    def leave_out(self, row: int) -> None:
+        """Write nothing where a sequence was that has been released."""
+        GraphInputs.views(self.scored.graph.bucket, self.scored.graph.inputs).leave_out(row)
+
+    def reserve(self, lengths: Sequence[int | None]) -> bool:
+        """Make room for a round behind texts of so many tokens at most; see `DraftOnDevice.reserve`."""
+        return self._tables.reserve([None if length is None else length + self.num_nodes for length in lengths])
 
     def launch(self, unread: PendingTokens | None) -> None:
         """Score the next round, of these nodes."""
@@ -250,28 +254,37 @@ class RoundsOnDevice:
         self.target, self.draft = target, draft
         self.device = decision.outcome.device
         self._decision, self._mark, self._is_new = decision, mark, True
+        self._left_out = set[int]()
         self._unread: deque[tuple[DraftedTokens | None, HostCopy, Sequence[Any], list[HiddenStates] | None]] = deque()
 
     @on_its_device
     @torch.inference_mode()
-    def launch(self, begins: Sequence[int]) -> bool:
+    def launch(self, begins: Sequence[int | None]) -> bool:
         """Launch a round behind the last one, whose outcome is on its way to the host then.
 
         Args:
-            begins: the shortest that each text may be by then.
+            begins: the shortest that each text may be by then; None for one that was released.
 
         Returns:
-            Whether there was room for it, and the graphs were used for nothing else since.
+            Whether there was room for it, the graphs were used for nothing else since, and smaller ones do not suffice.
         """
-        lengths = [begin + self._decision.depth for begin in begins]
+        released = {row for row, begin in enumerate(begins) if begin is None}
+        if 2 * (len(begins) - len(released)) <= self.target.scored.graph.bucket.num_rows:
+            return False
+        lengths = [None if begin is None else begin + self._decision.depth for begin in begins]
         parts = (self.target,) if self.draft is None else (self.target, self.draft)
         if not all(part.is_left_alone for part in parts) or not all(part.reserve(lengths) for part in parts):
             return False
+        for row in released - self._left_out:
+            for part in parts:
+                part.leave_out(row)
+        self._left_out = released
+        shortest = [begin or 1 for begin in begins]
         if self._is_new:
             self._is_new = False
-            self._prepare([length - 1 for length in begins])
+            self._prepare([length - 1 for length in shortest])
             self._decide(None if self.draft is None else self.draft.first, (), None)
-        self._prepare(begins)
+        self._prepare(shortest)
         begin = self._mark()
         drafted = None if self.draft is None else self.draft.launch()
         middle = self._mark()

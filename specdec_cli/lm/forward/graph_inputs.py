@@ -84,6 +84,12 @@ class GraphInputs:
         tokens, places, positions, ancestors = (part.view(by_row) for part in parts[:4])
         return cls(tokens, places, positions, ancestors, parts[4], parts[5].view(rows, bucket.num_blocks), parts[6])
 
+    def leave_out(self, row: int) -> None:
+        """Make a sequence one that only fills the shape, but for its blocks; the device is not waited for."""
+        self.places[row].fill_(NOTHING)
+        self.positions[row].fill_(NOTHING)
+        self.num_text[row].fill_(1)
+
 
 def values(
     bucket: Bucket,

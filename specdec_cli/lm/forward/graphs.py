@@ -84,16 +84,18 @@ class ForwardGraph:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGraph:
-    """The graph that has scored all rows of a call, and where its keys are.
+    """The graph that has scored rows of a call, and where its keys are.
 
     Args:
         graph: of the target.
+        feeds: these rows.
         cache: that it reads and writes.
         block_size: tokens in a block.
         nowhere: the slot that takes what only fills the shape.
     """
 
     graph: ForwardGraph
+    feeds: Sequence[ForwardInput]
     cache: BlockCache
     block_size: int
     nowhere: int
@@ -114,6 +116,14 @@ class GuessedGraph:
     form: DraftForm
     depth: int
     choice: ChoiceInputs
+
+
+def most_fed(form: DraftForm, depth: int) -> int:
+    """Tokens of a sequence that are fed to guess behind a step: one shape for all steps, however much they accept.
+
+    The cache lacks two tokens of a chain at most, and of a tree or of masks nothing stays in it.
+    """
+    return min(2 if form == CHAIN else depth + 1 if form.mask is None else 2 * depth, MOST_TOKENS)
 
 
 class Graphs:
@@ -198,7 +208,7 @@ class Graphs:
             for place in range(length - feed.num_logits, length)
         ]
         logits, *states = graph.run(values(bucket, feeds, lengths, wanted, shifts), unread)
-        self.scored = ScoredGraph(graph, self._cache, self._block_size, self._nowhere)
+        self.scored = ScoredGraph(graph, feeds, self._cache, self._block_size, self._nowhere)
         for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
             if feed.is_tapped:
                 feed.states = HiddenStates.of(states[0][row * row_tokens : row * row_tokens + length].clone())
@@ -219,10 +229,8 @@ class Graphs:
         """
         depth, tree, is_one_pass = max(counts), form.tree, form.mask is not None
         lengths = [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds]
-        # One shape for all further steps, however much is accepted: the cache lacks two tokens of a chain at most, and
-        # of a tree or of masks nothing stays in it.
-        most = 2 if form == CHAIN else 2 * depth if is_one_pass else depth + 1
-        num_fed = max(*lengths, min(most, MOST_TOKENS))
+        most = most_fed(form, depth)
+        num_fed = max(*lengths, most)
         bucket = Bucket.around(len(feeds), num_fed, max(len(feed.sequence.blocks) for feed in feeds))
         key = bucket, tree or chain_of(depth), depth, is_one_pass, num_tokens, ChoiceKind.of(draws, num_tokens)
         if key not in self._guesses:

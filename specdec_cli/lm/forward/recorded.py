@@ -12,14 +12,14 @@ from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import WithoutState, on_its_device
 from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
-from specdec_cli.lm.forward.graphs import Graphs, GuessedGraph, ScoredGraph
+from specdec_cli.lm.forward.graphs import Graphs, GuessedGraph, ScoredGraph, most_fed
 
 
 class RecordedForward(WithoutState):
     """Graphs over the cache of another forward, which runs what no graph is made for.
 
     Attributes:
-        scored: the graph that has scored all rows of the latest call; None where the other forward ran some.
+        scored: the graph that has scored the rows of the latest call that fit one; None where none did.
         guessed: the graph that has guessed for all rows of the latest call, and does so again; None without one.
     """
 
@@ -79,8 +79,8 @@ class RecordedForward(WithoutState):
         if not fitting:
             return self._inner.score(feeds)
         logits = self._graphs.score(fitting)
+        self.scored = self._graphs.scored
         if len(fitting) == len(feeds):
-            self.scored = self._graphs.scored
             return logits
         others = [feed for feed in feeds if not self._graphs.takes(feed)]
         parts = [(fitting, logits), (others, self._inner.score(others))]
@@ -100,14 +100,19 @@ class RecordedForward(WithoutState):
         num_tokens: int,
         form: DraftForm,
     ) -> Continuations:
-        """Continuations in one graph. More text than a graph is made for is fed before it."""
-        surplus = [form.num_known(feed.num_tokens, feed.num_logits) - MOST_TOKENS for feed in feeds]
-        parts = [feed.cut(num) if num > 0 else [feed] for feed, num in zip(feeds, surplus, strict=True)]
+        """Continuations in one graph. Of more text than a graph is made for, all but what lasts is fed before it."""
+        known, lasting = (
+            [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds],
+            most_fed(form, max(counts)),
+        )
+        parts = [
+            feed.cut(num - lasting) if num > MOST_TOKENS else [feed] for feed, num in zip(feeds, known, strict=True)
+        ]
         begins = [part[0] for part in parts if len(part) > 1]
         if begins:
             self._inner.score(begins)
         continuations = self._graphs.guess([part[-1] for part in parts], counts, draws, num_tokens, form)
-        self.guessed = None if begins else self._graphs.guessed
+        self.guessed = self._graphs.guessed
         return continuations
 
     @on_its_device

@@ -83,6 +83,12 @@ class HeadInputs:
         tokens, places = parts[0].view(rows, each), parts[1].view(num_modules, rows, each)
         return cls(tokens, places, parts[2], parts[3], parts[4].view(num_modules, rows, blocks), parts[5])
 
+    def leave_out(self, row: int) -> None:
+        """Make a sequence one that only fills the shape, but for its blocks; the device is not waited for."""
+        self.places[:, row].fill_(NOTHING)
+        self.last[row].fill_(NOTHING)
+        self.begin[row].fill_(NO_PLACE)
+
 
 def _values(
     bucket: Bucket, modules: Sequence[HeadModule], rows: Sequence[HeadDraftRow], counts: Sequence[int]

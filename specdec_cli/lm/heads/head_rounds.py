@@ -38,11 +38,15 @@ class HeadOnDevice(DraftOnDevice):
         self._graph, self._modules, self._handles, self._num_slots = graph, modules, handles, num_slots
         self._sent: list[int] = []
 
+    @property
+    def _step(self) -> HeadInputs:
+        return HeadInputs.views(self._graph.bucket, len(self._modules), self._graph.inputs)
+
     def take(self, decided: DecidedTokens) -> None:
         """Write the new slots, their states and the outputs before them."""
         graph, num = self._graph, decided.num_accepted + 1
         assert decided.states is not None, "a head reads states of its target"
-        step = HeadInputs.views(graph.bucket, len(self._modules), graph.inputs)
+        step = self._step
         column = torch.arange(graph.bucket.num_tokens, device=num.device)
         is_there = decided.lengths > 0
         is_new = (column < num[:, None]) & is_there[:, None]
@@ -58,17 +62,25 @@ class HeadOnDevice(DraftOnDevice):
         graph.states[:, :width].copy_(decided.states)
         graph.before.copy_(graph.outputs[1])
 
-    def reserve(self, lengths: Sequence[int]) -> bool:
+    def leave_out(self, row: int) -> None:
+        """Write nothing where a sequence was that has been released."""
+        self._step.leave_out(row)
+
+    def reserve(self, lengths: Sequence[int | None]) -> bool:
         """Make room in every module's cache."""
-        step, most = HeadInputs.views(self._graph.bucket, len(self._modules), self._graph.inputs), 0
+        step, most = self._step, 0
         tables = []
         for m, module in enumerate(self._modules):
-            wanted = {h: length - 1 - m + self._num_slots for h, length in zip(self._handles, lengths, strict=True)}
+            wanted = {
+                handle: length - 1 - m + self._num_slots
+                for handle, length in zip(self._handles, lengths, strict=True)
+                if length is not None
+            }
             if not module.cache.has_room(wanted):
                 return False
             for handle, num in wanted.items():
                 module.cache.reserve(module.cache.of(handle), num)
-            tables.append([module.cache.of(handle).blocks for handle in self._handles])
+            tables.append([module.cache.of(handle).blocks if handle in wanted else [] for handle in self._handles])
             most = max(most, *map(len, tables[-1]))
         if most > self._graph.bucket.num_blocks:
             return False

@@ -194,7 +194,7 @@ def test_a_planted_wait_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_planted_wait_of_each_row_is_counted(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_graphs, "drawn_q", q_read_row_by_row)
-    with pytest.raises(AssertionError, match="q_read_row_by_row': 20"):
+    with pytest.raises(AssertionError, match="q_read_row_by_row': 24"):
         test_a_chunk_of_a_prompt_adds_no_wait("sampled, chain", pair)
 
 
@@ -233,12 +233,22 @@ def test_of_rounds_ahead_the_host_reads_each_once(arm: str, pair) -> None:
 
 @pytest.mark.parametrize("arm", BESIDE_PROMPTS)
 def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
-    (draft, k, temperature, options, _), num = ARMS[arm], BESIDE_PROMPTS[arm]
+    waits = waits_beside_chunks(arm, pair, goes_ahead=False)
+    assert waits.num == BESIDE_PROMPTS[arm] * NUM_STEPS, waits.lines
+
+
+@pytest.mark.parametrize("arm", BESIDE_PROMPTS)
+def test_beside_chunks_of_a_prompt_the_host_reads_rounds_alone(arm: str, pair) -> None:
+    assert waits_beside_chunks(arm, pair).lines == {READ: NUM_STEPS}
+
+
+def waits_beside_chunks(arm: str, pair: Any, **more: Any) -> HostWaits:
+    """What steps with a chunk of a prompt waited for."""
+    draft, k, temperature, options, _ = ARMS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
     limits: dict[str, Any] = {"prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK}
     prompt = [(7 * i) % 89 + 2 for i in range(CHUNK * NUM_STEPS + 1)]
-    waits = waits_of(pair(draft), k, params, 4, prompt, **options, **limits)
-    assert waits.num == 1 + num * (NUM_STEPS - 1), waits.lines  # the first reads what was launched ahead
+    return waits_of(pair(draft), k, params, 4, prompt, **options, **limits, **more)
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}], ids=str)
