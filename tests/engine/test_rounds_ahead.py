@@ -27,7 +27,7 @@ from specdec_cli.engine.stepper import Clock
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
-from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, GraphInputs
+from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs
 from specdec_cli.lm.heads.head_rounds import HeadOnDevice
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
@@ -460,21 +460,29 @@ def test_chunks_beside_rounds_are_timed_once_they_have_run(engine_of, log, monke
     assert found == [("read", 2), ("read", 2), ("read", 2), ("read", 12), ("read", 0)]
 
 
+@pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["masks of a model", "modules", "block"], [])])
+def test_nothing_is_recorded_for_the_length_of_a_prompt(draft: str, engine_of, monkeypatch) -> None:
+    made, around = list[Bucket](), Bucket.around
+    monkeypatch.setattr(Bucket, "around", lambda *sizes: made.append(around(*sizes)) or made[-1])
+    engine_of(draft).generate(PROMPTS[2:], PARAMS)
+    assert max(bucket.num_tokens for bucket in made) <= 12, "the tree has ten nodes"
+
+
 MODELS = ["chain of a model", "tree of a model", "masks of a model", "tree by masks of a model"]
 
 
 @pytest.mark.parametrize("draft", in_turn([*MODELS, "chain of a head"], 0))
-def test_rounds_begin_at_once_behind_a_long_prompt(draft: str, engine_of, log) -> None:
-    """Longer than graphs take: what is read before leaves a guess of the shape that all further ones have."""
+def test_rounds_begin_at_once_behind_a_prompt(draft: str, engine_of, log) -> None:
+    """What is read before leaves a guess of the shape that all further ones have."""
 
-    def add_long(engine: Engine) -> None:
-        engine.add((PROMPTS[3] * 3)[: MOST_TOKENS + 5], PARAMS)
+    def add_prompt(engine: Engine) -> None:
+        engine.add(PROMPTS[3], PARAMS)
 
-    engine = prepared(engine_of(draft), add_long)
+    engine = prepared(engine_of(draft), add_prompt)
     engine.step()
     engine.step()
     assert log == ["launched", "read"]
-    both(engine_of, draft, add_long)
+    both(engine_of, draft, add_prompt)
 
 
 def prepared(engine: Checked, prepare: Action) -> Checked:

@@ -20,6 +20,8 @@ NOTHING = -1
 _TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
 MOST_TOKENS = _TOKENS[-1]
 """Tokens of one sequence that a graph is made for."""
+MOST_READ = 8
+"""Text of one sequence that a graph reads for a step alone. More is a prompt's: all others would be padded to that."""
 _FEWEST_BLOCKS = 16
 
 

@@ -28,7 +28,7 @@ from specdec_cli.lm.cache.pending_tokens import PendingTokens, put_in, stood_for
 from specdec_cli.lm.door import CHAIN, Continuations, DraftForm, Draw
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.graph_draws import ChoiceInputs, ChoiceKind, Choices, drawn_q
-from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS, NOTHING, Bucket, GraphInputs, fill, values
+from specdec_cli.lm.forward.graph_inputs import MOST_READ, MOST_TOKENS, NOTHING, Bucket, GraphInputs, fill, values
 from specdec_cli.lm.forward.recorded_rounds import NO_PLACE, RecordedShape, chain_of, nodes_of, shape_to_record
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.hidden_states import HiddenStates
@@ -180,7 +180,7 @@ class Graphs:
 
     def takes(self, feed: ForwardInput) -> bool:
         """Whether a graph is made for so much of a sequence."""
-        return feed.num_logits > 0 and feed.num_tokens <= MOST_TOKENS
+        return 0 < feed.num_logits >= feed.num_tokens - MOST_READ and feed.num_tokens <= MOST_TOKENS
 
     def score(self, feeds: Sequence[ForwardInput]) -> Tensor:
         """Logits [sum of num_logits, V] float32, as `LM.score` gives them, of feeds that it takes.
@@ -222,7 +222,7 @@ class Graphs:
         num_tokens: int,
         form: DraftForm,
     ) -> Continuations:
-        """Continuations, as `Forward.guess` gives them, of feeds with at most `MOST_TOKENS` to feed at first.
+        """Continuations, as `Forward.guess` gives them, of feeds with at most `most_fed` or `MOST_READ` known tokens.
 
         Raises:
             RunError: the model's forward cannot be recorded.

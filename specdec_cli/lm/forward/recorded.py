@@ -11,7 +11,7 @@ from specdec_cli.lm.cache.contexts import ForwardInput, Moves
 from specdec_cli.lm.door import Continuations, DraftForm, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import WithoutState, on_its_device
-from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
+from specdec_cli.lm.forward.graph_inputs import MOST_READ
 from specdec_cli.lm.forward.graphs import Graphs, GuessedGraph, ScoredGraph, most_fed
 
 
@@ -100,14 +100,13 @@ class RecordedForward(WithoutState):
         num_tokens: int,
         form: DraftForm,
     ) -> Continuations:
-        """Continuations in one graph. Of more text than a graph is made for, all but what lasts is fed before it."""
+        """Continuations in one graph. Of a prompt, all but as much as a step adds is fed before it."""
         known, lasting = (
             [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds],
             most_fed(form, max(counts)),
         )
-        parts = [
-            feed.cut(num - lasting) if num > MOST_TOKENS else [feed] for feed, num in zip(feeds, known, strict=True)
-        ]
+        most = max(lasting, MOST_READ)
+        parts = [feed.cut(num - lasting) if num > most else [feed] for feed, num in zip(feeds, known, strict=True)]
         begins = [part[0] for part in parts if len(part) > 1]
         if begins:
             self._inner.score(begins)

@@ -199,7 +199,7 @@ class HeadGraphs:
         """Chains or trees, whose keys and values are written.
 
         Args:
-            rows: sequences with blocks for their new positions and drafted nodes; at most `MOST_TOKENS` are new.
+            rows: sequences with blocks for their new positions, at most `MOST_TOKENS`, and drafted nodes.
             num_tokens: V, the real vocabulary; no token is beyond it.
             tree: the shape of all of them, which draw nothing and are equally deep; None makes chains.
 

@@ -19,7 +19,7 @@ from specdec_cli.lm.cache.budget import count_in
 from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
 from specdec_cli.lm.forward.device_drafts import DraftedTokens
 from specdec_cli.lm.forward.forward import on_its_device
-from specdec_cli.lm.forward.graph_inputs import MOST_TOKENS
+from specdec_cli.lm.forward.graph_inputs import MOST_READ
 from specdec_cli.lm.forward.recorded_rounds import num_slots_of
 from specdec_cli.lm.heads.draft_sequences import Ahead, DraftSequences, HeadRow
 from specdec_cli.lm.heads.head import Head
@@ -260,7 +260,7 @@ class HeadSequences(DraftSequences):
     @on_its_device
     @torch.inference_mode()
     def guess(self, rows: Sequence[HeadDraftRow], num_tokens: int, tree: TreeShape | None = None) -> Continuations:
-        """Draft behind each sequence in one graph. More states than a graph is made for are taken before it.
+        """Draft behind each sequence in one graph. The states of a prompt are taken before it.
 
         Raises:
             RunError: too few blocks are free, or the head cannot be recorded.
@@ -290,12 +290,12 @@ class HeadSequences(DraftSequences):
         return max(num_run, *(module.head.num_rows(depth) for module in self.modules))
 
     def _only_new(self, row: HeadDraftRow) -> HeadDraftRow:
-        """A row with the states that its sequence lacks; those of a long text are taken at once."""
+        """A row with the states that its sequence lacks; those of a prompt are taken at once."""
         if row.features is None or self.num_kept(row.handle) == len(row.context) - 1:
             return replace(row, features=None)
         first = len(row.context) - 1 - len(row.features)
         assert first == self.num_kept(row.handle), "each kept position's features come once"
-        if len(row.features) <= MOST_TOKENS:
+        if len(row.features) <= max(row.num_tokens + 1, MOST_READ):
             return row
         self.feed([(row.handle, row.context, row.features)], [1])
         return replace(row, features=None)
