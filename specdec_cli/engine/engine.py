@@ -99,7 +99,7 @@ class Engine:
             on_device=self.drafters.on_device if goes_ahead else None,
         )
         self._notices: list[Noticed] = []
-        self._scheduler = Scheduler(Limits.of(target, self.options), self.policy)
+        self._scheduler = Scheduler(Limits.of(target, self.options, goes_ahead=self._stepper.goes_ahead), self.policy)
 
     @classmethod
     @takes_load_arguments

@@ -34,6 +34,7 @@ class Limits:
         max_context: the target's context limit.
         num_blocks: blocks of the target's cache.
         block_size: tokens of a block.
+        goes_ahead: a round may be launched before the tokens of the one before it are known.
     """
 
     max_num_seqs: int
@@ -44,9 +45,10 @@ class Limits:
     max_context: int
     num_blocks: int
     block_size: int
+    goes_ahead: bool = False
 
     @classmethod
-    def of(cls, target: LM, options: EngineOptions) -> Limits:
+    def of(cls, target: LM, options: EngineOptions, *, goes_ahead: bool) -> Limits:
         """The bounds that a target and an engine's options set."""
         return cls(
             options.max_num_seqs,
@@ -57,6 +59,7 @@ class Limits:
             target.max_context,
             target.num_blocks,
             target.block_size,
+            goes_ahead,
         )
 
 
@@ -235,8 +238,9 @@ class Scheduler:
             )
 
     def num_blocks_next(self, sequence: Sequence) -> int:
-        """Blocks of a sequence's tokens after its next one, drafted tokens included."""
-        return self._num_blocks(sequence, len(sequence.tokens) + 1)
+        """Blocks of a sequence's tokens after its next one, drafted tokens and those of a round ahead included."""
+        num = sequence.k + 2 if self.limits.goes_ahead else 1
+        return self._num_blocks(sequence, min(len(sequence.tokens) + num, sequence.max_tokens))
 
     def _num_blocks(self, sequence: Sequence, length: int) -> int:
         """Blocks for so many tokens and the drafted ones; siblings share a position, so a tree may pass the context."""

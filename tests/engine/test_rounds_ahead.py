@@ -510,12 +510,33 @@ def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
 @pytest.mark.parametrize("prefix_caching", mostly_slow([False, True], [True]))
 @pytest.mark.parametrize("draft", SOME)
 def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log) -> None:
-    few = engine_of(draft, num_blocks=20, prefix_caching=prefix_caching)
+    few = engine_of(draft, num_blocks=22, prefix_caching=prefix_caching)
     many = engine_of(draft, goes_ahead=False, prefix_caching=prefix_caching)
     tight, roomy = (steps_of(prepared(each, add(3))) for each in (few, many))
     assert sum(event.num_preemptions for events in tight for event in events if isinstance(event, Stepped))
     assert by_sequence(tight) == by_sequence(roomy)
     assert "launched" in log
+
+
+@pytest.mark.parametrize("draft", SOME)
+def test_a_prompt_finds_the_blocks_that_it_was_admitted_for(draft: str, engine_of, log) -> None:
+    """However few there are: rounds ahead hold none that others were promised."""
+    limits = {"prefill_chunk": 8, "max_num_batched_tokens": 8}
+    params = replace(PARAMS, max_new_tokens=60)
+
+    def prepare(engine: Engine) -> None:
+        add(3, params)(engine)
+
+    def longer(engine: Engine) -> None:
+        engine.add(PROMPTS[3] + PROMPTS[2], replace(PARAMS, max_new_tokens=8, index=3))
+
+    right = by_sequence(steps_of(prepared(engine_of(draft, goes_ahead=False, **limits), prepare), {6: longer}))
+    log.clear()
+    for num_blocks in range(28, 48, 2):
+        engine = prepared(engine_of(draft, num_blocks=num_blocks, **limits), prepare)
+        assert by_sequence(steps_of(engine, {6: longer})) == right
+        assert not any(engine.drafters.num_failures.values())
+    assert log.count("launched") > 50
 
 
 @pytest.mark.parametrize("draft", in_turn(SOME, 1))
