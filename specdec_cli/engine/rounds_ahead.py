@@ -112,7 +112,7 @@ class RoundsAhead:
             self._rounds = None
 
     def begin(self, rows: Sequence[StepRow]) -> bool:
-        """Take over the decided rows of a step that the target has just scored, if they can go on without the host.
+        """Take over the decided rows of a step that was just drafted and scored, if they can go on without the host.
 
         Returns:
             Whether they can; then they are verified.

@@ -112,33 +112,24 @@ class Stepper:
             goes_on: in the next step the same sequences decode with the same k, unless some end.
 
         Returns:
-            Seconds of drafting and of the target's forward. Where rounds go on beside a prompt, a later step has those
-            of its chunk: the device is not waited for.
+            Seconds of drafting and of the target's forward. Of a prompt's chunk beside rounds, a later step has them:
+            the device is not waited for.
 
         Raises:
             Exception: the forward failed; the caches of its sequences and of those in `forget` may hold anything.
         """
-        mark, seconds = self._clock.mark, self._clock.seconds
-        draft_seconds, score_seconds, ready = 0.0, 0.0, set[int]()
-        if self._ahead is not None:
-            ready = self._ahead.go_on(rows, goes_on=goes_on)
+        ahead, seconds = self._ahead, self._clock.seconds
+        draft_seconds, score_seconds = 0.0, 0.0
+        ready = set[int]() if ahead is None else ahead.go_on(rows, goes_on=goes_on)
         others = [row for row in rows if row.sequence.id not in ready]
         # A device does this behind the round that is under way, before the host reads that one.
-        begin = mark()
-        self._draft([row for row in others if row.k > 0])
-        drafted = mark()
-        self._fit_grammars(others)
-        fitted = mark()
-        logits = self._score([row for row in others if row.error is None])
-        scored = mark()
-        if self._ahead is not None:
-            draft_seconds, score_seconds = self._ahead.take(rows)
-        decided = [row for row in others if row.is_decided and row.error is None]
-        if self._ahead is None or not goes_on or ready or not self._ahead.begin(decided):
-            self.verify(decided, logits)
-        if others:
-            self._untimed.append((begin, drafted, fitted, scored))
-        goes_ahead = self._ahead is not None and self._ahead.is_under_way
+        logits = self._draft_and_score(others) if others else None
+        if ahead is not None:
+            draft_seconds, score_seconds = ahead.take(rows)
+        decided = [row for row in others if row.is_decided]
+        if logits is not None and (ahead is None or not goes_on or ready or not ahead.begin(decided)):
+            self.verify([row for row in decided if row.error is None], logits)
+        goes_ahead = ahead is not None and (ready or ahead.is_under_way)
         while self._untimed and (not goes_ahead or self._clock.has_passed(self._untimed[0][-1])):
             begin, drafted, fitted, scored = self._untimed.popleft()
             draft_seconds += seconds(begin, drafted)
@@ -158,6 +149,18 @@ class Stepper:
         self.features.drop(sequence_id)
         if self._ahead is not None:
             self._ahead.drop(sequence_id)
+
+    def _draft_and_score(self, rows: Sequence[StepRow]) -> Tensor:
+        """Give rows their guesses and have the target score them; logits as `_score` has them."""
+        mark = self._clock.mark
+        begin = mark()
+        self._draft([row for row in rows if row.k > 0])
+        drafted = mark()
+        self._fit_grammars(rows)
+        fitted = mark()
+        logits = self._score([row for row in rows if row.error is None])
+        self._untimed.append((begin, drafted, fitted, mark()))
+        return logits
 
     def _draft(self, rows: Sequence[StepRow]) -> None:
         """Give rows their guesses."""

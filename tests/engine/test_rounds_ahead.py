@@ -3,11 +3,12 @@
 As in test_lm_graphs, on a CPU what would be recorded runs anew at each replay.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from head_drafts import loaded as loaded_head
@@ -20,7 +21,8 @@ from tiny_mtp import make_target
 from tiny_pard import publish_pard
 from typed import not_none
 
-from specdec_cli.engine import device_verdicts
+from specdec_cli.drafters.contract import Guesses
+from specdec_cli.engine import device_verdicts, stepper
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.stepper import Clock
@@ -30,6 +32,7 @@ from specdec_cli.lm.forward.device_rounds import DecisionGraph, RoundsOnDevice
 from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs
 from specdec_cli.lm.heads.head_rounds import HeadOnDevice
 from specdec_cli.lm.load import load_lm
+from specdec_cli.sampling.chain import LogitsError
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -444,20 +447,20 @@ def test_rounds_go_on_while_prompts_are_read(draft: str, engine_of, log, monkeyp
 def test_chunks_beside_rounds_are_timed_once_they_have_run(engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask a GPU how long they took before that would wait for it."""
     engine, asked, seconds = engine_of("plain", prefill_chunk=8, max_num_batched_tokens=8), list[float](), Clock.seconds
-    monkeypatch.setattr(Clock, "has_passed", lambda *_: False)
+    found = list[tuple[str, int]]()
+    monkeypatch.setattr(Clock, "has_passed", lambda *_: len(found) > 2)
     monkeypatch.setattr(Clock, "seconds", lambda *its: asked.append(seconds(*its)) or asked[-1])
     engine.add(PROMPTS[0], replace(PARAMS, max_new_tokens=60))
     for _ in range(4):
         engine.step()
     engine.add(PROMPTS[3], PARAMS)
-    found = []
     for _ in range(5):
         asked.clear()
         stepped = next(event for event in engine.step() if isinstance(event, Stepped))
         assert stepped.draft_seconds + stepped.verify_seconds == pytest.approx(sum(asked))
         found.append((log[-1], len(asked)))
     # Two numbers of each round, and two of each other forward: those of four chunks and of the step before rounds.
-    assert found == [("read", 2), ("read", 2), ("read", 2), ("read", 12), ("read", 0)]
+    assert found == [("read", 2), ("read", 2), ("read", 2), ("read", 12), ("read", 2)]
 
 
 @pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["masks of a model", "modules", "block"], [])])
@@ -620,6 +623,37 @@ def test_others_may_use_the_models_in_between(engine_of, log) -> None:
 
     both(engine_of, "chain of a model", add(1), {4: used, 7: used})
     assert log.count("refused") == 2
+
+
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("draft", in_turn(["chain of a head", "chain of a model", "tree of a head"], 0))
+def test_of_a_step_in_which_a_request_fails_the_host_verifies_the_others(
+    draft: str, num: int, engine_of, log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails behind the draft, which has drafted for it, too; rounds begin with the next step."""
+
+    def stuck(guesses: Guesses, matcher: Any, place: int) -> Any:
+        if matcher.num_taken > 3:
+            raise LogitsError("the grammar cannot continue", place)
+        return guesses, np.ones((len(guesses.drafted) + 1, matcher.num_tokens), dtype=np.bool_)
+
+    class Matcher:
+        num_taken, num_tokens, may_end, is_finished = 0, 0, True, False
+
+        def accept(self, tokens: Sequence[int]) -> int:
+            self.num_taken += len(tokens)
+            return len(tokens)
+
+    def prepare(engine: Engine) -> None:
+        add(num)(engine)
+        failing: Any = engine._sequences[engine.add(PROMPTS[3], PARAMS)]
+        failing.matcher = Matcher()
+        failing.matcher.num_tokens = engine.num_tokens
+
+    monkeypatch.setattr(stepper, "fit", stuck)
+    steps = both(engine_of, draft, prepare)
+    assert "the grammar cannot continue" in str([ends for _, ends in steps])
+    assert "launched" in log
 
 
 @pytest.mark.parametrize("change", [{"presence_penalty": 0.1}, {"logprobs": 2}], ids=str)

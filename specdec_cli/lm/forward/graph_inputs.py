@@ -88,8 +88,8 @@ class GraphInputs:
 
     def leave_out(self, row: int) -> None:
         """Make a sequence one that only fills the shape, but for its blocks; the device is not waited for."""
-        self.places[row].fill_(NOTHING)
-        self.positions[row].fill_(NOTHING)
+        for each, nothing in (self.tokens, 0), (self.places, NOTHING), (self.positions, NOTHING), (self.ancestors, 0):
+            each[row].fill_(nothing)
         self.num_text[row].fill_(1)
 
 
