@@ -154,19 +154,16 @@ class Stepper:
         """Give rows their guesses and have the target score them; logits as `_score` has them."""
         mark = self._clock.mark
         begin = mark()
-        self._draft([row for row in rows if row.k > 0])
+        drafting = [row for row in rows if row.k > 0]
+        draft_rows = [(row.sequence.draft, self._draft_row(row)) for row in drafting]
+        for row, guesses in zip(drafting, self.propose(draft_rows), strict=True):
+            row.guesses = guesses
         drafted = mark()
         self._fit_grammars(rows)
         fitted = mark()
         logits = self._score([row for row in rows if row.error is None])
         self._untimed.append((begin, drafted, fitted, mark()))
         return logits
-
-    def _draft(self, rows: Sequence[StepRow]) -> None:
-        """Give rows their guesses."""
-        draft_rows = [(row.sequence.draft, self._draft_row(row)) for row in rows]
-        for row, guesses in zip(rows, self.propose(draft_rows), strict=True):
-            row.guesses = guesses
 
     def _draft_row(self, row: StepRow) -> DraftRow:
         """The part of a row that its drafter sees, with the hidden states that it has not read yet."""
