@@ -101,10 +101,8 @@ class RecordedForward(WithoutState):
         form: DraftForm,
     ) -> Continuations:
         """Continuations in one graph. Of a prompt, all but as much as a step adds is fed before it."""
-        known, lasting = (
-            [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds],
-            most_fed(form, max(counts)),
-        )
+        known = [form.num_known(feed.num_tokens, feed.num_logits) for feed in feeds]
+        lasting = most_fed(form, max(counts))
         most = max(lasting, MOST_READ)
         parts = [feed.cut(num - lasting) if num > most else [feed] for feed, num in zip(feeds, known, strict=True)]
         begins = [part[0] for part in parts if len(part) > 1]
