@@ -84,7 +84,8 @@ class TappedLM(TableLM):
         return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))[list(tokens)]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return 0.02 * hidden @ torch.randn(HIDDEN, VOCAB, generator=torch.Generator().manual_seed(2))
+        weight = torch.randn(HIDDEN, VOCAB, generator=torch.Generator().manual_seed(2))
+        return torch.cat([0.02 * row @ weight for row in hidden.split(1)])  # a row's bits are its own
 
 
 def letters(names: str) -> Tokenizer:
