@@ -96,11 +96,11 @@ class BlockPool:
 
     def check(self, held: Sequence[int]) -> None:
         """Assert that exactly the blocks in `held` are held, each by as many as name it."""
-        holders = Counter(held)
+        holders, expected = Counter(held), [0] * self.num_blocks
+        for block, num in holders.items():
+            expected[block] = num
         assert self.num_free + len(holders) == self.num_blocks, "free + used blocks differ from the total"
-        assert all(holders[block] == num for block, num in enumerate(self._num_holders)), (
-            "holders differ from the books"
-        )
+        assert self._num_holders == expected, "holders differ from the books"
         assert all(self._taken[block] for block in (*holders, *self._left)), "a held block is marked free"
         assert self._taken.count(1) == len(holders) + len(self._left), "a block without a holder is shared"
         assert all(self._keys[block] == key for key, block in self._by_key.items()), "a key leads to another block"

@@ -171,7 +171,7 @@ template <int TYPE, class Number_, class Bits_, Bits_ EXPONENT_>
 struct Plain {
     using Number = Number_;
     using Bits = Bits_;
-    static constexpr bool IS_PLAIN = true;
+    static constexpr bool IS_PLAIN = true, IS_SUPER = false;
     static constexpr int ID = TYPE;
     static constexpr Bits EXPONENT = EXPONENT_;
     static constexpr long UNIT_BLOCKS = 1, UNIT_BYTES = WIDTH * BLOCK_INPUTS * sizeof(Number);

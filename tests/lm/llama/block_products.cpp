@@ -4,15 +4,17 @@
 #include <cstdio>
 
 namespace {
+#include "tiles.h"
 #include "block_products.h"
+#include "block_tiles.h"
 }
 
 // Inputs [n, in] times rows of a file: [n, n, outputs], with the rows in groups of 1, 2, … n, which are multiplied together.
 extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, const float* inputs, int64_t n, int64_t in,
                          float* to) {
     const long num_blocks = in / BLOCK_INPUTS, words = InputRow::words(num_blocks);
-    std::vector<int32_t> x(n * words);
-    for (long r = 0; r < n; r++) prepare_inputs(inputs + r * in, in, &x[r * words]);
+    std::vector<int32_t> x(room_for_inputs(n, in));
+    Tiles tiles;
     with_layout(type, [&](auto layout) {
         using L = decltype(layout);
         std::vector<uint8_t> panel(panel_bytes<L>(num_blocks));
@@ -23,11 +25,16 @@ extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, con
             fill_panel<L>(file, order, count, in, panel.data());
             for (long size = 1; size <= n; size++)
                 for (long r = 0, together; r < n; r += together) {
-                    Floats sums[BLOCK_ROWS];
-                    together = std::min({size, BLOCK_ROWS, long(n) - r});
-                    multiply_rows<L>(panel.data(), &x[r * words], words, together, num_blocks, sums);
-                    for (long i = 0; i < together; i++)
-                        std::memcpy(to + ((size - 1) * n + r + i) * outputs + o, &sums[i], count * sizeof(float));
+                    together = std::min(size, long(n) - r);
+                    if (together >= BLOCK_TILES) tiles.shape(group_size(together));
+                    for (long i = 0; i < together; i++) prepare_inputs(inputs + (r + i) * in, in, &x[i * words]);
+                    BlockInputs some(x.data(), together, in);
+                    Floats sums[PANEL_ROWS];
+                    for (long i = 0, found; i < together; i += found) {
+                        found = some.multiply<L>(panel.data(), i, sums);
+                        for (long j = 0; j < found; j++)
+                            std::memcpy(to + ((size - 1) * n + r + i + j) * outputs + o, &sums[j], count * sizeof(float));
+                    }
                 }
         }
     });

@@ -51,8 +51,9 @@ inline void dpbf16_tiles(int sums, int left, int right) {
     multiply_tiles<float, uint16_t, uint16_t>(sums, left, right, [](uint16_t a, uint16_t b) { return bf16(a) * bf16(b); });
 }
 
-inline void dpbusd_tiles(int sums, int left, int right) {
-    multiply_tiles<int32_t, uint8_t, int8_t>(sums, left, right, [](uint8_t a, int8_t b) { return int32_t(a) * b; });
+template <class Left, class Right>
+inline void dpb_tiles(int sums, int left, int right) {
+    multiply_tiles<int32_t, Left, Right>(sums, left, right, [](Left a, Right b) { return int32_t(a) * b; });
 }
 
 }  // namespace emulated
@@ -64,13 +65,17 @@ inline void dpbusd_tiles(int sums, int left, int right) {
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbusd
+#undef _tile_dpbsud
+#undef _tile_dpbssd
 #define _tile_loadconfig(from) emulated::configure(from)
 #define _tile_release() (void)0
 #define _tile_zero(tile) emulated::zero(tile)
 #define _tile_loadd(tile, from, pitch) emulated::read_tile(tile, from, pitch)
 #define _tile_stored(tile, to, pitch) emulated::write_tile(tile, to, pitch)
 #define _tile_dpbf16ps(sums, left, right) emulated::dpbf16_tiles(sums, left, right)
-#define _tile_dpbusd(sums, left, right) emulated::dpbusd_tiles(sums, left, right)
+#define _tile_dpbusd(sums, left, right) emulated::dpb_tiles<uint8_t, int8_t>(sums, left, right)
+#define _tile_dpbsud(sums, left, right) emulated::dpb_tiles<int8_t, uint8_t>(sums, left, right)
+#define _tile_dpbssd(sums, left, right) emulated::dpb_tiles<int8_t, int8_t>(sums, left, right)
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1
 #define __AMX_INT8__ 1

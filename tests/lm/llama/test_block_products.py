@@ -128,6 +128,22 @@ def test_a_row_has_its_bits_in_any_company_and_order(name):
         assert torch.equal(product(mixed, rows[begin:end].contiguous())[:, :32], whole[begin:end, order])
 
 
+def many_rows():
+    """Rows of all magnitudes, as many as meet a panel in several turns where there are tiles."""
+    return torch.cat([some_rows(10) for _ in range(15)])[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_row_has_its_bits_among_many(name):
+    part, _ = blocks(name)
+    other, _ = blocks("Q4_K" if name == "Q6_K" else "Q6_K", seed=1)
+    rows = many_rows()
+    mixed = packed([part[torch.arange(32)], other], None, Arena())
+    whole = torch.cat([product(mixed, row[None]) for row in rows])
+    for num in (9, 15, 16, 17, 33, 49, 121, 129, 150):
+        assert torch.equal(product(mixed, rows[:num]), whole[:num]), num
+
+
 SOURCE = native.with_headers(Path(__file__).with_name("block_products.cpp").read_text(encoding="utf-8"))
 FILLS = (None, 0, 127, 128, 255)
 
@@ -140,10 +156,10 @@ def multiply(library, part, rows):
     return found
 
 
-def library_for(processor):
-    """SOURCE as a library for a processor of PROCESSORS."""
+def library_for(processor, source=SOURCE):
+    """A source as a library for a processor of PROCESSORS."""
     command = [*native.compiler(), *(flag.replace("-O3", "-O0") for flag in native.flags()), "-x", "c++"]
-    return load_library(PROCESSORS.get(processor, "") + SOURCE, command, may_lack_compiler=False, name="blocks").calls
+    return load_library(PROCESSORS.get(processor, "") + source, command, may_lack_compiler=False, name="blocks").calls
 
 
 def telling_rows():
@@ -161,9 +177,37 @@ def test_every_processor_has_the_same_bits(processor):
         right, found = multiply(here, part, rows)[0], multiply(other, part, rows)
         room = torch.zeros(()) if rounds_once else right.abs().amax(1, keepdim=True) * 1e-5
         assert ((found - right).abs() <= room).all(), (name, fill)
+    if processor == "AMX":  # more of them than a tile has
+        many = many_rows()[:20]
+        for name, fill in itertools.product(K_TYPES, FILLS):
+            part, _ = blocks(name, fill=fill)
+            assert torch.equal(multiply(other, part, many), multiply(here, part, many)), (name, fill)
     if processor == "AVX2":
         part, _ = blocks("Q4_K")
         assert torch.equal(multiply(here, part, rows)[0], product(packed([part], None, Arena()), rows))
+
+
+TILE_FAULTS = {
+    "a high byte's place": ("found[group + 1][place] << 8", "found[group + 1][place] << 7"),
+    "a unit's inputs": ("x += num_rows", "x += num_rows - 1"),
+    "the second group": ("others = some + size", "others = some + size - 1"),
+    "the offset": ("(__m512i)odd) - taken", "(__m512i)odd)"),
+    "the low bytes' sign": ("_tile_dpbsud(2, 5, 6)", "_tile_dpbssd(2, 5, 6)"),
+    "a tile's weights": ("_tile_loadd(7, high + p, 64)", "_tile_loadd(7, high + p / 2, 64)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_avx2(), reason="no AVX2 to emulate others with")
+@pytest.mark.parametrize("fault", TILE_FAULTS)
+def test_faults_planted_in_tiles_of_blocks_are_caught(fault):
+    right, wrong = TILE_FAULTS[fault]
+    assert SOURCE.count(right) == 1
+    faulty, rows = library_for("AMX", SOURCE.replace(right, wrong)), many_rows()[:20]
+    part, _ = blocks("Q6_K")
+    found = multiply(faulty, part, rows)
+    assert torch.equal(found[:8], multiply(library_for("this one"), part, rows)[:8])
+    assert not torch.equal(found[-1], found[0])
 
 
 def test_a_type_without_a_layout_is_told():
