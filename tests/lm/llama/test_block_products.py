@@ -130,7 +130,9 @@ def test_a_row_has_its_bits_in_any_company_and_order(name):
 
 def many_rows():
     """Rows of all magnitudes, as many as meet a panel in several turns where there are tiles."""
-    return torch.cat([some_rows(10) for _ in range(15)])[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
+    return torch.cat([some_rows(10) for _ in range(15)])[
+        torch.randperm(150, generator=torch.Generator().manual_seed(3))
+    ]
 
 
 @pytest.mark.parametrize("name", ALL)
