@@ -513,9 +513,18 @@ inline void multiply_rows(const uint8_t* panel, const int32_t* x, long pitch, lo
     some(std::integral_constant<long, 1>());
 }
 
-// Rounds inputs [count] to whole numbers; returns the scale that takes them back.
-inline float round_inputs(const float* row, long count, int8_t* codes) {
-    Ints bits = {};  // of magnitudes, which are ordered as they are; what is no number is the largest, and is heard of
+// The largest magnitude of inputs [count]. Bits are ordered as magnitudes are; what is no number is the largest, and is heard of.
+inline float largest_of(const float* row, long count) {
+#if defined(__AVX2__)
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i bits = _mm256_setzero_si256();
+    for (long i = 0; i < count; i += 8)
+        bits = _mm256_max_epi32(bits, _mm256_and_si256(_mm256_loadu_si256((const __m256i*)(row + i)), magnitude));
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    most = _mm_max_epi32(most, _mm_srli_si128(most, 8));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(most, _mm_srli_si128(most, 4))));
+#else
+    Ints bits = {};
     for (long i = 0; i < count; i += WIDTH) {
         const Ints some = *(const Ints*)(row + i) & 0x7fffffff;
         bits = some > bits ? some : bits;
@@ -524,38 +533,62 @@ inline float round_inputs(const float* row, long count, int8_t* codes) {
     for (long i = 1; i < WIDTH; i++) most = std::max(most, bits[i]);
     float largest;
     std::memcpy(&largest, &most, 4);
-    const float by = largest > 0.0f ? 127.0f / largest : 0.0f;
-    for (long i = 0; i < count; i++) codes[i] = int8_t(int32_t(row[i] * by + 128.5f) - 128);
-    return largest / 127.0f;
+    return largest;
+#endif
+}
+
+// Rounds a block of inputs to whole numbers, and finds the sums of the halves of these.
+inline void round_block(const float* row, float by, int8_t* codes, int32_t (&sums)[2]) {
+#if defined(__AVX2__)
+    const auto some = [&](long i) {
+        const __m256 moved = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(row + i), _mm256_set1_ps(by)), _mm256_set1_ps(128.5f));
+        return _mm256_sub_epi32(_mm256_cvttps_epi32(moved), _mm256_set1_epi32(128));
+    };
+    const __m256i first = _mm256_packs_epi32(some(0), some(8)), second = _mm256_packs_epi32(some(16), some(24));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
+    _mm256_storeu_si256((__m256i*)codes, bytes);
+    // Of eight bytes without a sign, which are 128 more.
+    const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    const __m256i halves = _mm256_add_epi64(eights, _mm256_srli_si256(eights, 8));
+    sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(halves)) - 128 * BLOCK_INPUTS / 2;
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(halves, 1)) - 128 * BLOCK_INPUTS / 2;
+#else
+    for (long i = 0; i < BLOCK_INPUTS; i++) codes[i] = int8_t(int32_t(row[i] * by + 128.5f) - 128);
+    for (long h = 0; h < 2; h++) {
+        sums[h] = 0;
+        for (long i = 0; i < BLOCK_INPUTS / 2; i++) sums[h] += codes[h * BLOCK_INPUTS / 2 + i];
+    }
+#endif
 }
 
 // Inputs [size] as blocks, as super-blocks and as they are; what fills the last block is 0.
 inline void prepare_inputs(const float* row, long size, int32_t* words) {
     auto* block = (InputBlock*)words;
     const long num_blocks = blocks_for(size);
-    float* const numbers = (float*)InputRow(words, num_blocks).numbers;
+    float* numbers = (float*)InputRow(words, num_blocks).numbers;
     std::fill(std::copy_n(row, size, numbers), numbers + num_blocks * BLOCK_INPUTS, 0.0f);
-    for (long begin = 0; begin < size; begin += BLOCK_INPUTS, block++) {
-        float last[BLOCK_INPUTS] = {};
-        const bool is_whole = begin + BLOCK_INPUTS <= size;
-        if (!is_whole) std::copy(row + begin, row + size, last);
-        block->scale = round_inputs(is_whole ? row + begin : last, BLOCK_INPUTS, block->codes);
-        int32_t sum = 0;
-        for (const int8_t code : block->codes) sum += code;
-        block->sum = block->scale * float(sum);
-        for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * sum;
+    const auto factor = [](float largest) { return largest > 0.0f ? 127.0f / largest : 0.0f; };
+    int32_t sums[2];
+    for (long b = 0; b < num_blocks; b++, block++) {
+        const float* const from = numbers + b * BLOCK_INPUTS;
+        const float largest = largest_of(from, BLOCK_INPUTS);
+        round_block(from, factor(largest), block->codes, sums);
+        block->scale = largest / 127.0f;
+        block->sum = block->scale * float(sums[0] + sums[1]);
+        for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * (sums[0] + sums[1]);
     }
     constexpr long SIZE = SUPER_BLOCKS * BLOCK_INPUTS;
     if (size % SIZE) return;
     auto* super = (InputSuper*)block;
     for (long begin = 0; begin < size; begin += SIZE, super++) {
-        super->scale = round_inputs(row + begin, SIZE, super->codes);
-        for (long h = 0; h < 2 * SUPER_BLOCKS; h++) {
-            int32_t sum = 0;
-            for (long i = 0; i < BLOCK_INPUTS / 2; i++) sum += super->codes[h * BLOCK_INPUTS / 2 + i];
-            super->half_sums[h] = int16_t(sum);
+        const float largest = largest_of(numbers + begin, SIZE);
+        super->scale = largest / 127.0f;
+        for (long b = 0; b < SUPER_BLOCKS; b++) {
+            round_block(numbers + begin + b * BLOCK_INPUTS, factor(largest), super->codes + b * BLOCK_INPUTS, sums);
+            for (long h = 0; h < 2; h++) super->half_sums[2 * b + h] = int16_t(sums[h]);
+            super->sums[b] = int16_t(sums[0] + sums[1]);
         }
-        for (long b = 0; b < SUPER_BLOCKS; b++) super->sums[b] = int16_t(super->half_sums[2 * b] + super->half_sums[2 * b + 1]);
     }
 }
 
