@@ -575,8 +575,9 @@ inline void prepare_inputs(const float* row, long size, int32_t* words) {
         const float largest = largest_of(from, BLOCK_INPUTS);
         round_block(from, factor(largest), block->codes, sums);
         block->scale = largest / 127.0f;
-        block->sum = block->scale * float(sums[0] + sums[1]);
-        for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * (sums[0] + sums[1]);
+        const int32_t sum = sums[0] + sums[1];
+        block->sum = block->scale * float(sum);
+        for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * sum;
     }
     constexpr long SIZE = SUPER_BLOCKS * BLOCK_INPUTS;
     if (size % SIZE) return;
