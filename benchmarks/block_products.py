@@ -71,13 +71,16 @@ extern "C" void measure(int64_t type, int64_t in, int64_t n, const uint8_t* weig
         std::vector<float> row(in);
         for (long i = 0; i < in; i++) row[i] = float(i * 7919 % 1000) / 500.0f - 1.0f;
         std::vector<int32_t> x(room_for_inputs(n, in));
-        for (long r = 0; r < n; r++) prepare_inputs(row.data(), in, &x[r * words]);
+        for (long r = 0; r < n; r++) {
+            prepare_inputs(row.data(), in, &x[r * words]);
+            BlockInputs(x.data(), n, in).tile(r);
+        }
         const auto take = [&](int32_t* x, const uint8_t* from, long count) {
             Floats sums[PANEL_ROWS];
             Tiles tiles;
             if (n >= BLOCK_TILES) tiles.shape(group_size(n));
             const double begin = seconds();
-            BlockInputs inputs(x, n, in);
+            const BlockInputs inputs(x, n, in);
             for (long p = 0; p < count; p++) {
                 for (long r = 0; r < n;) r += inputs.multiply<L>(from + p * bytes, r, sums);
                 asm volatile("" : : "r"(sums) : "memory");
@@ -92,7 +95,8 @@ extern "C" void measure(int64_t type, int64_t in, int64_t n, const uint8_t* weig
 #pragma omp parallel num_threads(2)
         {
             const int thread = omp_get_thread_num();
-            std::vector<int32_t> own(x);
+            std::vector<int32_t> own(x);  // which may begin elsewhere in a line of the cache
+            for (long r = 0; r < n; r++) BlockInputs(own.data(), n, in).tile(r);
             for (long i = 0; i < runs; i++) {
                 here[thread]++;
                 for (long looks = 0; here[1 - thread] <= i; looks++)

@@ -109,14 +109,21 @@ def test_a_whole_file_in_16_bits_keeps_its_numbers(files: Any, family: str) -> N
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("family", "form"), [("llama", "Q4_K_M"), ("llama", MIXED), ("qwen2", "F16"), *MIXTURES])
 def test_a_row_has_its_bits_alone_and_in_company(files: Any, family: str, form: str, dtype: str) -> None:
-    lm = load_lm(str(files(family, form)), dtype=dtype)
-    whole = score(lm)
-    for num in (1, 2, 5, 9):
-        lm.score([Row(0, TOKENS[:-num], 0)])
-        found = lm.score([Row(0, TOKENS, num), Row(1, [*TOKENS[:3], num], 4)])
-        assert torch.equal(found[:num], whole[-num:])
-        lm.release(0)
-        lm.release(1)
+    """On several threads, too, which prepare inputs of many rows together."""
+    lm, text, before = load_lm(str(files(family, form)), dtype=dtype), TOKENS * 3, torch.get_num_threads()
+    whole = torch.cat([lm.score([Row(0, text[:length], 1)]) for length in range(1, len(text) + 1)])
+    lm.release(0)
+    try:
+        for num, num_threads in ((1, 1), (2, 2), (5, 2), (9, 1), (9, 3), (15, 2), (30, 2), (42, 3)):
+            torch.set_num_threads(num_threads)
+            if num < len(text):
+                lm.score([Row(0, text[:-num], 0)])
+            found = lm.score([Row(0, text, num), Row(1, [*text[:3], num], 4)])
+            assert torch.equal(found[:num], whole[-num:]), (num, num_threads)
+            lm.release(0)
+            lm.release(1)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_51_a_planted_fault_in_blocks_is_caught(
 def test_51_a_planted_fault_in_a_plain_output_layer_is_caught(
     folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, ("of.prepare(i, of.row, hidden);", "of.prepare(i, x, hidden);"), "-O0")
+    plant(monkeypatch, ("s.wanted[i] * hidden, m.norm, hidden", "s.wanted[i] * hidden, nullptr, hidden"), "-O0")
     with pytest.raises(RunError, match="gives other logits with its weights in blocks than dequantized"):
         load_lm(str(folders("gptq")))
 

@@ -81,35 +81,33 @@ __attribute__((noinline)) void multiply_tiled(const uint8_t* panel, const TiledI
 constexpr long BLOCK_TILES = NEVER, PANEL_ROWS = BLOCK_ROWS;
 #endif
 
-// Words that rows of inputs take, or fewer: one after another, and behind them those of each super-block.
+// Words that rows of inputs take, or fewer: one after another, and behind them what tiles read of each super-block.
 inline long room_for_inputs(long n, long in) {
     const long tiled = BLOCK_TILES < NEVER ? n * (in / (SUPER_BLOCKS * BLOCK_INPUTS)) + TILE_ROWS + 1 : 0;
     return n * (2 * in + 64) + tiled * sizeof(TiledInputs) / 4;
 }
 
-// Rows of `in` inputs, with room behind them; they meet one panel after another.
+// Rows of `in` inputs, which have their room; they meet one panel after another.
 class BlockInputs {
     int32_t* const x;
-    const long n, words, num_blocks;
-    bool are_tiled = false;
+    const long n, num_blocks, words;
 
-    // All rows' super-blocks; the first product of a panel with tiles puts them there.
-    const TiledInputs* tiled() {
-        auto* const to = (TiledInputs*)((uintptr_t(x + n * words) + 63) / 64 * 64);
-        const long num_units = InputRow::num_supers(num_blocks);
-        for (long r = 0; !are_tiled && r < n; r++)
-            for (long unit = 0; unit < num_units; unit++)
-                (InputSuper&)to[unit * n + r] = InputRow(x + r * words, num_blocks).supers[unit];
-        are_tiled = true;
-        return to;
-    }
+    TiledInputs* tiled() const { return (TiledInputs*)((uintptr_t(x + n * words) + 63) / 64 * 64); }
 
 public:
-    BlockInputs(int32_t* x, long n, long in) : x(x), n(n), words(InputRow::words(blocks_for(in))), num_blocks(blocks_for(in)) {}
+    BlockInputs(int32_t* x, long n, long in) : x(x), n(n), num_blocks(blocks_for(in)), words(InputRow::words(num_blocks)) {}
+
+    // Puts a row's super-blocks beside those of the other rows, once it is prepared.
+    void tile(long r) const {
+        if (n < BLOCK_TILES) return;
+        const InputRow row(x + r * words, num_blocks);
+        for (long unit = 0; unit < InputRow::num_supers(num_blocks); unit++)
+            (InputSuper&)tiled()[unit * n + r] = row.supers[unit];
+    }
 
     // Sums of a panel and the rows from `row` on; returns of how many.
     template <class L>
-    long multiply(const uint8_t* panel, long row, Floats (&sums)[PANEL_ROWS]) {
+    long multiply(const uint8_t* panel, long row, Floats (&sums)[PANEL_ROWS]) const {
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
         if constexpr (L::IS_SUPER)
             if (n >= BLOCK_TILES) {

@@ -266,6 +266,7 @@ struct Blocks {
     }
 };
 
+constexpr long SHARED = 8;  // rows whose inputs several threads prepare together, at least
 constexpr long BLOCK = 8;  // rows of a sequence that read its keys and values together, at most
 
 // What a forward writes on the way: floats that all threads share, and each one's own.
@@ -474,7 +475,7 @@ struct Product<Blocks> {
 
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
-        BlockInputs inputs(x, n, m.in);
+        const BlockInputs inputs(x, n, m.in);
         Floats sums[PANEL_ROWS];
         for (long o = part.begin; o < part.end; o += WIDTH) {
             const int64_t* const place = m.panels + 2 * (o / WIDTH);
@@ -493,25 +494,28 @@ struct Product<Blocks> {
     void onto(Part part, float* to, long pitch) const { go<true>(part, to, pitch); }
 };
 
-// A thread's own inputs of a product.
+// Inputs of a product: n rows, which all threads share or each has for itself.
 template <class Kind>
 struct Inputs {
     typename Kind::Input* x;
     float* largest;
-    float* row;
+    float* row;  // a thread's own
+    long n;
 
-    void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * length(size)); }
+    void prepare(long r, const float* from, long size) {
+        largest[r] = Kind::prepare(from, size, x + r * length(size));
+        if constexpr (std::is_same_v<Kind, Blocks>) BlockInputs(x, n, size).tile(r);
+    }
 
-    void normed(const float* from, const float* weight, long n, long size, float epsilon) {
-        for (long r = 0; r < n; r++, from += size) {
-            if (weight) norm(from, weight, size, epsilon, row);
-            prepare(r, weight ? row : from, size);
-        }
+    void normed(long r, const float* from, const float* weight, long size, float epsilon) {
+        if (weight) norm(from, weight, size, epsilon, row);
+        prepare(r, weight ? row : from, size);
     }
 
     void take(long r, const Inputs& others, long other, long size) {
         std::copy_n(others.x + other * length(size), length(size), x + r * length(size));
         largest[r] = others.largest[other];
+        if constexpr (std::is_same_v<Kind, Blocks>) BlockInputs(x, n, size).tile(r);
     }
 
     static void norm(const float* x, const float* weight, long size, float epsilon, float* out) {
@@ -529,7 +533,7 @@ struct Inputs {
         return std::is_same_v<Kind, Blocks> ? InputRow::words(packs) : packs * Kind::PACK;
     }
 
-    Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, length(m.in)}; }
+    Product<Kind> times(const Matrix& m) const { return {m, x, largest, n, length(m.in)}; }
 };
 
 constexpr int TOGETHER = 4;  // panels of keys
@@ -904,7 +908,7 @@ template <class Kind>
 void head(const Model& m, const Step& s, const Inputs<Kind>& inputs, Tiles& tiles, const Member& member) {
     if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
     const Part own = part_of(m.head, member.thread, member.threads);
-    inputs.times(m.head, s.num_wanted).into(own, s.logits, m.head.out);
+    inputs.times(m.head).into(own, s.logits, m.head.out);
     if (m.logit_cap > 0.0f)
         for (long i = 0; i < s.num_wanted; i++)
             cap_all(s.logits + i * m.head.out + own.begin, own.end - own.begin, m.logit_cap);
@@ -916,7 +920,7 @@ void head(const Model& m, const Step& s, const float* hidden, const Member& memb
     const Room room(m, s);
     float* const mine = s.scratch + room.shared + member.thread * room.own;
     Tiles tiles;
-    Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - s.num_rows, mine + room.row};
+    Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - s.num_rows, mine + room.row, s.num_wanted};
     for (long i = 0; i < s.num_wanted; i++) inputs.prepare(i, hidden + i * m.hidden, m.hidden);
     head(m, s, inputs, tiles, member);
 }
@@ -996,6 +1000,7 @@ class Pass {
     float *const qkv, *const attended, *const gate_up, *const added, *const routed, *const mine, *const scores;
     float* const x;  // the residual stream; each thread has its own where what is added to it has to be whole first
     const std::vector<Part> blocks;
+    const bool shares_inputs;  // each thread prepares some of the rows: with many of them that is worth another meeting
     Tiles tiles;
     Inputs<Kind> inputs;
     Inputs<Plain> plain;
@@ -1008,7 +1013,9 @@ public:
           shared(s.scratch), qkv(shared + room.qkv), attended(shared + room.attended), gate_up(shared + room.gate_up),
           added(shared + room.added), routed(shared + room.routed), mine(shared + room.shared + thread * room.own),
           scores(mine + room.scores), x(m.norms_outputs ? mine + room.stream : shared),
-          blocks(blocks_of(s, block_size(n, K, s.num_threads))), inputs(inputs_at<Kind>(0)), plain(inputs_at<Plain>(0)) {}
+          blocks(blocks_of(s, block_size(n, K, s.num_threads))), shares_inputs(threads > 1 && n >= SHARED),
+          inputs(inputs_in<Kind>(shares_inputs ? shared + room.shared : mine, n)),
+          plain(inputs_in<Plain>(shares_inputs ? shared + room.shared : mine, n)) {}
 
     void run() {
         const Part part = part_of(n, thread, threads);
@@ -1032,23 +1039,29 @@ public:
         tap(m, s, m.num_layers, x, member,
             [this](const float* from, float* to) { inputs.norm(from, m.norm, hidden, m.epsilon, to); });
         if constexpr (std::is_same_v<Kind, Blocks>)
-            if (!m.head.panels) return logits(plain);
-        logits(inputs);
+            if (!m.head.panels) return logits<Plain>();
+        logits<Kind>();
     }
 
 private:
     template <class Some>
-    void logits(Inputs<Some>& of) {
-        for (long i = 0; i < s.num_wanted; i++) {
-            of.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, of.row);
-            of.prepare(i, of.row, hidden);
-        }
-        head(m, s, of, tiles, member);
+    void logits() {
+        Inputs<Some> own = inputs_in<Some>(mine, s.num_wanted);
+        for (long i = 0; i < s.num_wanted; i++) own.normed(i, x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon);
+        head(m, s, own, tiles, member);
     }
 
     template <class Some>
-    Inputs<Some> inputs_at(long place) const {
-        return {(typename Some::Input*)(mine + place), mine + place + room.row - n, mine + room.row};
+    Inputs<Some> inputs_in(float* place, long count) const {
+        return {(typename Some::Input*)place, place + room.row - n, mine + room.row, count};
+    }
+
+    // Prepares all rows of inputs, a thread only its part where they are shared.
+    template <class Prepare>
+    void each_row(Prepare prepare) {
+        const Part rows = shares_inputs ? part_of(n, thread, threads) : Part{0, n};
+        for (long r = rows.begin; r < rows.end; r++) prepare(r);
+        if (shares_inputs) member.meet();
     }
 
     template <class Some>
@@ -1059,11 +1072,14 @@ private:
     // Queries of all rows, and their keys and values, which go to the cache.
     void project(const Layer& layer, bool is_first, Number* keys, Number* values) {
         shape<Kind>(n);
-        if (s.inputs && (is_first || s.only_files)) inputs.normed(s.inputs, nullptr, n, layer.qkv.in, m.epsilon);
-        else inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
+        const bool are_given = s.inputs && (is_first || s.only_files);
+        each_row([&](long r) {
+            if (are_given) inputs.prepare(r, s.inputs + r * layer.qkv.in, layer.qkv.in);
+            else inputs.normed(r, x + r * hidden, layer.input_norm, hidden, m.epsilon);
+        });
         Part own = part_of(layer.qkv, thread, threads, std::lcm(PANEL, D));
         if (s.only_files) own.begin = std::clamp(Panel(layer.qkv, width).begin, own.begin, own.end);  // some queries, too
-        inputs.times(layer.qkv, n).into(own, qkv, heads * D);
+        inputs.times(layer.qkv).into(own, qkv, heads * D);
         if (m.norms_whole_width) {
             member.meet();
             const Part rows = part_of(n, thread, threads);
@@ -1099,7 +1115,7 @@ private:
             attention.find(attended + block.begin * width + k * G * D, width);
         }
         member.meet();
-        for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
+        each_row([&](long r) { inputs.prepare(r, attended + r * width, width); });
         add(layer.output, layer.output_norm);
     }
 
@@ -1117,10 +1133,10 @@ private:
     void feed(const Layer& layer) {
         const GatedMLP& mlp = layer.mlps[0];
         const long I = mlp.gate.out;
-        inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-        gate(inputs, mlp, n, gate_up);
+        each_row([&](long r) { inputs.normed(r, x + r * hidden, layer.mlp_norm, hidden, m.epsilon); });
+        gate(inputs, mlp, gate_up);
         member.meet();
-        for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
+        each_row([&](long r) { inputs.prepare(r, gate_up + r * 2 * I, I); });
         add(mlp.down, layer.down_norm);
     }
 
@@ -1133,25 +1149,27 @@ private:
     // Each expert that some rows take is read once.
     template <class Some>
     void take_experts(const Layer& layer, Inputs<Some>& all) {
-        Inputs<Float32> normed = inputs_at<Float32>(room.taken);
-        normed.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-        normed.times(layer.router, n).into(part_of(layer.router, thread, threads), routed, m.num_experts);
-        for (long r = 0; r < n; r++) all.prepare(r, normed.x + r * hidden, hidden);
+        Inputs<Float32> normed = inputs_in<Float32>(mine + room.taken, n);
+        for (long r = 0; r < n; r++) normed.normed(r, x + r * hidden, layer.mlp_norm, hidden, m.epsilon);
+        normed.times(layer.router).into(part_of(layer.router, thread, threads), routed, m.num_experts);
+        each_row([&](long r) { all.prepare(r, normed.x + r * hidden, hidden); });
         member.meet();
         routes.choose(routed, n, m);
-        Inputs<Some> taken = inputs_at<Some>(room.taken);
+        Inputs<Some> taken = inputs_in<Some>(mine + room.taken, 0);
         const long I = layer.mlps[0].gate.out;
         each_taken<Some>([&](const GatedMLP& mlp, long begin, long count) {
+            taken.n = count;
             for (long i = 0; i < count; i++) taken.take(i, all, routes.rows[begin + i], hidden);
-            gate(taken, mlp, count, gate_up + begin * 2 * I);
+            gate(taken, mlp, gate_up + begin * 2 * I);
         }, layer);
         member.meet();
         const Part part = part_of(layer.mlps[0].down, thread, threads);
         float* const to = x == shared ? x : added;
         for (long r = 0; x != shared && r < n; r++) std::fill(added + r * hidden + part.begin, added + r * hidden + part.end, 0.0f);
         each_taken<Some>([&](const GatedMLP& mlp, long begin, long count) {
+            taken.n = count;
             for (long i = 0; i < count; i++) taken.prepare(i, gate_up + (begin + i) * 2 * I, I);
-            Product<Some> product = taken.times(mlp.down, count);
+            Product<Some> product = taken.times(mlp.down);
             product.places = &routes.rows[begin];
             product.shares = &routes.shares[begin];
             product.onto(part, to, hidden);
@@ -1172,12 +1190,12 @@ private:
 
     // What an MLP's gate lets through, of some rows: a thread's part, in the first half of [count, 2 I].
     template <class Some>
-    void gate(const Inputs<Some>& of, const GatedMLP& mlp, long count, float* to) const {
+    void gate(const Inputs<Some>& of, const GatedMLP& mlp, float* to) const {
         const Part part = part_of(mlp.gate, thread, threads);
         const long I = mlp.gate.out;
-        of.times(mlp.gate, count).into(part, to, 2 * I);
-        of.times(mlp.up, count).into(part, to + I, 2 * I);
-        for (long r = 0; r < count; r++, to += 2 * I) {
+        of.times(mlp.gate).into(part, to, 2 * I);
+        of.times(mlp.up).into(part, to + I, 2 * I);
+        for (long r = 0; r < of.n; r++, to += 2 * I) {
             long i = part.begin;
             for (; i + WIDTH <= part.end; i += WIDTH) {
                 const Floats v = gated(load(to + i), load(to + I + i), m);
@@ -1190,8 +1208,8 @@ private:
     // Adds the inputs' product to the residual stream, by its norm where there is one.
     void add(const Matrix& matrix, const float* norm) {
         const Part part = part_of(matrix, thread, threads);
-        if (x == shared) inputs.times(matrix, n).onto(part, x, hidden);
-        else inputs.times(matrix, n).into(part, added, hidden);
+        if (x == shared) inputs.times(matrix).onto(part, x, hidden);
+        else inputs.times(matrix).into(part, added, hidden);
         member.meet();
         if (x != shared) take_added(norm);
     }

@@ -27,8 +27,11 @@ extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, con
                 for (long r = 0, together; r < n; r += together) {
                     together = std::min(size, long(n) - r);
                     if (together >= BLOCK_TILES) tiles.shape(group_size(together));
-                    for (long i = 0; i < together; i++) prepare_inputs(inputs + (r + i) * in, in, &x[i * words]);
-                    BlockInputs some(x.data(), together, in);
+                    const BlockInputs some(x.data(), together, in);
+                    for (long i = 0; i < together; i++) {
+                        prepare_inputs(inputs + (r + i) * in, in, &x[i * words]);
+                        some.tile(i);
+                    }
                     Floats sums[PANEL_ROWS];
                     for (long i = 0, found; i < together; i += found) {
                         found = some.multiply<L>(panel.data(), i, sums);
