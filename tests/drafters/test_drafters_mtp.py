@@ -13,7 +13,7 @@ import pytest
 import torch
 from head_drafts import GREEDY, TEXT, features_of, row
 from safetensors.torch import load_file, save_file
-from shortened import mostly_slow
+from shortened import mostly_slow, rows_in_turn
 from tiny_engine import PROMPTS, decode, letter_tokenizer, preempted, tokens
 from tiny_models import VOCAB, make_tiny
 from tiny_mtp import HIDDEN, TARGETS, Reference, make_target, write_modules
@@ -87,8 +87,10 @@ def test_nothing_is_printed_while_modules_load(pair, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("kind", "num"), WAYS)
-@pytest.mark.parametrize("recycle", ["post-norm", "pre-norm"])
+@pytest.mark.parametrize(
+    ("kind", "num", "recycle"),
+    rows_in_turn([(*way, recycle) for way in WAYS for recycle in ("post-norm", "pre-norm")], 0, 3),
+)
 def test_rounds_draw_from_what_the_formulas_say(pair, kind: str, num: int, recycle: str) -> None:
     lm, modules = pair(kind, num)
     drafter = loaded(lm, recycle=recycle)
@@ -264,8 +266,10 @@ def test_samples_follow_the_targets_distribution(pair, tree: str | None) -> None
     assert chi_square(counts, turned).p_value < 1e-6, "another distribution is noticed"
 
 
-@pytest.mark.parametrize(("kind", "num"), [("deepseek", 1), ("llama", 2)])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "num", "temperature"),
+    rows_in_turn([("deepseek", 1, 0.0), ("llama", 2, 0.0), ("deepseek", 1, 1.0), ("llama", 2, 1.0)], 0, 3),
+)
 def test_a_trace_foretells_the_engines_counts(pair, kind: str, num: int, temperature: float) -> None:
     lm, _ = pair(kind, num)
     drafter, verify = loaded(lm), "gumbel" if temperature else "greedy"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from feature_drafter import feature_drafter, tapped
-from shortened import in_turn
+from shortened import in_turn, pairs_in_turn
 from tiny_engine import PROMPTS, Checked, decode, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -74,8 +74,7 @@ def test_the_accepted_paths_features_reach_it(lm, texts, tree: str) -> None:
         check_lives(lm, drafter)
 
 
-@pytest.mark.parametrize("prefill_chunk", [4, 7, 512])
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(("k", "prefill_chunk"), pairs_in_turn([1, 3], [4, 7, 512]))
 def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill_chunk: int) -> None:
     prompts = [*PROMPTS, SHARED, PROMPTS[1]]
     params = [SamplingParams(max_new_tokens=5 + 6 * i) for i in range(len(prompts))]
@@ -86,8 +85,7 @@ def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill
     check_lives(lm, drafter)
 
 
-@pytest.mark.parametrize("prefill_chunk", [4, 512])
-@pytest.mark.parametrize("tree", TREES[1:])
+@pytest.mark.parametrize(("tree", "prefill_chunk"), pairs_in_turn(TREES[1:], [4, 512]))
 def test_features_of_trees_are_whole_in_any_chunks_and_company(lm, texts, tree: str, prefill_chunk: int) -> None:
     prompts = [*PROMPTS, SHARED, PROMPTS[1]]
     params = [SamplingParams(max_new_tokens=5 + 6 * i) for i in range(len(prompts))]
@@ -105,8 +103,7 @@ def test_sampled_text_has_features_too(lm, texts, tree: str | None) -> None:
     check_lives(lm, drafter)
 
 
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize(("tree", "prefix_caching"), pairs_in_turn(TREES, [False, True]))
 def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching: bool, tree: str | None) -> None:
     tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=18, check=False)
     drafter = feature_drafter(tight, texts)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from every_draft import KINDS, METHODS, NAMES, Drafts
 from planted import drafted_nodes_kept, refused_keys_kept
-from shortened import in_turn
+from shortened import in_turn, rows_in_turn
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, preempted, tokens
 from tiny_heads import features_of
@@ -205,8 +205,9 @@ def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
         drafts.target.hold(before)
 
 
-@pytest.mark.parametrize("caches", [False, True])
-@pytest.mark.parametrize("name", in_turn(NAMES, 1))
+@pytest.mark.parametrize(
+    ("name", "caches"), rows_in_turn([(name, caches) for name in NAMES for caches in (False, True)], 2, 3)
+)
 def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
     params = replace(GREEDY, max_new_tokens=20)
     plain = tokens(drafts.once(decode, params))
@@ -376,8 +377,9 @@ def keeps(drafter: Any, part: str | None) -> bool:
     return part == "nodes" and not drafter.one_pass
 
 
-@pytest.mark.parametrize("fault", OF_REFUSALS)
-@pytest.mark.parametrize("name", in_turn([*READING, *KINDS], 1))
+@pytest.mark.parametrize(
+    ("fault", "name"), rows_in_turn([(fault, name) for fault in OF_REFUSALS for name in (*READING, *KINDS)], 1, 5)
+)
 def test_nothing_stays_of_refused_tokens(
     drafts: Drafts, name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,8 +403,9 @@ def left_behind(row: DraftRow, holes: Sequence[tuple[int, int]], is_behind: bool
     return replace(row, context=context, features=features)
 
 
-@pytest.mark.parametrize("is_left_behind", [False, True])
-@pytest.mark.parametrize("name", in_turn(NAMES, 1))
+@pytest.mark.parametrize(
+    ("name", "is_left_behind"), rows_in_turn([(name, late) for name in NAMES for late in (False, True)], 1, 3)
+)
 def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     drafts: Drafts, name: str, is_left_behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

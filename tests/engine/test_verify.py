@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from shortened import in_turn, mostly_slow
+from shortened import in_turn, rows_in_turn
 from table_loop import PROMPT, Loop, Table, measured, numbered
 from typed import not_none
 
@@ -33,8 +33,9 @@ PROCESSORS = [
 ]
 
 
-@pytest.mark.parametrize("mode", SAMPLED)
-@pytest.mark.parametrize("options", mostly_slow(PROCESSORS, PROCESSORS[2::3]), ids=str)
+@pytest.mark.parametrize(
+    ("options", "mode"), rows_in_turn([(options, mode) for options in PROCESSORS for mode in SAMPLED], 0, 7), ids=str
+)
 def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     params = SamplingParams(**options)
     loop = Loop(TABLE, params, mode, k=2)
@@ -65,7 +66,7 @@ def test_typical_is_lossy_and_chi_square_sees_it() -> None:
     assert measured(Loop(TABLE, params, "typical", k=3), params, 3).p_value < ALARM
 
 
-@pytest.mark.parametrize("options", PROCESSORS, ids=str)
+@pytest.mark.parametrize("options", in_turn(PROCESSORS, 1), ids=str)
 def test_gumbel_text_is_the_same_with_any_draft_any_k_or_none(options) -> None:
     params = SamplingParams(**options)
     other = Table(TABLE.p, Table.random(seed=8).q)

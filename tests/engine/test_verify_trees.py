@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from host_waits import HostWaits
-from shortened import in_turn
+from shortened import in_turn, rows_in_turn
 from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
@@ -265,8 +265,10 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
     assert waits.num == len({row.rule for row in rows}), waits.lines
 
 
-@pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
-@pytest.mark.parametrize("parents", in_turn([*TREES.values()], 0), ids=TREES)
+@pytest.mark.parametrize(
+    ("mode", "parents"),
+    rows_in_turn([(mode, parents) for mode in (*JUDGES, *WALKS) for parents in TREES.values()], 0, 3),
+)
 def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, parents)
     assert measured_tree(loop, PLAIN).p_value > ALARM

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from shortened import mostly_slow
 from tiny_models import make_tiny
 from typed import stand_in
 
@@ -44,7 +45,7 @@ def one_by_one(lm, start, stop):
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("num_rows", [2, 5, 9])
+@pytest.mark.parametrize("num_rows", mostly_slow([2, 5, 9], [5]))
 def test_verifying_equals_decoding_alone(lm, num_rows: int) -> None:
     plain = one_by_one(lm, 50, 90)
     lm.score([Row(0, TEXT[:50], 0)])

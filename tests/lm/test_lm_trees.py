@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shortened import in_turn
 from test_lm_bits import holds
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 
@@ -59,7 +60,7 @@ def check(lm, seed=0, *, is_same=lambda a, b: torch.allclose(a, b, atol=1e-4), n
     assert lm.num_free_blocks == lm.num_blocks, "free and used blocks are all"
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
+@pytest.mark.parametrize("family", in_turn([*FAMILIES, *EXTRA_FAMILIES], 0))
 def test_nodes_are_scored_as_their_paths(family, tmp_path: Path) -> None:
     check(load_lm(str(make_tiny(family, tmp_path)), decoder="transformers"))
 

@@ -22,7 +22,7 @@ def translator(target: str, draft: str) -> Translator:
     return Translator(first, second, shared_vocabulary(first, second))
 
 
-@pytest.mark.parametrize(("target", "draft"), rows_in_turn(PAIRS, 0))
+@pytest.mark.parametrize(("target", "draft"), rows_in_turn(PAIRS, 0, 4))
 def test_a_translation_depends_on_the_context_alone(target: str, draft: str) -> None:
     """Grown token by token, in chunks, cut back and grown again, or read at once."""
     one, rng = translator(target, draft), Random(0)

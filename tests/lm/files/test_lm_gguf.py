@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from refused import refusal
-from shortened import mostly_slow
+from shortened import in_turn, mostly_slow
 from tiny_models import make_tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -88,7 +88,7 @@ def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), compute="dequantized", **options).score([Row(0, TOKENS, len(TOKENS))])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", in_turn([*FAMILIES], 0))
 def test_39_a_family_computes_with_the_numbers_in_its_file(folder: Path, family: str) -> None:
     source, path = checkpoint(folder, family), folder / f"{family}.gguf"
     weights = write_gguf(source, path, "Q4_K_M")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from head_drafts import loaded as loaded_head
 from host_waits import HostWaits
-from shortened import mostly_slow
+from shortened import in_turn, mostly_slow
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
@@ -213,7 +213,7 @@ def test_a_planted_wait_ahead_of_a_round_is_counted(pair, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("num_rows", mostly_slow([1, 16], [1]))
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", in_turn([*ARMS], 0))
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int, pair) -> None:
     draft, k, temperature, options, num = ARMS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)

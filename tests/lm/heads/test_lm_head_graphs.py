@@ -12,7 +12,7 @@ import pytest
 import torch
 from head_drafts import LAYERS, TEXT, features_of
 from head_drafts import loaded as loaded_head
-from shortened import in_turn, mostly_slow, rows_in_turn
+from shortened import in_turn, mostly_slow, pairs_in_turn, rows_in_turn
 from test_lm_graphs import GPU, Recorder
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, decode, tiny_engine, tokens
@@ -251,7 +251,7 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     rounds.guess(rounds.rows(rounds.texts))
 
 
-@pytest.mark.parametrize("head", in_turn(HEADS + ONE_PASS, 1))
+@pytest.mark.parametrize("head", in_turn(HEADS + ONE_PASS, 1, 3))
 def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Of several sizes and depths in a call, sampled ones beside them, of which a cut may leave fewer nodes."""
     rounds = Round(both(head))
@@ -352,8 +352,12 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     assert [guess.read().drafted for guess in found] == [guess.drafted for guess in expected]
 
 
-@pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
-@pytest.mark.parametrize("head", in_turn(["official", "specforge", "llama 2", "dflash", "dflash2"], 0))
+@pytest.mark.parametrize(
+    ("head", "cut"),
+    pairs_in_turn(
+        ["official", "specforge", "llama 2", "dflash", "dflash2"], [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}]
+    ),
+)
 def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """Beside greedy ones; some come with the q that they were drawn from."""
     rounds = Round(both(head))
@@ -393,8 +397,13 @@ def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut:
 DRAWN_HEADS = ["official", "specforge", "norms", "llama 1", "llama 2", *ONE_PASS]
 
 
-@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05}], ids=str)
-@pytest.mark.parametrize("head", in_turn(DRAWN_HEADS, 0, 3))
+@pytest.mark.parametrize(
+    ("head", "cut"),
+    rows_in_turn(
+        [(head, cut) for head in DRAWN_HEADS for cut in ({}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05})], 0, 5
+    ),
+    ids=str,
+)
 def test_drawn_trees_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """By chance and by the target's noise, beside greedy ones; with few tokens that can be drawn, trees lack nodes."""
     rounds = Round(both(head))
