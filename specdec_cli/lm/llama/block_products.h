@@ -6,7 +6,7 @@
 // with a scale for each block; where blocks are of a K type, for each eight, in which everything is added up as whole
 // numbers; where weights are plain numbers, inputs are not rounded. In this file W is WIDTH, the lanes of a vector.
 
-constexpr long BLOCK_INPUTS = 32, SUPER_BLOCKS = 8;
+constexpr long BLOCK_INPUTS = 32, SUPER_BLOCKS = 8, SUPER_INPUTS = SUPER_BLOCKS * BLOCK_INPUTS;
 
 inline long blocks_for(long in) { return (in + BLOCK_INPUTS - 1) / BLOCK_INPUTS; }  // the last one may have room left
 
@@ -22,7 +22,7 @@ constexpr int OFFSETS[3] = {8, 16, 128};  // of types without scales of their ow
 
 // Eight of them with one scale.
 struct InputSuper {
-    int8_t codes[SUPER_BLOCKS * BLOCK_INPUTS];
+    int8_t codes[SUPER_INPUTS];
     float scale;
     int16_t sums[SUPER_BLOCKS];           // of each block's codes
     int16_t half_sums[2 * SUPER_BLOCKS];  // of each half's
@@ -568,7 +568,7 @@ inline void prepare_inputs(const float* row, long size, int32_t* words) {
     const long num_blocks = blocks_for(size);
     float* numbers = (float*)InputRow(words, num_blocks).numbers;
     std::fill(std::copy_n(row, size, numbers), numbers + num_blocks * BLOCK_INPUTS, 0.0f);
-    const auto factor = [](float largest) { return largest > 0.0f ? 127.0f / largest : 0.0f; };
+    const auto factor = [](float largest) { return largest > 0x1p-119f ? 127.0f / largest : 0.0f; };  // or it is infinite
     int32_t sums[2];
     for (long b = 0; b < num_blocks; b++, block++) {
         const float* const from = numbers + b * BLOCK_INPUTS;
@@ -579,11 +579,10 @@ inline void prepare_inputs(const float* row, long size, int32_t* words) {
         block->sum = block->scale * float(sum);
         for (int o = 0; o < 3; o++) block->taken[o] = -OFFSETS[o] * sum;
     }
-    constexpr long SIZE = SUPER_BLOCKS * BLOCK_INPUTS;
-    if (size % SIZE) return;
+    if (size % SUPER_INPUTS) return;
     auto* super = (InputSuper*)block;
-    for (long begin = 0; begin < size; begin += SIZE, super++) {
-        const float largest = largest_of(numbers + begin, SIZE);
+    for (long begin = 0; begin < size; begin += SUPER_INPUTS, super++) {
+        const float largest = largest_of(numbers + begin, SUPER_INPUTS);
         super->scale = largest / 127.0f;
         for (long b = 0; b < SUPER_BLOCKS; b++) {
             round_block(numbers + begin + b * BLOCK_INPUTS, factor(largest), super->codes + b * BLOCK_INPUTS, sums);

@@ -7,7 +7,7 @@ struct alignas(64) TiledInputs : InputSuper {};
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 constexpr long BLOCK_TILES = 9;             // rows from which on tiles are sooner than vectors
 constexpr long PANEL_ROWS = 8 * TILE_ROWS;  // that meet a panel together at most
-constexpr long SUPER_PACKS = SUPER_BLOCKS * BLOCK_INPUTS / 4;
+constexpr long SUPER_PACKS = SUPER_INPUTS / 4;
 
 // The weights of a super-block, in units of its scale: packs of their low bytes, which have no sign, and of the high ones.
 template <class L>
@@ -83,26 +83,27 @@ constexpr long BLOCK_TILES = NEVER, PANEL_ROWS = BLOCK_ROWS;
 
 // Words that rows of inputs take, or fewer: one after another, and behind them what tiles read of each super-block.
 inline long room_for_inputs(long n, long in) {
-    const long tiled = BLOCK_TILES < NEVER ? n * (in / (SUPER_BLOCKS * BLOCK_INPUTS)) + TILE_ROWS + 1 : 0;
+    const long tiled = BLOCK_TILES < NEVER ? n * (in / SUPER_INPUTS) + TILE_ROWS + 1 : 0;
     return n * (2 * in + 64) + tiled * sizeof(TiledInputs) / 4;
 }
 
 // Rows of `in` inputs, which have their room; they meet one panel after another.
 class BlockInputs {
     int32_t* const x;
-    const long n, num_blocks, words;
+    const long n, num_blocks, num_supers, words;
 
     TiledInputs* tiled() const { return (TiledInputs*)((uintptr_t(x + n * words) + 63) / 64 * 64); }
 
 public:
-    BlockInputs(int32_t* x, long n, long in) : x(x), n(n), num_blocks(blocks_for(in)), words(InputRow::words(num_blocks)) {}
+    BlockInputs(int32_t* x, long n, long in)
+        : x(x), n(n), num_blocks(blocks_for(in)), num_supers(in % SUPER_INPUTS ? 0 : in / SUPER_INPUTS),
+          words(InputRow::words(num_blocks)) {}
 
     // Puts a row's super-blocks beside those of the other rows, once it is prepared.
     void tile(long r) const {
         if (n < BLOCK_TILES) return;
         const InputRow row(x + r * words, num_blocks);
-        for (long unit = 0; unit < InputRow::num_supers(num_blocks); unit++)
-            (InputSuper&)tiled()[unit * n + r] = row.supers[unit];
+        for (long unit = 0; unit < num_supers; unit++) (InputSuper&)tiled()[unit * n + r] = row.supers[unit];
     }
 
     // Sums of a panel and the rows from `row` on; returns of how many.
@@ -112,7 +113,7 @@ public:
         if constexpr (L::IS_SUPER)
             if (n >= BLOCK_TILES) {
                 const long size = group_size(n), count = std::min(n - row, PANEL_ROWS / TILE_ROWS * size);
-                multiply_tiled<L>(panel, tiled() + row, n, count, size, num_blocks / SUPER_BLOCKS, sums);
+                multiply_tiled<L>(panel, tiled() + row, n, count, size, num_supers, sums);
                 return count;
             }
 #endif

@@ -27,7 +27,7 @@ _FOLDER = Path(__file__).parent
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 # Older processors by the names that torch gives them, and how to compile without the instructions that they lack.
-_OLDER: dict[str, tuple[str, ...]] = {"avx2": ("-mno-avx512f", "-U__AVXVNNI__")}
+_OLDER: dict[str, tuple[str, ...]] = {"avx2": ("-mno-avx512f", "-U__AVXVNNI__", "-U__AMX_TILE__")}
 _OLDER["default"] = (*_OLDER["avx2"], "-mno-avx2", "-mno-fma")
 _WORDS = {
     "": "its layouts of weights",

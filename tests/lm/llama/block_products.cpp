@@ -43,6 +43,20 @@ extern "C" void multiply(int64_t type, const uint8_t* file, int64_t outputs, con
     });
 }
 
+// How many words behind the room of n rows of `in` inputs are written as these are prepared.
+extern "C" int64_t written_behind(int64_t n, int64_t in) {
+    constexpr int32_t MARK = 0x5a5a5a5a;
+    std::vector<int32_t> x(room_for_inputs(n, in));
+    x.resize(x.size() + 4096, MARK);
+    const std::vector<float> row(in, 1.0f);
+    const BlockInputs inputs(x.data(), n, in);
+    for (long r = 0; r < n; r++) {
+        prepare_inputs(row.data(), in, &x[r * InputRow::words(blocks_for(in))]);
+        inputs.tile(r);
+    }
+    return 4096 - std::count(x.end() - 4096, x.end(), MARK);
+}
+
 int main() {
     for (int64_t sizes[5]; std::fread(sizes, sizeof sizes, 1, stdin);) {  // type, outputs, n, in, bytes of the file
         const auto [type, outputs, n, in, num_bytes] = sizes;
