@@ -204,7 +204,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "num"), [*rows_in_turn([(draft, 3) for draft in DRAFTS], 0), ("plain", 1), ("tree of a head", 1)]
+    ("draft", "num"), [*rows_in_turn([(draft, 3) for draft in DRAFTS], 0, 3), ("plain", 1), ("tree of a head", 1)]
 )
 def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_of, log) -> None:
     steps = both(engine_of, draft, add(num))
@@ -359,7 +359,7 @@ def test_a_round_that_waits_is_caught(engine_of, log, monkeypatch: pytest.Monkey
         test_a_round_is_launched_before_the_one_before_it_is_read("chain of a head", engine_of, log)
 
 
-@pytest.mark.parametrize("draft", SOME)
+@pytest.mark.parametrize("draft", in_turn(SOME, 0))
 def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     """Token stops, and stop strings that come within a round, while others go on."""
     plain = told(steps_of(prepared(engine_of(draft), add(3))))
@@ -379,7 +379,7 @@ def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 4
 
 
-@pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["modules", "dynamic tree of a model"], [])])
+@pytest.mark.parametrize("draft", [*in_turn(SOME, 1), *mostly_slow(["modules", "dynamic tree of a model"], [])])
 def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, device) -> None:  # noqa: F811
     """One ends by a token, and nothing is written for it; with another one gone, smaller graphs suffice."""
     params = replace(PARAMS, max_new_tokens=60)
@@ -409,7 +409,7 @@ def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, devi
     both(engine_of, draft, prepare, {30: lambda engine: engine.abort(2)})
 
 
-@pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["modules", "dynamic tree of a model"], [])])
+@pytest.mark.parametrize("draft", [*in_turn(SOME, 0), *mostly_slow(["modules", "dynamic tree of a model"], [])])
 def test_rounds_go_on_while_prompts_are_read(draft: str, engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
     """They begin beside a chunk, too. Behind the last one a round is read, after that chunk was launched."""
     chunks = {"prefill_chunk": 8, "max_num_batched_tokens": 8}
@@ -555,7 +555,9 @@ def test_contexts_end(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 8
 
 
-@pytest.mark.parametrize(("draft", "num"), [*((draft, 1) for draft in SOME), ("plain", 3), ("chain of a head", 3)])
+@pytest.mark.parametrize(
+    ("draft", "num"), rows_in_turn([*((draft, 1) for draft in SOME), ("plain", 3), ("chain of a head", 3)], 1)
+)
 def test_a_target_without_numbers_ends_the_requests_at_fault(draft: str, num: int, engine_of, log) -> None:
     """One after another, in the round in which a token is read that has no numbers, drafted or not."""
     many = {"last": 20}
