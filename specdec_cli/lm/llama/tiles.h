@@ -13,7 +13,6 @@ constexpr long INT8_TILES = 7;
 constexpr long INT8_TILES = NEVER;
 #endif
 
-
 // Rows that are multiplied as tiles, in groups of equal size; a last one may reach into what fills it.
 constexpr long TILE_ROWS = 16, TILE_PACKS = 16;
 inline long groups_of(long n) { return (n + TILE_ROWS - 1) / TILE_ROWS; }
@@ -134,4 +133,3 @@ struct Tiles {
     void shape(long) {}
 };
 #endif
-
