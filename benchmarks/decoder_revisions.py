@@ -2,9 +2,10 @@
 
     python benchmarks/decoder_revisions.py OLD MODEL.gguf ... [--rows 1 6 16 32 128 512] [--turns 12] [--save NAME]
 
-Each model is loaded once for each of the two, which compute by their own C++ alone. A turn times one forward of each
-(A B B A): up to 8 rows behind a context of 64 tokens, or a prompt of so many. Kept are medians in milliseconds, and the
-median over turns of the time of OLD over today's with a 95 % interval.
+Each model is loaded once for each of the two, which compute by their own C++ alone; OLD must take
+today's structures. A turn times one forward of each (A B B A): up to 8 rows behind a context of 64 tokens, or a prompt
+of so many. Kept are medians in milliseconds, and the median over turns of the time of OLD over today's with a 95 %
+interval.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 // A row's inputs of a super-block, beside those of other rows, because tiles read many rows at once.
 struct alignas(64) TiledInputs : InputSuper {};
 
-#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#if HAS_INT8_TILES
 constexpr long BLOCK_TILES = 9;             // rows from which on tiles are sooner than vectors
 constexpr long PANEL_ROWS = 8 * TILE_ROWS;  // that meet a panel together at most
 constexpr long SUPER_PACKS = SUPER_INPUTS / 4;
@@ -109,7 +109,7 @@ public:
     // Sums of a panel and the rows from `row` on; returns of how many.
     template <class L>
     long multiply(const uint8_t* panel, long row, Floats (&sums)[PANEL_ROWS]) const {
-#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#if HAS_INT8_TILES
         if constexpr (L::IS_SUPER)
             if (n >= BLOCK_TILES) {
                 const long size = group_size(n), count = std::min(n - row, PANEL_ROWS / TILE_ROWS * size);

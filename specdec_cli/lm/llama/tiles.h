@@ -8,8 +8,10 @@ constexpr long BFLOAT16_TILES = 1;
 constexpr long BFLOAT16_TILES = NEVER;
 #endif
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#define HAS_INT8_TILES 1
 constexpr long INT8_TILES = 7;
 #else
+#define HAS_INT8_TILES 0
 constexpr long INT8_TILES = NEVER;
 #endif
 

@@ -165,8 +165,9 @@ def library_for(processor, source=SOURCE):
 
 
 def telling_rows():
-    """Rows of many magnitudes, and some of the largest whole numbers alone."""
-    return torch.cat((some_rows(7), torch.full((1, _INPUTS), 3.0), torch.full((1, _INPUTS), -3.0)))
+    """Rows of many magnitudes, one too small to be scaled up, and some of the largest whole numbers alone."""
+    tiny = some_rows(1).clamp(-1, 1) * 1e-38
+    return torch.cat((some_rows(6), tiny, torch.full((1, _INPUTS), 3.0), torch.full((1, _INPUTS), -3.0)))
 
 
 @pytest.mark.skipif(not has_avx2(), reason="no AVX2 to emulate others with")
@@ -234,3 +235,15 @@ def test_the_benchmark_measures_a_type():
     )
     assert done.stdout.startswith('Q8_0 {"1": {"cached, ns": ')
     assert '"6 rows over 1": ' in done.stdout
+
+
+@pytest.mark.skipif(not has_avx2(), reason="no x86-64 with AVX2")
+@pytest.mark.parametrize("named", ["avx2", "default"])
+def test_an_older_processor_has_no_tiles(named, monkeypatch: pytest.MonkeyPatch):
+    """On a processor that has them, either: their instructions come with those that it lacks."""
+    monkeypatch.setenv("CXX", "g++ -D__AMX_TILE__=1")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", named)
+    command = [*native.command(), "-dM", "-E", "/dev/null"]
+    defined = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "__SSE2__" in defined
+    assert "__AMX_TILE__" not in defined
