@@ -106,7 +106,7 @@ def load_library(
             raise
         return _opened(kept)
     stem += f"-{_digest(defined, command[0].encode())}"
-    with _alone():
+    with _alone(stem):
         kept = _kept(f"{stem}-*")
         if kept is not None:
             return _opened(kept)
@@ -300,8 +300,8 @@ def _is_private(path: Path) -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Let one process of this user build at a time, where the cache can hold a lock."""
+def _alone(stem: str) -> Iterator[None]:
+    """Let one process of this user build a library, where the cache can hold a lock: a byte of one file for each."""
     lock = None
     with suppress(OSError, ImportError):
         import fcntl
@@ -310,9 +310,9 @@ def _alone() -> Iterator[None]:
         end = monotonic() + _SECONDS
         while monotonic() < end:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(_digest(stem.encode())[:15], 16))
                 break
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, by the system
                 sleep(0.05)
     try:
         yield

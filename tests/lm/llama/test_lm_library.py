@@ -134,6 +134,18 @@ def test_point_4_processes_at_the_same_time_build_once(cache, tmp_path: Path) ->
     assert len(list(cache.glob("*.so"))) == 1
 
 
+def test_a_library_waits_for_no_other_one(tmp_path: Path) -> None:
+    waiting = compiler(tmp_path, 'while sleep 0.1; do [ -e $(dirname $0)/go ] && break; done\nexec g++ "$@"')
+    process = subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, waiting])
+    while not calls(tmp_path):
+        assert process.poll() is None
+        sleep(0.02)
+    assert answer(load(OTHER)) == 7
+    assert process.poll() is None
+    (tmp_path / "go").touch()
+    assert process.wait(60) == 0
+
+
 def test_a_process_that_dies_while_it_builds_keeps_nobody_waiting(tmp_path: Path) -> None:
     slow = compiler(tmp_path, "sleep 30")
     process = subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, slow], start_new_session=True)
