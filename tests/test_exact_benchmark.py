@@ -39,6 +39,7 @@ def test_the_short_form_holds(
     assert f"0 of {num_rows} rows break their promise" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
 def test_a_row_that_follows_its_company_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

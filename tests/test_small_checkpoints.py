@@ -50,6 +50,7 @@ def test_greedy_acceptance_and_text(pair, prompts) -> None:
     assert found == batched_transformers([output.prompt_token_ids for output in outputs])
 
 
+@pytest.mark.slow
 def test_acceptance_at_temperature_one(pair, prompts) -> None:
     """The mean of three seeds: one of them alone has a standard error of 0.015."""
     rates = [run(pair, prompts, SamplingParams(NUM_TOKENS, temperature=1.0, seed=seed))[1] for seed in (1, 2, 3)]

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from fake_vllm import command_of
+from shortened import rows_in_turn
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.bench import BenchDocument
@@ -155,7 +156,7 @@ def test_an_engine_that_dies_during_the_run_is_one_sentence(capsys: pytest.Captu
     Path(said.split("its whole log is in ")[1].strip()).unlink()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), rows_in_turn([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 1))
 def test_a_signal_ends_the_engine_too(number: signal.Signals, code: int, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     environment = os.environ | {"FAKE_VLLM": f"stuck,seen={seen}"}

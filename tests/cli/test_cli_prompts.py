@@ -14,6 +14,7 @@ from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed
 from specdec_cli.files import given_path
+from specdec_cli.lm.llama.library import cache_folder
 from specdec_cli.measure.baseline import read_baseline
 from specdec_cli.measure.documents.generate import GenerateDocument
 from specdec_cli.recipe import resolve
@@ -35,6 +36,7 @@ ROWS = [
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder().parent))  # where our decoder is compiled already
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path

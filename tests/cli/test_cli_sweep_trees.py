@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from shortened import rows_in_turn
 from toy_clock import Clock, toy_clock
 from toy_engine import LETTERS, LetterTokenizer
 from typed import not_none, stand_in
@@ -107,7 +108,7 @@ def measured(document) -> dict[tuple[int, str | None], float]:
     return {(r.get("k", r.get("depth")), r.get("tree")): r["measured"]["speedup"] for r in rows if r["measured"]}
 
 
-@pytest.mark.parametrize(("seconds", "tree_pays"), [(CHEAP_ROWS, True), (DEAR_ROWS, False)])
+@pytest.mark.parametrize(("seconds", "tree_pays"), rows_in_turn([(CHEAP_ROWS, True), (DEAR_ROWS, False)], 0))
 def test_what_is_recommended_is_as_fast_as_the_best(
     capsys: pytest.CaptureFixture[str], costs, seconds, tree_pays: bool
 ) -> None:

@@ -424,7 +424,7 @@ SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
         ("Markov", None, "rejection"), ("selector", None, "block"), ("Markov", None, "block"),
         ("selector", None, "rejection"), ("Markov", "2,2", "auto"), ("selector", "2,2", "auto"),
         ("confidence", None, "rejection"),
-    ], 0),
+    ], 0, 3),
 )  # fmt: skip
 def test_sampled_text_follows_the_target(kind: str, tree: str | None, verify: str, is_wrong: bool) -> None:
     table, (how, fault) = Table.random(num_tokens=4, seed=1, sharpness=2.0), SAMPLED[kind]

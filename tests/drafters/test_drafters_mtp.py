@@ -212,10 +212,10 @@ def test_a_trees_nodes_follow_their_paths(pair, kind: str, num: int, tree: str) 
             assert siblings == best, "siblings are the likeliest after their own path"
 
 
-@pytest.mark.parametrize(("kind", "num", "tree"), [
+@pytest.mark.parametrize(("kind", "num", "tree"), rows_in_turn([
     ("deepseek", 1, None), ("deepseek", 1, "2,2,1"), ("glm", 1, "dynamic:8"), ("qwen", 1, None), ("mimo", 1, "2,2,1"),
     ("llama", 2, None), ("llama", 3, "2,2,1"),
-])  # fmt: skip
+], 0))  # fmt: skip
 @pytest.mark.parametrize("temperature", mostly_slow([0.0, 1.0], [1.0]))
 def test_whole_texts_are_the_targets(pair, kind: str, num: int, tree, temperature: float) -> None:
     lm, _ = pair(kind, num)

@@ -115,7 +115,7 @@ def test_many_drafts_share_with_one_target(pair, memory) -> None:
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("draft", in_turn(["draft", "short", "target", None], 0))
-@pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
+@pytest.mark.parametrize("cache", in_turn(["auto", "60%", "3MB"], 0))
 def test_doctor_says_what_the_engine_plans(pair, memory, decoder: str, draft: str | None, cache: str) -> None:
     memory(40 * MB)
     named = "draft.method=none" if draft is None else f"draft.model={pair / draft}"

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from shortened import pairs_in_turn
 from tiny_engine import PROMPTS, Checked, alone, decode, drafter, ngram, tiny_lm, tokens
 
 from specdec_cli.engine.engine import Engine
@@ -59,8 +60,7 @@ class Recorded(Stepper):
             self.logits.setdefault(row.sequence.id, []).append(logits[places].clone())
 
 
-@pytest.mark.parametrize("k", range(1, 9))
-@pytest.mark.parametrize("size", range(1, 5))
+@pytest.mark.parametrize(("k", "size"), pairs_in_turn(range(1, 9), range(1, 5)))
 def test_greedy_text_with_a_draft_is_the_plain_text(models, plain, k, size) -> None:
     target, itself = models
     for draft in (itself, ngram()):

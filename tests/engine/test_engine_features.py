@@ -3,7 +3,7 @@
 import pytest
 import torch
 from feature_drafter import feature_drafter, tapped
-from shortened import in_turn, pairs_in_turn
+from shortened import pairs_in_turn, rows_in_turn
 from tiny_engine import PROMPTS, Checked, decode, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -115,8 +115,7 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
     check_lives(tight, drafter)
 
 
-@pytest.mark.parametrize("tree", in_turn(TREES, 0))
-@pytest.mark.parametrize("needs_all", [False, True])
+@pytest.mark.parametrize(("tree", "needs_all"), pairs_in_turn(TREES, [False, True]))
 def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(
     lm, texts, needs_all: bool, tree: str | None
 ) -> None:
@@ -268,7 +267,7 @@ class Refused(FeatureBook):
 FAULTS = [*((fault, tree) for fault in (Shifted, Refused) for tree in TREES), *((Stale, tree) for tree in TREES[1:])]
 
 
-@pytest.mark.parametrize(("fault", "tree"), FAULTS)
+@pytest.mark.parametrize(("fault", "tree"), rows_in_turn(FAULTS, 0))
 def test_planted_faults_of_features_are_caught(lm, fault, tree: str | None) -> None:
     drafter = feature_drafter(lm)
     engine = tiny_engine(lm, drafter, tree=tree)

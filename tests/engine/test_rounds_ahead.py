@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from head_drafts import loaded as loaded_head
-from shortened import in_turn, mostly_slow, rows_in_turn
+from shortened import in_turn, mostly_slow, pairs_in_turn, rows_in_turn
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, loaded_mtp, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import PROMPTS, Checked, drafter, letter_tokenizer
@@ -204,7 +204,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "num"), [*rows_in_turn([(draft, 3) for draft in DRAFTS], 0, 3), ("plain", 1), ("tree of a head", 1)]
+    ("draft", "num"), [*rows_in_turn([(draft, 3) for draft in DRAFTS], 0, 5), ("plain", 1), ("tree of a head", 1)]
 )
 def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_of, log) -> None:
     steps = both(engine_of, draft, add(num))
@@ -246,7 +246,7 @@ def sampled(params: SamplingParams = SAMPLED) -> Action:
 
 
 @pytest.mark.parametrize(
-    ("draft", "rule", "params"), rows_in_turn([(*its, params) for its in RULED for params in (SAMPLED, CUT)], 0, 13)
+    ("draft", "rule", "params"), rows_in_turn([(*its, params) for its in RULED for params in (SAMPLED, CUT)], 0, 27)
 )
 def test_events_of_sampled_requests_are_those_of_an_engine_that_waits(
     draft: str, rule: str, params: SamplingParams, engine_of, log
@@ -262,7 +262,7 @@ FEW = replace(SAMPLED, temperature=1.0, min_p=0.6, max_new_tokens=50)
 """Often fewer tokens have a probability than a tree has siblings."""
 
 
-@pytest.mark.parametrize("rule", ["rejection", "traversal", "gumbel"])
+@pytest.mark.parametrize("rule", in_turn(["rejection", "traversal", "gumbel"], 1, 3))
 @pytest.mark.parametrize("draft", ["tree of the target itself", *mostly_slow(["tree by masks of a head"], [])])
 def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of, log) -> None:
     steps = both(engine_of, draft, sampled(FEW), **rates_of(rule))
@@ -272,13 +272,13 @@ def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of,
     assert log.count("launched") > len(steps) / 5
 
 
-@pytest.mark.parametrize(("draft", "rule"), [
+@pytest.mark.parametrize(("draft", "rule"), rows_in_turn([
     ("tree of a head", "traversal"),
     ("tree of a model", "gumbel"),
     ("heads side by side", "block"),
     ("dynamic tree of heads side by side", "greedy"),
     ("dynamic tree of heads side by side", "exact-match"),
-])  # fmt: skip
+], 0, 3))  # fmt: skip
 def test_more_tokens_are_wanted_than_a_draft_is_deep(draft: str, rule: str, engine_of, log) -> None:
     params, options = (PARAMS, {}) if rule == "greedy" else (SAMPLED, rates_of(rule))
     steps = both(engine_of, draft, add(2, replace(params, max_new_tokens=50)), k=7, **options)
@@ -379,7 +379,7 @@ def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 4
 
 
-@pytest.mark.parametrize("draft", [*in_turn(SOME, 1), *mostly_slow(["modules", "dynamic tree of a model"], [])])
+@pytest.mark.parametrize("draft", [*in_turn(SOME, 3, 4), *mostly_slow(["modules", "dynamic tree of a model"], [])])
 def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, device) -> None:  # noqa: F811
     """One ends by a token, and nothing is written for it; with another one gone, smaller graphs suffice."""
     params = replace(PARAMS, max_new_tokens=60)
@@ -409,7 +409,7 @@ def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, devi
     both(engine_of, draft, prepare, {30: lambda engine: engine.abort(2)})
 
 
-@pytest.mark.parametrize("draft", [*in_turn(SOME, 0), *mostly_slow(["modules", "dynamic tree of a model"], [])])
+@pytest.mark.parametrize("draft", [*in_turn(SOME, 2, 4), *mostly_slow(["modules", "dynamic tree of a model"], [])])
 def test_rounds_go_on_while_prompts_are_read(draft: str, engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
     """They begin beside a chunk, too. Behind the last one a round is read, after that chunk was launched."""
     chunks = {"prefill_chunk": 8, "max_num_batched_tokens": 8}
@@ -511,7 +511,7 @@ def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
 
 
 @pytest.mark.parametrize("prefix_caching", mostly_slow([False, True], [True]))
-@pytest.mark.parametrize("draft", SOME)
+@pytest.mark.parametrize("draft", in_turn(SOME, 1))
 def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log) -> None:
     few = engine_of(draft, num_blocks=22, prefix_caching=prefix_caching)
     many = engine_of(draft, goes_ahead=False, prefix_caching=prefix_caching)
@@ -522,7 +522,7 @@ def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log)
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "draft"), rows_in_turn([(num, draft) for num in range(28, 48, 2) for draft in SOME], 7, 9)
+    ("num_blocks", "draft"), rows_in_turn([(num, draft) for num in range(28, 48, 2) for draft in SOME], 7, 21)
 )
 def test_a_prompt_finds_the_blocks_that_it_was_admitted_for(num_blocks: int, draft: str, engine_of, log) -> None:
     """However few there are: rounds ahead hold none that others were promised."""
@@ -592,7 +592,7 @@ def test_a_draft_without_numbers_fails_one_round_late(draft: str, engine_of, log
     assert "launched" in log
 
 
-@pytest.mark.parametrize("draft", SOME)
+@pytest.mark.parametrize("draft", in_turn(SOME, 1))
 def test_an_error_computes_all_again(draft: str, engine_of) -> None:
     right = by_sequence(steps_of(prepared(engine_of(draft, goes_ahead=False), add(2))))
     engine = prepared(engine_of(draft), add(2))
@@ -628,8 +628,9 @@ def test_others_may_use_the_models_in_between(engine_of, log) -> None:
     assert log.count("refused") == 2
 
 
-@pytest.mark.parametrize("num", [1, 3])
-@pytest.mark.parametrize("draft", in_turn(["chain of a head", "chain of a model", "tree of a head"], 0))
+@pytest.mark.parametrize(
+    ("draft", "num"), pairs_in_turn(["chain of a head", "chain of a model", "tree of a head"], [1, 3])
+)
 def test_of_a_step_in_which_a_request_fails_the_host_verifies_the_others(
     draft: str, num: int, engine_of, log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

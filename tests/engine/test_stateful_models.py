@@ -13,7 +13,7 @@ from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
 
-DEFAULT = ["falcon_h1", "lfm2", "mamba2", "qwen3_5_text"]
+DEFAULT = ["falcon_h1", "qwen3_5_text"]
 REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in DEFAULT]
 
 

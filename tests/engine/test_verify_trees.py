@@ -267,7 +267,7 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "parents"),
-    rows_in_turn([(mode, parents) for mode in (*JUDGES, *WALKS) for parents in TREES.values()], 0, 3),
+    rows_in_turn([(mode, parents) for mode in (*JUDGES, *WALKS) for parents in TREES.values()], 0, 5),
 )
 def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, parents)
@@ -275,7 +275,7 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     assert 0.1 < loop.num_accepted / loop.num_steps < 2.5
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 0))
+@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 0, 4))
 @pytest.mark.parametrize(
     "options",
     [
@@ -292,7 +292,7 @@ def test_joint_with_processors_is_the_targets_own(mode, options) -> None:
     assert measured_tree(TreeLoop(TABLE, params, mode, TREES["ragged"]), params).p_value > ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 1))
+@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 3, 4))
 def test_joint_under_a_grammar_is_the_masked_targets_own(mode) -> None:
     grammar = compile_grammar("regex", REGEX, letter_tokens())
     loop = TreeLoop(TABLE, PLAIN, mode, TREES["2,2"], grammar=grammar)

@@ -171,14 +171,18 @@ WRONG = {
 
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [
-        ("((Bits*)panel)[i * WIDTH + lane] = bits", "((Bits*)panel)[i * WIDTH + lane] = i ? bits : Bits(bits ^ 1)"),
-        (
-            "float_of(Half value) { return float_of_half(value.bits)",
-            "float_of(Half value) { return float_of(value.bits)",
-        ),
-        ("small = float(rest) * 0x1p-24f", "small = float(rest) * 0x1p-23f"),
-    ],
+    rows_in_turn(
+        [
+            ("((Bits*)panel)[i * WIDTH + lane] = bits", "((Bits*)panel)[i * WIDTH + lane] = i ? bits : Bits(bits ^ 1)"),
+            (
+                "float_of(Half value) { return float_of_half(value.bits)",
+                "float_of(Half value) { return float_of(value.bits)",
+            ),
+            ("small = float(rest) * 0x1p-24f", "small = float(rest) * 0x1p-23f"),
+        ],
+        1,
+        3,
+    ),
 )
 def test_a_planted_fault_in_reading_plain_rows_is_caught(
     files: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +193,7 @@ def test_a_planted_fault_in_reading_plain_rows_is_caught(
         load_lm(path)
 
 
-@pytest.mark.parametrize("fault", in_turn([*FAULTS], 1))
+@pytest.mark.parametrize("fault", in_turn([*FAULTS], 1, 4))
 def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(files("llama", "Q4_K_M"))
     plant(monkeypatch, (FAULTS[fault], WRONG[fault]), "-O0")
@@ -215,7 +219,8 @@ def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, mon
             ("F16", "floats_of_halves((const uint8_t*)from); }", "floats_of((const uint16_t*)from); }"),
             ("Q8_0", "block->taken[o] = -OFFSETS[o] * sum", "block->taken[o] = -(OFFSETS[o] + 16) * sum"),
         ],
-        0,
+        2,
+        4,
     ),
 )
 def test_a_planted_fault_in_products_is_caught(

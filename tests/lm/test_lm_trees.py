@@ -66,7 +66,7 @@ def test_nodes_are_scored_as_their_paths(family, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", BITWISE.values(), ids=BITWISE)
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("block_size", in_turn([4, 16], 0))
 def test_nodes_have_their_paths_bits(options, block_size: int, tmp_path: Path) -> None:
     if "decoder" in options and not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shortened import in_turn, rows_in_turn
 from test_lm_state_rollback import difference, states
 from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
 from tiny_models import VOCAB
@@ -19,7 +20,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 
-DEFAULT = ["granitemoehybrid", "lfm2", "mamba", "qwen3_next"]
+DEFAULT = ["lfm2", "mamba"]
 REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in {*DEFAULT, *EXPERTS}]
 TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(100)]
 K, SIZE, FRESH = 4, 4, 99
@@ -169,7 +170,7 @@ def play(lm: TransformersLM, num_rounds: int, seed: int = 0) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("num_blocks", "num_prefix_states"), [(60, 60), (60, 5), (52, 52)])
+@pytest.mark.parametrize(("num_blocks", "num_prefix_states"), rows_in_turn([(60, 60), (60, 5), (52, 52)], 1, 3))
 def test_texts_that_begin_alike_are_those_of_fresh_forwards(
     folder: Path, num_blocks: int, num_prefix_states: int
 ) -> None:
@@ -229,7 +230,7 @@ _CACHED_PREFIX = Contexts._cached_prefix
 FAULTS = ["changed by a sequence that shares it", "of a wrong place", "evicted and still used", "of another prefix"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", in_turn(FAULTS, 1))
 def test_a_planted_fault_is_caught(granite: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     lm = load(granite, num_prefix_states=5 if fault in FAULTS[2:] else 60)
     _plant(monkeypatch, fault)

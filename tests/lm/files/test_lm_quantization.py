@@ -9,7 +9,7 @@ import transformers
 from refused import refusals
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from shortened import in_turn
+from shortened import in_turn, pairs_in_turn
 from tiny_models import make_tiny
 from tiny_quantized import DEQUANTIZED, FORMS, UNDONE, make_mxfp4, make_quantized
 from torch import nn
@@ -59,8 +59,7 @@ def rewrite(folder, weights) -> None:
     save_file(weights, folder / "model.safetensors", metadata=metadata(folder))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", DEQUANTIZED)
+@pytest.mark.parametrize(("form", "dtype"), pairs_in_turn([*DEQUANTIZED], [*DTYPES]))
 def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
     """transformers makes bfloat16 of the weights whatever is asked for, and its own forward stops at that."""
     folder = make_quantized(form, tmp_path)

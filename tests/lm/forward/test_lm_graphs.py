@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from shortened import pairs_in_turn
+from shortened import in_turn, pairs_in_turn
 from test_lm_llama import CUTS, drawn_one_by_one, one_by_one
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
@@ -123,7 +123,7 @@ def test_int8_weights_are_recorded_too(family: str, both, recorder) -> None:
     assert recorder.num_recorded == 2
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", in_turn(["llama", "mistral", "gpt2"], 1))
 def test_texts_with_a_draft_in_graphs_are_those_without_graphs(family: str, both, recorder) -> None:
     target, other = both(family), both(family, seed=1)
     params = SamplingParams(max_new_tokens=40)

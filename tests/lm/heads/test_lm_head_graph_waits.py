@@ -231,13 +231,13 @@ def test_of_rounds_ahead_the_host_reads_each_once(arm: str, pair) -> None:
     assert waits.lines == {READ: NUM_STEPS}
 
 
-@pytest.mark.parametrize("arm", BESIDE_PROMPTS)
+@pytest.mark.parametrize("arm", in_turn([*BESIDE_PROMPTS], 1))
 def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
     waits = waits_beside_chunks(arm, pair, goes_ahead=False)
     assert waits.num == BESIDE_PROMPTS[arm] * NUM_STEPS, waits.lines
 
 
-@pytest.mark.parametrize("arm", BESIDE_PROMPTS)
+@pytest.mark.parametrize("arm", in_turn([*BESIDE_PROMPTS], 0))
 def test_beside_chunks_of_a_prompt_the_host_reads_rounds_alone(arm: str, pair) -> None:
     assert waits_beside_chunks(arm, pair).lines == {READ: NUM_STEPS}
 
@@ -276,7 +276,7 @@ HOST_NEEDED: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("case", HOST_NEEDED)
+@pytest.mark.parametrize("case", in_turn([*HOST_NEEDED], 0))
 def test_what_needs_the_host_waits_as_often_as_the_documentation_says(case: str, pair) -> None:
     arm, more, num = HOST_NEEDED[case]
     draft, k, temperature, options, _ = ARMS[arm]

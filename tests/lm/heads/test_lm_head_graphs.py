@@ -216,7 +216,7 @@ def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernels in all these tests")
-@pytest.mark.parametrize("head", mostly_slow(["official", "llama 2", "dflash-sliding"], ["official"]))
+@pytest.mark.parametrize("head", mostly_slow(["official", "llama 2", "dflash-sliding"], []))
 def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton interprets them here."""
     pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
@@ -563,7 +563,7 @@ real_values, real_nodes = head_graphs._values, recorded_rounds.nodes_of
     ],
 )
 @pytest.mark.parametrize("fault", [siblings_seen, keys_at_their_places])
-@pytest.mark.parametrize("head", ["official", "llama 1"])
+@pytest.mark.parametrize("head", in_turn(["official", "llama 1"], 0))
 def test_a_planted_fault_of_trees_is_caught(
     head: str, fault, trees_of_a_kind, both, monkeypatch: pytest.MonkeyPatch
 ) -> None:

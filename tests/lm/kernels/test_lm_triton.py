@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shortened import mostly_slow
+from shortened import in_turn, mostly_slow
 from tiny_engine import PROMPTS, decode, ngram, tokens
 from tiny_models import make_tiny
 from typed import not_none
@@ -36,8 +36,8 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (7.0, False), (None, True)])
+@pytest.mark.parametrize("shape", in_turn(SHAPES, 0))
 def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap: float | None, has_sinks: bool) -> None:
     sequences, each, heads, key_heads, size, num_keys = shape
     num, groups = sequences * each, heads // key_heads

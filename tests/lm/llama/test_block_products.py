@@ -171,7 +171,7 @@ def telling_rows():
 
 
 @pytest.mark.skipif(not has_avx2(), reason="no AVX2 to emulate others with")
-@pytest.mark.parametrize("processor", mostly_slow(PROCESSORS, ["AVX2", "AVX2 with VNNI"]))
+@pytest.mark.parametrize("processor", mostly_slow(PROCESSORS, ["AVX2"]))
 def test_every_processor_has_the_same_bits(processor):
     here, other, rows = library_for("this one"), library_for(processor), telling_rows()
     rounds_once = "no vectors" != processor != "AVX2 without FMA"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from planted import compile_otherwise, plant
+from shortened import in_turn
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -135,7 +136,7 @@ def test_callers_may_write_into_logits(tmp_path: Path) -> None:
     assert not logits.is_inference()
 
 
-@pytest.mark.parametrize("fault", ["mask", "rotation", "pairs"])
+@pytest.mark.parametrize("fault", in_turn(["mask", "rotation", "pairs"], 0, 3))
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     folder = str(make_tiny("llama", tmp_path, seed=3))
     right = score(load_lm(folder, decoder="transformers"))

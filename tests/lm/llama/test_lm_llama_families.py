@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from planted import plant
-from shortened import pairs_in_turn
+from shortened import pairs_in_turn, rows_in_turn
 from test_lm_llama import TEXT, one_by_one, score
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
@@ -84,7 +84,11 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: 
     assert own.mean(1).median() <= (1.5 if quantize == "none" else 2.5) * theirs.mean(1).median()
 
 
-@pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
+@pytest.mark.parametrize(
+    ("folder", "dtype", "quantize"),
+    rows_in_turn([(family, *how) for family in FAMILIES for how in PRECISIONS], 0),
+    indirect=["folder"],
+)
 def test_a_row_has_the_same_bits_in_any_company(folder: str, dtype: str, quantize: Quantize) -> None:
     """Alone, verified, in chunks, in a batch, on a shared prefix, as a tree's node, and guessed."""
     lm = load_lm(folder, dtype=dtype, quantize=quantize, block_size=4)
@@ -222,6 +226,7 @@ def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, monkeypatch: pyte
     assert not torch.allclose(score(load_lm(folder, check=False)), right, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_49_1_a_row_that_follows_its_company_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that begins where that of the first of the rows beside it does, on every processor."""
     plant(monkeypatch, "a window begins with its company", "-O0")

@@ -81,8 +81,8 @@ def scores(lm):
 
 FORMS = [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
 QUICK = {  # tiles are for numbers of 16 and of 8 bits
-    "AVX2": [("llama", *FORMS[0]), ("llama", *FORMS[2]), ("gemma2", *FORMS[0]), ("gpt_oss", *FORMS[2])],
-    "AMX": [("llama", *FORMS[1]), ("llama", *FORMS[2]), ("gpt_oss", *FORMS[2])],
+    "AVX2": [("llama", *FORMS[0]), ("gemma2", *FORMS[0])],
+    "AMX": [("llama", *FORMS[2]), ("gpt_oss", *FORMS[2])],
 }
 
 
