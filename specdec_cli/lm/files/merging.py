@@ -31,6 +31,7 @@ _NAME = "default"  # peft's own for an adapter without a name
 _FLOATS = ("F64", "F32", "BF16", "F16")
 _AGAIN = "copy or download the adapter again"
 _OWN = re.compile(rf"\.{_NAME}(\.|$)")
+_OTHER_SHAPE = re.compile(r"size mismatch for (\S+):.*?(\[[\d, ]*\]).*?(\[[\d, ]*\])")  # as torch says it
 
 
 @torch.no_grad()
@@ -200,8 +201,9 @@ def _fitting(name: str) -> Iterator[None]:
         message = f"the `adapter_config.json` of `{name}` is not valid: {first_line(error)}"
         raise UsageError(message, _AGAIN) from error
     except Exception as error:
-        size = re.search(r"size mismatch for (\S+):", str(error))
-        raise _misfit(name, f"`{_short(size[1])}` has another shape" if size else first_line(error)) from error
+        size = _OTHER_SHAPE.search(str(error))
+        reason = f"`{_short(size[1])}` has another shape, {size[2]} instead of {size[3]}" if size else first_line(error)
+        raise _misfit(name, reason) from error
 
 
 def _misfit(name: str, reason: str) -> UsageError:

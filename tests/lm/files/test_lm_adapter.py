@@ -217,7 +217,7 @@ def test_39_an_adapter_beside_a_whole_model_is_not_applied(base: Path, folder: P
         ({"target_modules": ["c_attn"]}, "does not fit its base model: Target modules"),
         ({"target_modules": ["q_proj", "v_proj"]}, "layers.0.mlp.down_proj.lora_A.weight` belongs to no layer of it"),
         ({"target_modules": ["q_proj", "v_proj", "down_proj", "up_proj"]}, "up_proj.lora_A.weight` is missing"),
-        ({"r": 4}, "has another shape"),
+        ({"r": 4}, "lora_A.weight` has another shape, [8, 32] instead of [4, 32]"),
         ({"of_the_future": True}, "says `of_the_future`, which the installed peft does not know"),
         ({"use_dora": True}, "lora_magnitude_vector.weight` is missing"),
         ({"modules_to_save": ["lm_head"]}, "lm_head.weight"),
