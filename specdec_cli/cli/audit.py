@@ -98,7 +98,7 @@ def audit(
     k_values: Annotated[
         str | None,
         typer.Option(
-            help="Values of k to check.",
+            help="Values of k to check; drawn tokens are tested at 1 and at the largest.",
             metavar="K,...",
             show_default="1,2,4,8 and the recipe's k",
             rich_help_panel=_WHAT,

@@ -125,7 +125,8 @@ def export(
         UsageError: the recipe names what no other engine can load, or a profile lacks its measurement.
     """
     module = import_module(f"{__name__}.{ENGINES[name]}")
-    settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME)
+    drafts_by_text = document is not None and bool(document["environment"].get("draft_vocabulary"))
+    settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME, drafts_by_text=drafts_by_text)
     for note in notes:
         settings.warn(note)
     measured = sentences(document) if document is not None else ()

@@ -334,6 +334,8 @@ def _definition(kind: str, source: str, matcher: Any) -> str:
         try:
             definition = matcher.grammar_from_json_schema(source, defaults=compact)
         except ValueError as error:
+            if source.strip() in ("true", "false"):
+                raise UsageError("`json_schema` must be an object", "write {} for any JSON") from error
             raise _refused(kind, _words(str(error))) from error
     elif kind == "regex":
         definition = matcher.grammar_from_regex(source)

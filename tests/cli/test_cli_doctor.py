@@ -21,6 +21,9 @@ from specdec_cli.lm.invariance import InvarianceCheck
 from specdec_cli.lm.llama import native
 from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import machine as machine_module
+from specdec_cli.measure.machine.machine import look
+from specdec_cli.measure.machine.preflight import preflight
+from specdec_cli.recipe import resolve
 
 REFORMER = {"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
 
@@ -320,3 +323,14 @@ def test_hidden_states_that_the_target_lacks_are_refused_before_its_weights_are_
     assert said in err
     with pytest.raises(UsageError, match=said):  # where loading weights fails this test
         Engine.load(str(models / "target"), {"method": reader, "layer": 2})
+
+
+@pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
+def test_only_torchs_forwards_emulate_a_dtype() -> None:
+    cpu, *others = look().devices
+    machine = replace(look(), devices=(replace(cpu, dtypes=cpu.dtypes | {"bfloat16": "emulated"}), *others))
+    for decoder, whose in (("auto", []), ("transformers", ["target", "draft"])):
+        given = ["target.dtype=bfloat16", "draft.dtype=bfloat16", "draft.quantize=none", f"engine.decoder={decoder}"]
+        found = preflight(resolve("builtin", sets=given).recipe, machine).problems
+        expected = [f"`bfloat16` of the {role} is emulated on `cpu`: correct, and slow" for role in whose]
+        assert [one.message for one in found if "emulated" in one.message] == expected

@@ -77,6 +77,19 @@ def test_figures_of_a_measurement_stand_in_the_head(capsys: pytest.CaptureFixtur
     assert "measured the target `a/b`" in capsys.readouterr().err
 
 
+def test_a_draft_that_was_measured_to_draft_by_text_is_exported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    export = ["-t", "a/b", "-d", "c/d", "-k", "3", "--measured", "bench.json"]
+    for found in (None, {"num_shared_by_text": 50}):
+        environment = BENCH["environment"] | {"draft_vocabulary": found}
+        Path("bench.json").write_text(json.dumps(BENCH | {"environment": environment}))
+        assert run(["export", "vllm", *export]) == 0
+        assert ("use_heterogeneous_vocab" in capsys.readouterr().out) == (found is not None)
+    assert run(["export", "sglang", *export]) == 0
+    out, err = capsys.readouterr()
+    assert "STANDALONE" not in out
+    assert "no counterpart of a draft model with another tokenizer" in " ".join(err.split())
+
+
 def test_a_measured_k_is_taken_or_its_difference_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bench.json").write_text(json.dumps(BENCH))
     export = ["export", "vllm", "-t", "a/b", "-d", "c/d", "--measured", "bench.json"]

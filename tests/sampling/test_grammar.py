@@ -138,6 +138,7 @@ def test_json_is_compact_unless_whitespace_is_asked_for() -> None:
         ("regex", "(?=a)b", "look-around"),
         ("regex", "", "only the empty text"),
         ("regex", r"[^\s\S]", "no text matches"),
+        ("json_schema", "true", "must be an object"),
         ("json_schema", "[1", "EOF while parsing"),
         ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
         ("json_schema", '{"not": {}}', 'Unimplemented keys: ["not"]'),

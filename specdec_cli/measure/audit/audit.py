@@ -285,7 +285,8 @@ class Audit:
         for i, case in enumerate(cases):
             if i and end.is_over():
                 left = f"{len(cases) - i} of {len(cases)}"
-                self._say(f"sampled, {stage}: the time limit left {left} tests of distributions out")
+                names = "; ".join(map(str, cases[i:]))
+                self._say(f"sampled, {stage}: the time limit left {left} tests of distributions out: {names}")
                 return
             yield i, case
 

@@ -372,8 +372,9 @@ def _estimate_memory(pair: Preflight, recipe: Recipe, machine: Machine) -> None:
         if device is None:  # an obstacle of the plan
             continue
         models[role], places[role] = facts, device
-        if device.dtypes[facts.dtype] == "emulated":
-            message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
+        is_own = isinstance(facts, ModelFacts) and facts.decoder.startswith("own")  # compiled for this processor
+        if device.dtypes[facts.dtype] == "emulated" and not is_own:
+            message = f"`{facts.dtype}` of the {role} is emulated on `{device.name}`: correct, and slow"
             pair.warn(message, "try --dtype float32")
     ratio = 1.0 if pair.shared_vocabulary is None else pair.shared_vocabulary.draft_tokens_per_token
     pair.memory = pair_memory(models, places, recipe, pair.max_context or 0, pair.taps, ratio)

@@ -25,7 +25,7 @@ from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.audit import draws as draws_module
 from specdec_cli.measure.audit import toy
-from specdec_cli.measure.audit.audit import Audit, AuditedPair, AuditPlan
+from specdec_cli.measure.audit.audit import DRAWN_MODES, Audit, AuditedPair, AuditPlan
 from specdec_cli.measure.audit.divergence import DivergenceJudge, tolerance_of
 from specdec_cli.measure.audit.draws import Draws, ask_pair, check, full_power_draws
 from specdec_cli.measure.audit.equality import variant
@@ -286,8 +286,11 @@ def test_a_time_limit_leaves_tests_of_distributions_out_and_says_so() -> None:
         "table model, rejection, k=1",
         "draft table, rejection, k=1",
     ]
+    at_one, *modes = "; ".join(f"{mode}, k=1" for mode in DRAWN_MODES[1:]), *DRAWN_MODES
     assert result.notices == [
-        f"sampled, {stage}: the time limit left 7 of 8 tests of distributions out" for stage in ("table", "pair")
+        f"sampled, {stage}: the time limit left 7 of 8 tests of distributions out: {at_one}; "
+        + "; ".join(f"{mode}, k={k}" for mode in modes)
+        for stage, k in (("table", 3), ("pair", 4))
     ]
     checked = audit_body(result)["checked"]
     assert (checked["runs"], checked["planned_runs"]) == (2, 16)
