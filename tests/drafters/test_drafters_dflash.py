@@ -13,7 +13,7 @@ import pytest
 import torch
 from head_drafts import CHANCE, FEATURE_FAULTS, GREEDY, TEXT, check_depth_trace, loaded
 from safetensors.torch import save_file
-from shortened import rows_in_turn
+from shortened import in_turn, rows_in_turn
 from table_loop import Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, Checked, decode, preempted, tokens
@@ -435,7 +435,7 @@ def test_sampled_text_follows_the_target(kind: str, tree: str | None, verify: st
     assert (p_value > 1e-6) is not is_wrong
 
 
-@pytest.mark.parametrize("rule", ["greedy", "gumbel"])
+@pytest.mark.parametrize("rule", in_turn(["greedy", "gumbel"], 0))
 def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
     params = GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
     check_depth_trace(lm, loaded(lm, fitted[0]), params, 7, rule)

@@ -253,7 +253,7 @@ def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode: str) -> None:
     assert p_value(mode) > ALARM
 
 
-@pytest.mark.parametrize("mode", mostly_slow(["rejection", "block"], ["block"]))
+@pytest.mark.parametrize("mode", mostly_slow(["rejection", "block"], []))
 def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     assert 0.05 < loop.num_accepted / loop.num_drafted < 0.95
 
 
-@pytest.mark.parametrize("mode", in_turn([*SAMPLED], 0, 3))
+@pytest.mark.parametrize("mode", in_turn([*SAMPLED], 0, 6))
 def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode) -> None:
     params = SamplingParams(temperature=1.1, logit_bias={2: 0.7})
     loop = Loop(TABLE, params, mode, k=lambda index: index % 5, without_chance=(1, 2))

@@ -80,7 +80,7 @@ def decode(lm, texts, k, correct, chunk=5):
     return [contexts[i] for i in sorted(contexts)]
 
 
-@pytest.mark.parametrize(("k", "correct"), rows_in_turn([(0, 0), (1, 0), (4, 0), (4, 2), (8, 8), (8, 3)], 1))
+@pytest.mark.parametrize(("k", "correct"), rows_in_turn([(0, 0), (1, 0), (4, 0), (4, 2), (8, 8), (8, 3)], 0, 3))
 def test_greedy_equals_generate(checkpoint, k: int, correct: int) -> None:
     _, lm, texts = checkpoint
     assert decode(lm, texts, k, correct) == texts

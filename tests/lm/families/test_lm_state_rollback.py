@@ -20,7 +20,7 @@ from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 
-DEFAULT = ["granitemoehybrid", "lfm2", "mamba", "qwen3_next"]
+DEFAULT = ["granitemoehybrid", "qwen3_next"]
 REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in {*DEFAULT, *EXPERTS}]
 K, FRESH = 4, 99
 

@@ -366,7 +366,7 @@ def test_pages_of_a_file_are_let_go_as_its_blocks_are_packed(folder: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-@pytest.mark.parametrize("quantize", mostly_slow(["none", "int8"], ["none"]))
+@pytest.mark.parametrize("quantize", mostly_slow(["none", "int8"], []))
 def test_49_4_no_second_copy_of_all_weights_is_made(folder: Path, llama: Any, quantize: Quantize) -> None:
     paths = [str(path) for path in (llama["Q8_0"][0], wide_file(folder))]
     # A process of its own: memory that earlier tests freed would be used again, and not count.

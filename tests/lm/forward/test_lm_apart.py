@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from every_type import save_tiny
+from shortened import in_turn
 from test_lm_bits import holds
 from test_lm_state_rollback import difference
 from test_lm_state_trees import play
@@ -30,7 +31,7 @@ TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(60)]
 TREE = Drafted((5, 6, 7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 2, 1, 4, 6, 6))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=in_turn(FAMILIES, 0))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(request.param, tmp_path_factory.mktemp(request.param) / request.param)
 

@@ -480,7 +480,7 @@ def test_keys_of_accepted_nodes_that_are_not_moved_are_noticed(both, monkeypatch
         test_whole_sampled_texts_are_those_without_graphs("traversal", "3,2,1", both)
 
 
-@pytest.mark.parametrize(("verify", "tree"), rows_in_turn(SAMPLED_TEXTS, 1))
+@pytest.mark.parametrize(("verify", "tree"), rows_in_turn(SAMPLED_TEXTS, 1, 4))
 def test_whole_sampled_texts_are_those_without_graphs(verify: str, tree: str | None, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3)

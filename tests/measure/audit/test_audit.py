@@ -74,6 +74,7 @@ def run(what, modes, asked=None, **plan) -> Audit:
     return made
 
 
+@pytest.mark.slow
 def test_a_clean_pair_passes_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws_module, "MIN_DRAWS", 60)
     result = run(pair(), ("greedy", "sampled", "gumbel"), time_limit_seconds=8.0)

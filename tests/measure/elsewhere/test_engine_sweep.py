@@ -146,6 +146,7 @@ def test_a_draft_that_costs_more_than_it_gives_is_refused(monkeypatch: pytest.Mo
     assert made.k_by_batch() == {1: 0}
 
 
+@pytest.mark.slow
 def test_times_that_fall_with_k_are_told_in_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     def faster_later(plan: EndpointPlan, sampling: Sampling, asked: Any, **more: bool) -> PassTotals:
         found = measured_pass(plan, sampling, asked, **more)
