@@ -8,7 +8,7 @@ from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.recipe.present import to_yaml
-from specdec_cli.recipe.schema import Draft, Gates
+from specdec_cli.recipe.schema import MODEL_KEYS, Draft, Gates
 from specdec_cli.report.recommendation import INCONCLUSIVE, recommendation_words
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
     ks, sizes = [at_size["recommended"]["k"] for at_size in by_size], [at_size["batch_size"] for at_size in by_size]
     verdicts = {at_size["recommended"]["verdict"] for at_size in by_size}
     update: dict[str, Any] = {"gates": Gates()}  # a sweep's own are of no other command's document
+    if recipe.draft.method is None and document.get("environment", {}).get("draft_vocabulary"):
+        update["draft"] = recipe.draft.model_copy(update={"method": "universal"})  # as it drafted: by text
     if verdicts != {INCONCLUSIVE}:
         num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
         update["engine"] = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})
@@ -67,7 +69,7 @@ def _chosen(resolved: Resolved, tuned: Recipe) -> set[str]:
         if origin != "default" and (origin.startswith("recipe ") or not is_for_the_sweep):
             chosen.add(path)
     if tuned.draft.method is not None:  # the options that a method was swept with, its defaults too
-        chosen |= {f"draft.{key}" for key in tuned.as_dict()["draft"]}
+        chosen |= {f"draft.{key}" for key in tuned.as_dict()["draft"] if key not in MODEL_KEYS}
     before = resolved.recipe.as_dict()
     for section, keys in tuned.as_dict().items():
         chosen |= {f"{section}.{key}" for key, value in keys.items() if before[section].get(key) != value}

@@ -7,6 +7,7 @@ import pytest
 from toy_sweeps import checked, slow_target, sweep_k, toy_engines
 from typed import not_none
 
+from specdec_cli.cli.shared import draft_methods
 from specdec_cli.recipe import resolve
 
 
@@ -90,6 +91,17 @@ def test_a_recipe_tuned_with_synthetic_acceptance_reads_back(tmp_path: Path, syn
     table = tuned.speculation.k_by_batch or ()
     assert (table[-len(ks) :] == tuple(ks.items())) is (len(ks) > 1)
     assert dict(table).get(1, most) == ks[min(ks)]
+
+
+@pytest.mark.parametrize("verdict", ["speculate", "inconclusive"])
+def test_a_draft_that_drafts_by_text_is_tuned_as_such(verdict: str, tmp_path: Path) -> None:
+    from specdec_cli.report.tuned_recipe import tuned_recipe
+
+    given, path = resolve("builtin", sets=["draft.model=another"]), tmp_path / "tuned.yaml"
+    document = {"by_batch_size": [recommended(1, 2, verdict)], "environment": {"draft_vocabulary": {"share": 0.5}}}
+    path.write_text(tuned_recipe(given, document))
+    draft = resolve(str(path), methods=draft_methods()).recipe.draft
+    assert (draft.model, draft.method, draft.quantize) == ("another", "universal", given.recipe.draft.quantize)
 
 
 def test_a_table_keeps_the_k_in_use_where_a_batch_size_is_inconclusive() -> None:
