@@ -21,7 +21,13 @@ from specdec_cli.drafters import to_spec
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.export import ENGINES, Export
 from specdec_cli.export import export as export_recipe
-from specdec_cli.export.measured import machine_of, measured_schedule, read_measurement, refuse_another_draft
+from specdec_cli.export.measured import (
+    as_measured,
+    machine_of,
+    measured_schedule,
+    read_measurement,
+    refuse_another_draft,
+)
 from specdec_cli.files import given_path
 from specdec_cli.measure.documents.recipes import ExportDocument
 
@@ -79,6 +85,8 @@ def export(
         if engine != "profile":  # its draft is the measured one
             refuse_another_draft(measured, document, resolved.recipe.draft)
         resolved, notes = with_measured_k(resolved, document)
+        draft = as_measured(resolved.recipe.draft, document)
+        resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"draft": draft}))
     made, warnings = export_recipe(engine, resolved, __version__, document, notes)
     if output is not None:
         _write(made, output, shared.force)

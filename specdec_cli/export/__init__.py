@@ -125,8 +125,7 @@ def export(
         UsageError: the recipe names what no other engine can load, or a profile lacks its measurement.
     """
     module = import_module(f"{__name__}.{ENGINES[name]}")
-    drafts_by_text = document is not None and bool(document["environment"].get("draft_vocabulary"))
-    settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME, drafts_by_text=drafts_by_text)
+    settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME)
     for note in notes:
         settings.warn(note)
     measured = sentences(document) if document is not None else ()

@@ -81,6 +81,12 @@ def _draft_name(draft: Mapping[str, Any]) -> str:
     return str(name) if first is None else f"{first}+{name}"
 
 
+def as_measured(draft: Draft, document: Mapping[str, Any]) -> Draft:
+    """The draft with its method said where a measurement found a model with another tokenizer: it drafted by text."""
+    is_by_text = draft.method in (None, "model") and document["environment"].get("draft_vocabulary")
+    return draft.model_copy(update={"method": "universal"}) if is_by_text else draft
+
+
 def machine_of(document: Mapping[str, Any]) -> str:
     """The machine of a measurement, for people."""
     environment = document["environment"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.export.draft_kind import DRAFT_MODEL, DraftKind, configuration, draft_kind, folder_of
+from specdec_cli.export.draft_kind import DraftKind, configuration, draft_kind, folder_of
 from specdec_cli.lm.files.names import DRAFT_TOKENS, TEMPERATURES_FILE, folder_and_choice, is_hub_name
 from specdec_cli.recipe.keys import default_of
 from specdec_cli.recipe.schema import MODEL_KEYS, Recipe
@@ -30,7 +30,6 @@ class ExportSettings:
         origins: `section.key` to where its value comes from, `default` where nothing sets it.
         engine: the engine's name in warnings.
         is_here: whether the engine runs on this machine and specdec sends its requests.
-        drafts_by_text: whether a measurement found a draft model with another tokenizer.
         warnings: sentences about what the engine does not do as the recipe says.
         refused: sampling settings with which the engine refuses requests.
     """
@@ -39,7 +38,6 @@ class ExportSettings:
     origins: Mapping[str, str]
     engine: str
     is_here: bool = False
-    drafts_by_text: bool = False
     warnings: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     _read: set[str] = field(default_factory=set)
@@ -89,8 +87,6 @@ class ExportSettings:
         """The draft, as a kind that engines know."""
         draft = self.recipe.draft
         kind = draft_kind(draft.model, draft.method, draft.options)
-        if self.drafts_by_text and kind.method == DRAFT_MODEL:
-            kind.method = "universal"
         if kind.guessed_by is not None:
             self.warn(f"the draft `{draft.model}` is taken for {kind.what} because of {kind.guessed_by}")
         return kind

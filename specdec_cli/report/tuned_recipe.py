@@ -7,6 +7,7 @@ from dataclasses import replace
 from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.export.measured import as_measured
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.recipe.schema import MODEL_KEYS, Draft, Gates
 from specdec_cli.report.recommendation import INCONCLUSIVE, recommendation_words
@@ -39,9 +40,8 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
     recipe, by_size = resolved.recipe, document["by_batch_size"]
     ks, sizes = [at_size["recommended"]["k"] for at_size in by_size], [at_size["batch_size"] for at_size in by_size]
     verdicts = {at_size["recommended"]["verdict"] for at_size in by_size}
-    update: dict[str, Any] = {"gates": Gates()}  # a sweep's own are of no other command's document
-    if recipe.draft.method is None and document.get("environment", {}).get("draft_vocabulary"):
-        update["draft"] = recipe.draft.model_copy(update={"method": "universal"})  # as it drafted: by text
+    update: dict[str, Any] = {"draft": as_measured(recipe.draft, document)}
+    update["gates"] = Gates()  # a sweep's own are of no other command's document
     if verdicts != {INCONCLUSIVE}:
         num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
         update["engine"] = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})

@@ -10,6 +10,8 @@ from typed import not_none
 from specdec_cli.cli.shared import draft_methods
 from specdec_cli.recipe import resolve
 
+HERE: dict[str, Any] = {"environment": {"draft_vocabulary": None}}
+
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch):
@@ -34,7 +36,7 @@ def test_a_tuned_recipe_holds_what_was_decided_and_what_the_user_set(tmp_path: P
     flags: dict[str, Any] = {"sampling.max_new_tokens": (32, "-n"), "workload.num_prompts": (6, "--num-prompts")}
     flags |= {"sampling.temperature": (0.8, "--temperature"), "gates.fail_if": (["recommended.k < 1"], "--fail-if")}
     resolved = resolve(own, flags=flags)
-    text = tuned_recipe(resolved, {"by_batch_size": [recommended(1, 4)]})
+    text = tuned_recipe(resolved, {"by_batch_size": [recommended(1, 4)], **HERE})
     assert text.splitlines()[1:] == [
         "target:",
         "  model: builtin:target",
@@ -57,7 +59,7 @@ def test_a_tuned_recipe_is_served_where_no_key_is_set(tmp_path: Path, k: int, mo
 
     monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
     path = tmp_path / "tuned.yaml"
-    path.write_text(tuned_recipe(resolve("builtin"), {"by_batch_size": [recommended(1, k)]}))
+    path.write_text(tuned_recipe(resolve("builtin"), {"by_batch_size": [recommended(1, k)], **HERE}))
     _check_key_variable(resolve(path))
     assert resolve(path).recipe.sampling == resolve("builtin").recipe.sampling
 
@@ -79,7 +81,7 @@ def test_a_recipe_tuned_with_synthetic_acceptance_reads_back(tmp_path: Path, syn
     resolved = resolve(sets=sets)
     found = [recommended(size, k) for size, k in ks.items()]
     path = tmp_path / "tuned.yaml"
-    path.write_text(tuned_recipe(resolved, {"by_batch_size": found}))
+    path.write_text(tuned_recipe(resolved, {"by_batch_size": found, **HERE}))
     tuned = resolve(path).recipe
     most = max(ks.values())
     assert tuned.speculation.num_speculative_tokens == most
@@ -112,7 +114,7 @@ def test_a_table_keeps_the_k_in_use_where_a_batch_size_is_inconclusive() -> None
         ([recommended(1, 3), recommended(8, 5, "inconclusive")], "k_by_batch: 1:3,8:5"),
         ([recommended(1, 0), recommended(8, 5, "inconclusive")], "k_by_batch: 1:0,8:5"),
     ):
-        text = tuned_recipe(given, {"by_batch_size": found}).replace('"', "")
+        text = tuned_recipe(given, {"by_batch_size": found, **HERE}).replace('"', "")
         assert table in text
         said = text.replace("\n# ", " ")
         assert "Batch size 8: Inconclusive: so. To settle it: a quiet machine. Until then the draft and k = 5" in said
@@ -123,7 +125,7 @@ def test_a_table_that_begins_without_a_draft_keeps_it_from_smaller_batches() -> 
     from specdec_cli.report.tuned_recipe import tuned_recipe
 
     found = [recommended(size, k) for size, k in ((2, 0), (4, 3))]
-    text = tuned_recipe(resolved(), {"by_batch_size": found})
+    text = tuned_recipe(resolved(), {"by_batch_size": found, **HERE})
     assert "k_by_batch: 1:0,2:0,4:3" in text.replace('"', "")
     assert "num_speculative_tokens: 3" in text
 

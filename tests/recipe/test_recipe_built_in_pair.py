@@ -36,6 +36,7 @@ def test_what_is_named_stays_as_it_is_named(sets: list[str], draft: str | None, 
 def test_a_tuned_recipe_of_the_pair_keeps_the_int8_draft(tmp_path: Path) -> None:
     found = {"k": 3, "tree": None, "p_min": None, "why": "so", "verdict": "speculate", "needs": []}
     path = tmp_path / "tuned.yaml"
-    path.write_text(tuned_recipe(resolve(), {"by_batch_size": [{"batch_size": 1, "recommended": found}]}))
+    document = {"by_batch_size": [{"batch_size": 1, "recommended": found}], "environment": {}}
+    path.write_text(tuned_recipe(resolve(), document))
     tuned = resolve(path).recipe
     assert (tuned.draft.quantize, tuned.speculation.num_speculative_tokens) == ("int8", 3)
