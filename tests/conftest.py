@@ -5,7 +5,6 @@ A shell's background jobs ignore Ctrl-C; children of tests, which are interrupte
 Without a GPU Triton's kernels run in its interpreter, which has to be said before it is imported.
 """
 
-import functools
 import gc
 import logging
 import os
@@ -14,17 +13,20 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every child compiles the package anew
 os.environ.pop("COLUMNS", None)  # a worker of pytest-xdist may have it, and output without a terminal has no width
 sys.path.extend(sorted({str(path.parent) for path in Path(__file__).parent.rglob("test_*.py")}))
 
 import pytest
 import torch
+from invariance import known_invariance
+from shortened import is_out_of_turn
 
+sys.dont_write_bytecode = False
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -35,7 +37,8 @@ def unconfigured_logs() -> None:
     for name in ("specdec_cli", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
-        logger.setLevel(logging.NOTSET)
+        if logger.level != logging.NOTSET:  # a level that is set has every logger look for its own again
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,13 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruption, "look_at_machine", lambda _: MachineUsage(0.0, 0.0, 0.0, 1))
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr("specdec_cli.measure.machine.roofline._SECONDS", 0.02)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are marked slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave cases that are out of turn to those who ask for the slow tests."""
+    for item in filter(is_out_of_turn, items):
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
@@ -66,19 +76,12 @@ def nothing_frozen() -> Iterator[None]:
     gc.freeze()
 
 
-@functools.cache
-def _known_invariance(dtype: torch.dtype) -> list[Any]:
-    from specdec_cli.lm.invariance import row_invariance
-
-    return row_invariance(dtype)
-
-
 @pytest.fixture(autouse=True)
 def known_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose kernels `doctor` tests once in a process: that takes a second, and they do not change."""
     from specdec_cli.measure.machine import doctor
 
-    monkeypatch.setattr(doctor, "row_invariance", _known_invariance)
+    monkeypatch.setattr(doctor, "row_invariance", known_invariance)
 
 
 @pytest.fixture

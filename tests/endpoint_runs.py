@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 from fake_server import Fake
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.endpoint import EndpointDocument
@@ -27,7 +27,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
 
 def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, EndpointDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, EndpointDocument)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Parameters of which only some run by default; the rest are marked slow."""
+"""Tests of which only some cases run by default; the rest are marked slow."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from typing import Any
 
 import pytest
 
+ParameterSet = type(pytest.param())
+
 
 def mostly_slow(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """Parameters in their order; those that are not among the quick ones are marked slow."""
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def in_turn(values: Sequence[Any], first: int, every: int = 2) -> list[Any]:
-    """Parameters in their order, of which each `every`-th is quick, from the place `first` on.
+def is_out_of_turn(item: pytest.Item) -> bool:
+    """Whether a case is one of those that `in_turn` leaves out.
 
-    Tests that take the same parameters begin at different places, so that each parameter is quick in some of them.
+    Of the cases of a test that is marked `in_turn(first, every=2)` each `every`-th runs by default, from the place
+    `first` on. A case's place is that of its parameters in their list; of several lists it is the sum of their places,
+    so that each parameter has its turn.
+
+    Tests that take the same parameters begin at different places, so that each has its turn in some of them.
     """
-    return mostly_slow(values, values[first % every :: every])
+    mark = item.get_closest_marker("in_turn")
+    if mark is None:
+        return False
+    (first,), every = mark.args, mark.kwargs.get("every", 2)
+    place = sum(_place(item, *parameters.args) for parameters in item.iter_markers("parametrize"))
+    return bool(place % every != first % every)
 
 
-def rows_in_turn(rows: Sequence[tuple[Any, ...]], first: int, every: int = 2) -> list[Any]:
-    """The same for tests of several parameters, whose values are the rows."""
-    slow = pytest.mark.slow
-    return [row if i % every == first % every else pytest.param(*row, marks=slow) for i, row in enumerate(rows)]
-
-
-def pairs_in_turn(ones: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Each value of one parameter with each of another; every second pair is quick, and so is each value in some."""
-    return [
-        (one, other) if (i + j) % 2 == 0 else pytest.param(one, other, marks=pytest.mark.slow)
-        for i, one in enumerate(ones)
-        for j, other in enumerate(others)
-    ]
+def _place(item: Any, names: str | Sequence[str], values: Iterable[Any]) -> int:
+    its = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    own = [item.callspec.params[name] for name in its]
+    for place, value in enumerate(values):
+        row = value.values if isinstance(value, ParameterSet) else value if len(its) > 1 else (value,)
+        if all(one is other for one, other in zip(row, own, strict=True)):
+            return place
+    raise AssertionError(f"{item.nodeid}: its parameters are in a list that can be read again")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from shortened import in_turn
 from tiny_engine import PROMPTS, decode, ngram, tiny_lm, tokens, transformers_greedy
 from tiny_models import FAMILIES, make_tiny
 
@@ -66,7 +65,8 @@ def test_with_a_random_draft(family, stranger) -> None:
         assert tokens(decode(family.target, stranger, k, [PROMPTS[place]], PARAMS)) == [family.plain[place]]
 
 
-@pytest.mark.parametrize("family", in_turn([*FAMILIES], 1), indirect=True)
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("family", [*FAMILIES], indirect=True)
 def test_with_itself_as_draft(family) -> None:
     for k in (1, 4, 8):
         outputs = decode(family.target, family.itself, k, params=PARAMS)
@@ -95,7 +95,8 @@ def check_trees(family, draft, trees, num_tokens: int) -> None:
         assert tokens(decode(family.target, draft, 6, [PROMPTS[alone]], params, tree=tree)) == [expected[alone]]
 
 
-@pytest.mark.parametrize("family", in_turn([*FAMILIES], 0), indirect=True)
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("family", [*FAMILIES], indirect=True)
 def test_with_trees(family, stranger) -> None:
     check_trees(family, stranger, ["2,2,2,1,1,1"], 8)
     check_trees(family, family.itself, ["3,2+1,1", "dynamic:60"], 16)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from invariance import holds
 from planted import plant
 
-from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.llama import LlamaDecoder
 
@@ -24,16 +24,12 @@ def exit_status(monkeypatch: pytest.MonkeyPatch, *arguments):
     return ended.value.code
 
 
-def is_row_invariant():
-    return all(check.holds for check in row_invariance(torch.bfloat16) if check.needed)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("precisions", "num_rows"), [(["bfloat16"], 18), (["float32", "bfloat16", "int8"], 54)])
 def test_the_short_form_holds(
     precisions: list[str], num_rows: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not is_row_invariant():
+    if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     assert exit_status(monkeypatch, "--precision", *precisions) == 0
     assert f"0 of {num_rows} rows break their promise" in capsys.readouterr().out

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from toy_clock import toy_clock
 from toy_engine import TableLM, toy_engine
 
@@ -38,7 +38,7 @@ def sweep_k(*arguments: str) -> int:
 
 def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(document, SweepDocument)
     return document
 
 

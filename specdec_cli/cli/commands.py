@@ -6,6 +6,7 @@ Python: `import_`), or there an `app` of several commands. A new one is that fil
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from keyword import iskeyword
@@ -33,6 +34,7 @@ COMMANDS = {
 """The first sentence of each command's help."""
 
 
+@functools.cache
 def load(name: str) -> Any:
     """Import a command and make it one of typer's."""
     python_name = name.replace("-", "_") + "_" * iskeyword(name)
@@ -49,15 +51,10 @@ def load(name: str) -> Any:
 class Commands(Mapping[str, Any]):
     """Commands by name; each is loaded once, when it is first looked up."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
-        if name not in self._loaded:
-            self._loaded[name] = load(name)
-        return self._loaded[name]
+        return load(name)
 
     def __contains__(self, name: object) -> bool:
         return name in COMMANDS

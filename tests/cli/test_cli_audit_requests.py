@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from endpoint_runs import without_environment
+from schemas import assert_fits
 
 from specdec_cli.cli import audit_requests
 from specdec_cli.cli.main import run
@@ -115,7 +115,7 @@ def mixed(body: dict[str, Any], is_plain: bool) -> dict[str, Any]:
 
 def document(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
-    jsonschema.validate(found, RequestAuditDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, RequestAuditDocument)
     return found
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 import torch
+from schemas import assert_fits
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 from toy_engine import TableLM, toy_engine
@@ -51,7 +51,7 @@ def bench(*arguments: str) -> int:
 
 def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, BenchDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(document, BenchDocument)
     return document
 
 

@@ -4,10 +4,10 @@ import json
 import signal
 from pathlib import Path
 
-import jsonschema
 import pytest
 from endpoint_runs import bench, chunk, counted, document, usage, without_environment
 from fake_server import Fake, serving
+from schemas import assert_fits
 
 from specdec_cli.errors import RunError
 from specdec_cli.measure.documents.endpoint import EndpointDocument
@@ -84,7 +84,7 @@ def test_ctrl_c_leaves_what_was_answered(capsys: pytest.CaptureFixture[str], mon
         assert bench(fake, "--json") == 130
     out, err = capsys.readouterr()
     found = json.loads(out)
-    jsonschema.validate(found, EndpointDocument.json_schema())
+    assert_fits(found, EndpointDocument)
     assert counted(found) == {"planned": 16, "answered": 3, "failed": 0, "not_sent": 0, "sent_again": 0}
     assert found["plan"]["interrupted"] is True
     assert len(fake.requests) == 4

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from fake_vllm import command_of
-from shortened import rows_in_turn
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.bench import BenchDocument
@@ -32,7 +31,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Any:
 def measured(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert run([*ARGUMENTS, "--num-prompts", "2", "--repeats", "1", "--json", *more]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, BenchDocument.json_schema())
+    assert_fits(document, BenchDocument)
     return document
 
 
@@ -156,7 +155,8 @@ def test_an_engine_that_dies_during_the_run_is_one_sentence(capsys: pytest.Captu
     Path(said.split("its whole log is in ")[1].strip()).unlink()
 
 
-@pytest.mark.parametrize(("number", "code"), rows_in_turn([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_engine_too(number: signal.Signals, code: int, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     environment = os.environ | {"FAKE_VLLM": f"stuck,seen={seen}"}

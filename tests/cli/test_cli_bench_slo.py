@@ -4,10 +4,10 @@ import json
 from collections import Counter
 from typing import Any
 
-import jsonschema
 import pytest
 from endpoint_runs import chunk, without_environment
 from fake_server import Fake, serving
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.errors import UsageError
@@ -91,7 +91,7 @@ def test_users_are_counted_with_the_draft_and_without(capsys: pytest.CaptureFixt
         found = json.loads(capsys.readouterr().out)
         num_asked.clear()
         assert bench(fake, "--slo", "ttft<60s", "--concurrency", "2", "--fail-if", "plain.users >= 1") == 3
-    jsonschema.validate(found, SloDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, SloDocument)
     assert [(arm["users"], arm["limited_by"]) for arm in (found["draft"], found["plain"])] == [
         (3, "failures"),
         (1, "failures"),

@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-import jsonschema
 import pytest
 from fake_server import Fake, serving
+from schemas import assert_fits
 from toy_engine import TableLM, toy_engine
 from typed import not_none
 
@@ -135,7 +135,7 @@ def params(num: int):
 def test_one_document_with_the_turns(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("abc\n/k 2\n/draft none\nbad\n", *toys("--json", "--system", "be a cab")) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, ChatDocument.json_schema())
+    assert_fits(document, ChatDocument)
     assert (document["schema"], document["system"]) == ("specdec.chat/1", "be a cab")
     first, second = document["turns"]
     assert (first["draft"], first["num_speculative_tokens"]) == ("ngram:min=1", 4)
@@ -223,7 +223,7 @@ def test_save_writes_json_and_markdown_and_overwrites_nothing_unasked(
     assert typed(f"abc\n{saves}/save --force none/talk.md\n", *toys()) == 2
     assert "the folder of `/save none/talk.md` does not exist" in capsys.readouterr().err
     document = json.loads((tmp_path / "a talk.json").read_text())
-    jsonschema.validate(document, ChatDocument.json_schema())
+    assert_fits(document, ChatDocument)
     page = (tmp_path / "talk.md").read_text()
     assert page.startswith("# Conversation with table\n\n## User\n\nabc\n\n## Assistant\n\n")
     assert (tmp_path / "old.md").read_text() == page
@@ -250,7 +250,7 @@ def test_a_server_answers_and_its_counters_give_the_acceptance(typed, capsys: py
     with serving(Fake()) as fake:
         assert typed("one\ntwo\n", "--endpoint", fake.url, "--json", "--system", "short") == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, ChatDocument.json_schema())
+    assert_fits(document, ChatDocument)
     assert [message["role"] for message in fake.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert "max_tokens" not in fake.requests[0], "the server decides, as with any client that sends none"
     assert [turn["text"] for turn in document["turns"]] == [" word" * 5] * 2

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from toy_clock import toy_clock
 from toy_engine import END, LETTERS, LetterTokenizer, TableLM
 
@@ -82,7 +82,7 @@ def given(*drafts: str) -> list[str]:
 
 def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, CompareDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(document, CompareDocument)
     return document
 
 

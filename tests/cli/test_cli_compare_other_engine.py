@@ -5,9 +5,9 @@ import os
 import shlex
 from typing import Any
 
-import jsonschema
 import pytest
 from fake_vllm import command_of
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.compare_drafts import CompareDocument
@@ -33,7 +33,7 @@ def test_drafts_are_compared_with_one_plain_server(
     ]
     assert run([*ARGUMENTS, *DRAFTS, *more]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, CompareDocument.json_schema())
+    assert_fits(found, CompareDocument)
     rows = {row["draft"]: row for row in found["rows"]}
     assert set(rows) == {"builtin:draft", "ngram", "none"}
     for name in ("builtin:draft", "ngram"):

@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from tiny_engine import letter_tokenizer
 from tiny_hybrids import save_hybrid
 from tiny_models import make_tiny
@@ -58,7 +58,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments, code=0):
     assert run(["doctor", "--json", "--quiet", *map(str, arguments)]) == code
     out, err = capsys.readouterr()
     document = json.loads(out)
-    jsonschema.validate(document, doctor_module.Diagnosis.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(document, doctor_module.Diagnosis)
     return document, err
 
 

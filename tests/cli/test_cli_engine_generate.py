@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from fake_vllm import command_of
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.documents.generate import GenerateDocument
@@ -31,7 +31,7 @@ def test_each_prompt_has_its_own_counts(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("FAKE_VLLM", "shared")
     assert run([*ARGUMENTS, "--json", "--quiet", "the cat sat", "a dog"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, GenerateDocument.json_schema())
+    assert_fits(found, GenerateDocument)
     assert [one["text"].split()[:2] for one in found["outputs"]] == [["the", "cat"], ["a", "dog"]]
     for one in found["outputs"]:
         assert (one["completion_tokens"], one["finish_reason"]) == (9, "length")

@@ -3,8 +3,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from shortened import mostly_slow
 
 from specdec_cli.cli.main import run
@@ -65,7 +65,7 @@ def test_files_go_into_a_folder_and_scripts_run(capsys: pytest.CaptureFixture[st
 def test_the_document_fits_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "triton", "-t", "a/b", "-d", "ngram", "--top-k", "5", "--temperature", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, ExportDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, ExportDocument)
     assert any("sampling.top_k" in one for one in found["warnings"])
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shortened import rows_in_turn
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
@@ -101,9 +100,10 @@ def test_49_12_what_none_of_them_can_do_is_refused_by_name(
         assert "its weights are to be quantized again, to int8" in " ".join((said.out + said.err).split())
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(
     ("compute", "imported"),
-    rows_in_turn([("auto", []), ("dequantized", ["auto.modeling_auto", "qwen2.modeling_qwen2"])], 0),
+    [("auto", []), ("dequantized", ["auto.modeling_auto", "qwen2.modeling_qwen2"])],
 )
 def test_49_23_the_preflight_imports_its_familys_model_alone(
     options: list[str], compute: str, imported: list[str]

@@ -11,11 +11,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from gguf import GGUFWriter
 from rich.console import Console
+from schemas import assert_fits
 
 from specdec_cli.cli.draft_reader import ModelReader
 from specdec_cli.cli.main import run
@@ -128,7 +128,7 @@ def test_both_arms_are_measured_and_counted_as_the_server_counts(
     ways(monkeypatch, "")
     assert run(["bench", *ON_STAND_IN, "-d", "ngram-mod", "-k", "3", *ONCE]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, BenchDocument.json_schema())
+    assert_fits(found, BenchDocument)
     counts = found["draft"]["speculative"]
     assert (counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"]) == (6, 18, 10)
     assert (found["lossless"]["checked_tokens"], found["lossless"]["mismatches"]) == (18, 0)
@@ -146,7 +146,7 @@ def test_drafts_are_compared_and_a_difference_has_its_gap(
     drafts = ["-d", "ngram-simple", "-d", "ngram-cache", "--set", "speculation.num_speculative_tokens=3"]
     assert run(["compare-drafts", *ON_STAND_IN, *drafts, *ONCE, "--chat"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, CompareDocument.json_schema())
+    assert_fits(found, CompareDocument)
     assert {row["draft"] for row in found["rows"]} == {"ngram-simple", "ngram-cache"}
     differences = found["engine"]["differences"]
     assert len(differences) == 4
@@ -157,7 +157,7 @@ def test_it_generates(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     ways(monkeypatch, "")
     assert run(["generate", *ON_STAND_IN, "-d", "ngram-simple", "-k", "3", "--json", "the cat sat"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, GenerateDocument.json_schema())
+    assert_fits(found, GenerateDocument)
     only = found["outputs"][0]
     assert (only["completion_tokens"], only["prompt_tokens"], only["finish_reason"]) == (9, 3, "length")
     assert only["text"].split() == ["the", "cat", "sat"] * 3
@@ -204,7 +204,7 @@ def test_k_is_swept_with_its_own_rule_of_lookup(
     line = ["sweep-k", *ON_STAND_IN, "-d", "ngram:max=2", "--dataset", "prompts.jsonl", "--k-max", "3", "--json"]
     assert run(line) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, SweepDocument)
     sweep = found["engine_sweep"]
     assert (sweep["starts"][:3], sweep["rule"]) == ([0, 1, 3], "greedy")
     assert sweep["speculative_config"]["--spec-ngram-simple-size-m"] == "3"
@@ -273,7 +273,7 @@ def test_n_max_and_p_min_are_swept_together(
     assert "each also with p-min 0.2, 0.4, 0.6, 0.7, 0.75, 0.9, over 6 prompts" in capsys.readouterr().out
     assert run([*line, "--json", "--write-recipe", "tuned.yaml"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, SweepDocument)
     sweep, at_size = found["engine_sweep"], found["by_batch_size"][0]
     assert (sweep["starts"][:4], sweep["p_mins"][:4]) == ([0, 1, 3, 3], [0, 0, 0, 0.9])
     assert len(sweep["starts"]) == 7

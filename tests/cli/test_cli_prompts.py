@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from fake_server import Fake, serving
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine.driver import Driver
@@ -49,7 +49,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 def test_generate_decodes_every_turn_after_the_models_own_answers(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "generate", "--prompt-file", "~/rows.jsonl.gz", "--chat", "--compare")
-    jsonschema.validate(found, GenerateDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, GenerateDocument)
     outputs = found["outputs"]
     assert [(one["index"], one.get("turn"), one.get("category")) for one in outputs] == [
         (0, None, "given"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.cli.shared import draft_methods
@@ -26,8 +27,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def checked(found: dict[str, Any]) -> dict[str, Any]:
     """A document that fits the schema of its name."""
     kinds = {kind.schema_name: kind for kind in (PlanDocument, RecipeListDocument, RecipeValidationDocument)}
-    schema = kinds[found["schema"]].json_schema()
-    jsonschema.validate(found, schema, format_checker=jsonschema.FormatChecker())
+    assert_fits(found, kinds[found["schema"]])
     return found
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
 from live_server import LiveServer, live
+from schemas import assert_fits
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 
 from specdec_cli.cli.main import run
@@ -56,7 +56,7 @@ def swept(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     line = ["sweep-k", "--dataset", "prompts.jsonl", "-n", "24", "--k-max", "4", "--json", "--quiet", *words]
     assert run(line) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, AcceptanceDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, AcceptanceDocument)
     return found
 
 
@@ -287,7 +287,7 @@ def test_recorded_answers_need_no_model(capsys: pytest.CaptureFixture[str]) -> N
     for draft in ("ngram", "suffix"):
         assert run([*words, "-d", draft]) == 0
         found = json.loads(capsys.readouterr().out)
-        jsonschema.validate(found, AcceptanceDocument.json_schema())
+        assert_fits(found, AcceptanceDocument)
         assert lengths(found, "greedy")[2] > 2, "it repeats itself"
     assert run([*words, "-d", "builtin:draft"]) == 2
     assert "needs a model" in capsys.readouterr().err

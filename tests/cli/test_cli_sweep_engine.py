@@ -12,9 +12,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from rich.console import Console
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.cli.sweep_engine import refuse_faulty
@@ -64,7 +64,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
 
 def test_every_k_is_predicted_and_the_best_measured(swept: tuple[dict[str, Any], str]) -> None:
     found, recipe = swept
-    jsonschema.validate(found, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, SweepDocument)
     engine, sweep = found["engine"], found["engine_sweep"]
     assert sweep["starts"] == [0, 1, 3, 2]
     assert (engine["name"], engine["acceptance_from"]) == ("vllm", "answers")

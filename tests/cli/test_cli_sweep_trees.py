@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
-from shortened import rows_in_turn
+from schemas import assert_fits
 from toy_clock import Clock, toy_clock
 from toy_engine import LETTERS, LetterTokenizer
 from typed import not_none, stand_in
@@ -99,7 +98,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, costs) -> list[Engine]:
 def swept(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert run([*WORDS, "--json", *words]) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, SweepDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(document, SweepDocument)
     return document
 
 
@@ -108,7 +107,8 @@ def measured(document) -> dict[tuple[int, str | None], float]:
     return {(r.get("k", r.get("depth")), r.get("tree")): r["measured"]["speedup"] for r in rows if r["measured"]}
 
 
-@pytest.mark.parametrize(("seconds", "tree_pays"), rows_in_turn([(CHEAP_ROWS, True), (DEAR_ROWS, False)], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize(("seconds", "tree_pays"), [(CHEAP_ROWS, True), (DEAR_ROWS, False)])
 def test_what_is_recommended_is_as_fast_as_the_best(
     capsys: pytest.CaptureFixture[str], costs, seconds, tree_pays: bool
 ) -> None:

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
@@ -31,7 +31,7 @@ def test_bench_measures_a_pair_without_weights_at_a_given_acceptance(pair, capsy
     arguments = ["--num-prompts", "4", "-n", "60", "--repeats", "1", "--json", "--quiet", *SYNTHETIC]
     assert run(["bench", *pair, *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, BenchDocument.json_schema())
+    assert_fits(document, BenchDocument)
     assert document["lossless"]["promised"] is False
     assert document["lossless"]["verify"] == "synthetic"
     assert document["recipe"]["target"]["load_format"] == document["recipe"]["draft"]["load_format"] == "dummy"
@@ -71,7 +71,7 @@ def test_a_sweep_measures_every_depth_or_refuses(pair, capsys: pytest.CaptureFix
     assert "a trace cannot replay the rule `synthetic`" in capsys.readouterr().err
     assert run([*swept, "--exhaustive", "--repeats", "1", "--json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, SweepDocument.json_schema())
+    assert_fits(document, SweepDocument)
     lengths = [row["measured"]["acceptance_length"] for row in document["rows"]]
     assert lengths[0] == pytest.approx(1.65, abs=0.25)  # α of length 2.5 at the recipe's own k = 4
     assert lengths[0] < lengths[1]

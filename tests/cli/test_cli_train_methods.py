@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from shortened import in_turn
 from tiny_engine import letter_tokenizer
 from tiny_heads import publish, random_weights
 from tiny_models import make_tiny
@@ -30,7 +29,8 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", in_turn(["dflash", "dflash2", "dspark", "pard", "medusa"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("method", ["dflash", "dflash2", "dspark", "pard", "medusa"])
 def test_a_trained_draft_runs_by_its_recipe(
     target: str, prompts: Path, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
+from specdec_cli.document import ResultDocument
 from specdec_cli.measure.documents.bench import BenchDocument
 from specdec_cli.measure.documents.compare_drafts import CompareDocument
 from specdec_cli.measure.documents.generate import GenerateDocument
@@ -54,9 +55,9 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]
     return start
 
 
-def document(capsys: pytest.CaptureFixture[str], schema: dict[str, Any]) -> dict[str, Any]:
+def document(capsys: pytest.CaptureFixture[str], kind: type[ResultDocument]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, schema, format_checker=jsonschema.FormatChecker())
+    assert_fits(found, kind)
     return found
 
 
@@ -66,11 +67,11 @@ def test_generate_gives_plain_decodings_text(
 ) -> None:
     given = ["ababab", *SHORT, "--json", "--quiet"]
     assert command("generate", *given, "-k", "0") == 0
-    plain = document(capsys, GenerateDocument.json_schema())
+    plain = document(capsys, GenerateDocument)
     name = str(folder / "draft") if draft == "model" else draft
     for tree in TREES:
         assert command("generate", *given, "--tree", tree, draft=name) == 0
-        found = document(capsys, GenerateDocument.json_schema())
+        found = document(capsys, GenerateDocument)
         assert [one["text"] for one in found["outputs"]] == [one["text"] for one in plain["outputs"]]
         assert found["recipe"]["speculation"]["tree"] == tree
         counts = found["totals"]["speculative"]
@@ -107,7 +108,7 @@ def test_bench_counts_trees_in_its_document_table_and_files(
     assert command("bench", *given, "--tree", "3,2,1", "--details", *files) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    jsonschema.validate(found, BenchDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, BenchDocument)
     counts = found["draft"]["speculative"]
     assert counts["num_draft_nodes"] > counts["num_draft_tokens"]
     assert len(counts["acceptance_by_rank"]) == 3
@@ -125,7 +126,7 @@ def test_compare_drafts_counts_trees_of_each_draft(
     assert command("compare-drafts", *given, "-d", "ngram:min=1", "--tree", "3,2,1", "--details", "--json") == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    jsonschema.validate(found, CompareDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, CompareDocument)
     model = next(row for row in found["rows"] if row["method"] == "model")
     counts = model["speculative"]
     assert counts["num_draft_nodes"] > counts["num_draft_tokens"]
@@ -231,7 +232,7 @@ def test_rules_that_judge_trees_take_them(
 ) -> None:
     sampled = ["--verify", verify, "--temperature", temperature, "--top-p", "0.9", "--json", "--quiet"]
     assert command("generate", "abab", *SHORT, "--tree", "3,2,1", *sampled) == 0
-    assert document(capsys, GenerateDocument.json_schema())["totals"]["speculative"]["num_draft_nodes"] > 0
+    assert document(capsys, GenerateDocument)["totals"]["speculative"]["num_draft_nodes"] > 0
 
 
 def test_a_chain_by_another_name_takes_a_rule_for_chains(
@@ -239,9 +240,9 @@ def test_a_chain_by_another_name_takes_a_rule_for_chains(
 ) -> None:
     sampled = ["--verify", "block", "--temperature", "1", "--json", "--quiet"]
     assert command("generate", "abab", *SHORT, "--tree", "1,1,1", *sampled) == 0
-    tree = document(capsys, GenerateDocument.json_schema())
+    tree = document(capsys, GenerateDocument)
     assert command("generate", "abab", *SHORT, "-k", "3", *sampled) == 0
-    chain = document(capsys, GenerateDocument.json_schema())
+    chain = document(capsys, GenerateDocument)
     assert [one["text"] for one in tree["outputs"]] == [one["text"] for one in chain["outputs"]]
     assert "num_draft_nodes" not in tree["totals"]["speculative"]
 

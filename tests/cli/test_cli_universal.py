@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
@@ -37,7 +37,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[
 def test_generate_says_how_it_drafts(capsys: pytest.CaptureFixture[str], pair, temperature: str, ceiling: bool) -> None:
     sampling = ("--temperature", temperature, "--max-new-tokens", "12")
     found, err = document(capsys, "generate", "-t", pair["target"], "-d", pair["draft"], *sampling, PROMPT)
-    jsonschema.validate(found, GenerateDocument.json_schema())
+    assert_fits(found, GenerateDocument)
     assert "it drafts by text at temperature 0, by the shared tokens above it; 86 tokens" in err
     shared = found["environment"]["draft_vocabulary"]
     assert shared["num_shared_by_text"] == 86
@@ -57,7 +57,7 @@ def test_compare_drafts_takes_both_ways_beside_others(
     drafts = [word for draft in (pair["draft"], by_tokens, "ngram", "none") for word in ("-d", draft)]
     few = ("--max-new-tokens", "12", "--k-max", "2", "--repeats", "1", "--dataset", str(prompts))
     found, _ = document(capsys, "compare-drafts", "-t", pair["target"], *drafts, *few)
-    jsonschema.validate(found, CompareDocument.json_schema())
+    assert_fits(found, CompareDocument)
     rows = {row["draft"]: row for row in found["rows"]}
     assert [rows[draft]["method"] for draft in (pair["draft"], by_tokens, "ngram")] == ["universal"] * 2 + ["ngram"]
     assert [rows[draft]["vocabulary"] is None for draft in (pair["draft"], by_tokens, "ngram")] == [False, False, True]

@@ -11,8 +11,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 from toy_engine import FailingLM, LetterTokenizer, toy_engine
 
 from specdec_cli.cli.main import run
@@ -64,7 +64,7 @@ def expected(prompt: str, num: int = 20, **params) -> str:
 
 def document_of(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    jsonschema.validate(document, GenerateDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(document, GenerateDocument)
     return document
 
 

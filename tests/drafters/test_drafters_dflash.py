@@ -13,7 +13,6 @@ import pytest
 import torch
 from head_drafts import CHANCE, FEATURE_FAULTS, GREEDY, TEXT, check_depth_trace, loaded
 from safetensors.torch import save_file
-from shortened import in_turn, rows_in_turn
 from table_loop import Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, Checked, decode, preempted, tokens
@@ -417,14 +416,15 @@ SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(
     ("kind", "tree", "verify"),
-    rows_in_turn([
+    [
         ("Markov", None, "rejection"), ("selector", None, "block"), ("Markov", None, "block"),
         ("selector", None, "rejection"), ("Markov", "2,2", "auto"), ("selector", "2,2", "auto"),
         ("confidence", None, "rejection"),
-    ], 0, 3),
+    ],
 )  # fmt: skip
 def test_sampled_text_follows_the_target(kind: str, tree: str | None, verify: str, is_wrong: bool) -> None:
     table, (how, fault) = Table.random(num_tokens=4, seed=1, sharpness=2.0), SAMPLED[kind]
@@ -435,7 +435,8 @@ def test_sampled_text_follows_the_target(kind: str, tree: str | None, verify: st
     assert (p_value > 1e-6) is not is_wrong
 
 
-@pytest.mark.parametrize("rule", in_turn(["greedy", "gumbel"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("rule", ["greedy", "gumbel"])
 def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
     params = GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
     check_depth_trace(lm, loaded(lm, fitted[0]), params, 7, rule)

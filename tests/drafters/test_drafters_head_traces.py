@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from head_drafts import LAYERS, features_of, loaded, row
-from shortened import in_turn
 from tiny_engine import decode, letter_tokenizer, tokens
 from tiny_heads import Reference, publish, random_weights
 from tiny_models import VOCAB, make_tiny
@@ -97,7 +96,8 @@ def test_shared_noise_is_replayed_token_by_token(lm, fitted) -> None:
     assert one.accepted_at_least.sum(0)[1] > 4, "often two in a row"
 
 
-@pytest.mark.parametrize("verify", in_turn(["rejection", "block", "exact-match"], 1, 3))
+@pytest.mark.in_turn(1, every=3)
+@pytest.mark.parametrize("verify", ["rejection", "block", "exact-match"])
 def test_sampled_acceptance_is_foretold_within_noise(lm, drafter, verify: str) -> None:
     params = SamplingParams(max_new_tokens=NUM, temperature=1.0, seed=5)
     trace = made(lm, drafter, params)

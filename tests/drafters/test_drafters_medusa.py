@@ -12,7 +12,6 @@ import pytest
 import torch
 from head_drafts import CHANCE, FEATURE_FAULTS, GREEDY, TEXT, check_depth_trace, features_of, loaded, row
 from safetensors.torch import save_file
-from shortened import rows_in_turn
 from table_loop import Table
 from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, preempted, tokens
 from tiny_heads import HIDDEN
@@ -219,8 +218,9 @@ class TableDrafter(drafters.get("medusa")):  # type: ignore[misc]
         return found
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("is_wrong", [False, True])
-@pytest.mark.parametrize(("tree", "verify"), rows_in_turn([(None, "rejection"), (None, "block"), ("2,2", "auto")], 0))
+@pytest.mark.parametrize(("tree", "verify"), [(None, "rejection"), (None, "block"), ("2,2", "auto")])
 def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong: bool) -> None:
     table = Table.random(num_tokens=4, seed=1, sharpness=2.0)
     drafter = TableDrafter("table")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from head_drafts import GREEDY, TEXT, features_of, row
 from safetensors.torch import load_file, save_file
-from shortened import mostly_slow, rows_in_turn
+from shortened import mostly_slow
 from tiny_engine import PROMPTS, decode, letter_tokenizer, preempted, tokens
 from tiny_models import VOCAB, make_tiny
 from tiny_mtp import HIDDEN, TARGETS, Reference, make_target, write_modules
@@ -87,9 +87,10 @@ def test_nothing_is_printed_while_modules_load(pair, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     ("kind", "num", "recycle"),
-    rows_in_turn([(*way, recycle) for way in WAYS for recycle in ("post-norm", "pre-norm")], 0, 3),
+    [(*way, recycle) for way in WAYS for recycle in ("post-norm", "pre-norm")],
 )
 def test_rounds_draw_from_what_the_formulas_say(pair, kind: str, num: int, recycle: str) -> None:
     lm, modules = pair(kind, num)
@@ -212,10 +213,11 @@ def test_a_trees_nodes_follow_their_paths(pair, kind: str, num: int, tree: str) 
             assert siblings == best, "siblings are the likeliest after their own path"
 
 
-@pytest.mark.parametrize(("kind", "num", "tree"), rows_in_turn([
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize(("kind", "num", "tree"), [
     ("deepseek", 1, None), ("deepseek", 1, "2,2,1"), ("glm", 1, "dynamic:8"), ("qwen", 1, None), ("mimo", 1, "2,2,1"),
     ("llama", 2, None), ("llama", 3, "2,2,1"),
-], 0))  # fmt: skip
+])  # fmt: skip
 @pytest.mark.parametrize("temperature", mostly_slow([0.0, 1.0], [1.0]))
 def test_whole_texts_are_the_targets(pair, kind: str, num: int, tree, temperature: float) -> None:
     lm, _ = pair(kind, num)
@@ -266,9 +268,10 @@ def test_samples_follow_the_targets_distribution(pair, tree: str | None) -> None
     assert chi_square(counts, turned).p_value < 1e-6, "another distribution is noticed"
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     ("kind", "num", "temperature"),
-    rows_in_turn([("deepseek", 1, 0.0), ("llama", 2, 0.0), ("deepseek", 1, 1.0), ("llama", 2, 1.0)], 0, 3),
+    [("deepseek", 1, 0.0), ("llama", 2, 0.0), ("deepseek", 1, 1.0), ("llama", 2, 1.0)],
 )
 def test_a_trace_foretells_the_engines_counts(pair, kind: str, num: int, temperature: float) -> None:
     lm, _ = pair(kind, num)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from many_tokenizers import hf_tokenizer, tokenizer
-from shortened import in_turn
 from tiny_engine import letter_tokenizer
 from tiny_heads import publish, random_weights
 from tiny_hybrids import save_hybrid
@@ -113,9 +112,10 @@ def test_many_drafts_share_with_one_target(pair, memory) -> None:
     assert taken(*models) <= 20 * MB
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
-@pytest.mark.parametrize("draft", in_turn(["draft", "short", "target", None], 0))
-@pytest.mark.parametrize("cache", in_turn(["auto", "60%", "3MB"], 0))
+@pytest.mark.parametrize("draft", ["draft", "short", "target", None])
+@pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
 def test_doctor_says_what_the_engine_plans(pair, memory, decoder: str, draft: str | None, cache: str) -> None:
     memory(40 * MB)
     named = "draft.method=none" if draft is None else f"draft.model={pair / draft}"

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from shortened import pairs_in_turn
 from tiny_engine import PROMPTS, alone, check_books, decode, step_of, tiny_engine, tokens
 from tiny_models import VOCAB
 from typed import stand_in
@@ -20,7 +19,9 @@ COMPANIES = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "name"), pairs_in_turn(MODES, DRAFTS))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("mode", MODES)
 def test_alone_and_in_company(target, draft_of, mode, name) -> None:
     params = SamplingParams(max_new_tokens=14, temperature=0.0 if mode == "greedy" else 0.9, seed=5, top_p=0.95)
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from feature_drafter import feature_drafter, tapped
-from shortened import pairs_in_turn, rows_in_turn
 from tiny_engine import PROMPTS, Checked, decode, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -74,7 +73,9 @@ def test_the_accepted_paths_features_reach_it(lm, texts, tree: str) -> None:
         check_lives(lm, drafter)
 
 
-@pytest.mark.parametrize(("k", "prefill_chunk"), pairs_in_turn([1, 3], [4, 7, 512]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("prefill_chunk", [4, 7, 512])
+@pytest.mark.parametrize("k", [1, 3])
 def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill_chunk: int) -> None:
     prompts = [*PROMPTS, SHARED, PROMPTS[1]]
     params = [SamplingParams(max_new_tokens=5 + 6 * i) for i in range(len(prompts))]
@@ -85,7 +86,9 @@ def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill
     check_lives(lm, drafter)
 
 
-@pytest.mark.parametrize(("tree", "prefill_chunk"), pairs_in_turn(TREES[1:], [4, 512]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("prefill_chunk", [4, 512])
+@pytest.mark.parametrize("tree", TREES[1:])
 def test_features_of_trees_are_whole_in_any_chunks_and_company(lm, texts, tree: str, prefill_chunk: int) -> None:
     prompts = [*PROMPTS, SHARED, PROMPTS[1]]
     params = [SamplingParams(max_new_tokens=5 + 6 * i) for i in range(len(prompts))]
@@ -103,7 +106,9 @@ def test_sampled_text_has_features_too(lm, texts, tree: str | None) -> None:
     check_lives(lm, drafter)
 
 
-@pytest.mark.parametrize(("tree", "prefix_caching"), pairs_in_turn(TREES, [False, True]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("tree", TREES)
 def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching: bool, tree: str | None) -> None:
     tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=18, check=False)
     drafter = feature_drafter(tight, texts)
@@ -115,7 +120,9 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
     check_lives(tight, drafter)
 
 
-@pytest.mark.parametrize(("tree", "needs_all"), pairs_in_turn(TREES, [False, True]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("needs_all", [False, True])
+@pytest.mark.parametrize("tree", TREES)
 def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(
     lm, texts, needs_all: bool, tree: str | None
 ) -> None:
@@ -267,7 +274,8 @@ class Refused(FeatureBook):
 FAULTS = [*((fault, tree) for fault in (Shifted, Refused) for tree in TREES), *((Stale, tree) for tree in TREES[1:])]
 
 
-@pytest.mark.parametrize(("fault", "tree"), rows_in_turn(FAULTS, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize(("fault", "tree"), FAULTS)
 def test_planted_faults_of_features_are_caught(lm, fault, tree: str | None) -> None:
     drafter = feature_drafter(lm)
     engine = tiny_engine(lm, drafter, tree=tree)

@@ -10,7 +10,6 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from shortened import in_turn, mostly_slow
 from tiny_engine import check_books, drafter, ngram, tiny_lm
 from tiny_grammar import byte_tokenizer, letter_tokens
 from typed import stand_in
@@ -248,12 +247,14 @@ def p_value(mode: str, num_draws: int = NUM_DRAWS) -> float:
     return result.p_value
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block", "gumbel", "exact-match"], 1, 4))
+@pytest.mark.in_turn(1, every=4)
+@pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
 def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode: str) -> None:
     assert p_value(mode) > ALARM
 
 
-@pytest.mark.parametrize("mode", mostly_slow(["rejection", "block"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import feature_drafter
 import pytest
 import torch
-from shortened import rows_in_turn
 from table_loop import PROMPT, Table
 from tiny_engine import PROMPTS, Checked, decode, drafter, ngram, preempted, tiny_engine, tokens
 from tiny_models import make_tiny
@@ -139,12 +138,13 @@ def p_value(found: Counter[tuple[int, ...]]) -> float:
     return chi_square(found, enumerate_joint(lambda text: masked_probs(TABLE, SAMPLED, text), prompt, LENGTH)).p_value
 
 
-@pytest.mark.parametrize(("first", "options"), rows_in_turn([
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize(("first", "options"), [
     ("ngram", {"num_speculative_tokens": 3}),
     ("ngram", {"num_speculative_tokens": 2, "tree": "2,2"}),
     ("suffix", {"num_speculative_tokens": 3, "tree": "dynamic:4"}),
     ("suffix", {"num_speculative_tokens": 3, "verify": "rejection"}),
-], 0))  # fmt: skip
+])  # fmt: skip
 def test_samples_of_a_pair_follow_the_target(first: str, options: dict[str, Any]) -> None:
     """Some guesses come with q, some are one-hot, in one batch and one after the other."""
     found, counts = drawn(pair(first, **options), 1_500)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from shortened import pairs_in_turn
 from tiny_engine import PROMPTS, decode, drafter, step_of, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_models import VOCAB
 from transformers import AutoModelForCausalLM
@@ -30,7 +29,9 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "k"), pairs_in_turn([*DRAFTS], [1, 4, 8]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("name", [*DRAFTS])
 def test_bias_and_repetition_penalty_are_those_of_transformers(target, draft_of, name, k: int) -> None:
     bias = {(token,): value for token, value in BIAS.items()}
     expected = transformers_greedy(target.name, PROMPTS, sequence_bias=bias, repetition_penalty=1.3)

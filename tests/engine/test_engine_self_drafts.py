@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from shortened import in_turn, rows_in_turn
 from test_engine_bits import logits_of
 from test_engine_prefixes import PROMPTS as PREFIXES
 from test_engine_prefixes import decoded
@@ -136,8 +135,9 @@ def p_value(target: TransformersLM, draft: Any, verify: str, tree: str | None, n
     return chi_square(counts, joint).p_value
 
 
-@pytest.mark.parametrize(("verify", "tree"), rows_in_turn([("block", None), ("rejection", None), ("auto", "2,2")], 0))
-@pytest.mark.parametrize("spec", in_turn(["self-int8", "self-exit:2"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize(("verify", "tree"), [("block", None), ("rejection", None), ("auto", "2,2")])
+@pytest.mark.parametrize("spec", ["self-int8", "self-exit:2"])
 def test_samples_follow_the_targets_distribution(deep, spec: str, verify: str, tree: str | None) -> None:
     assert p_value(deep, self_draft(deep, spec), verify, tree) > ALARM
 

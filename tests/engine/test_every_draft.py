@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 from every_draft import KINDS, METHODS, NAMES, Drafts
+from invariance import holds
 from planted import drafted_nodes_kept, refused_keys_kept
-from shortened import in_turn, rows_in_turn
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, preempted, tokens
 from tiny_heads import features_of
@@ -37,7 +37,6 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.origin import Origin
-from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -72,7 +71,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Drafts:
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> Drafts:
     """With a target in bfloat16, where bits are promised."""
-    if any(check.needed and not check.holds for check in row_invariance(torch.bfloat16)):
+    if not holds(torch.bfloat16):
         pytest.skip("this machine's kernels are not row-invariant in bfloat16")
     return Drafts(tmp_path_factory.mktemp("halves"), "bfloat16")
 
@@ -103,7 +102,8 @@ def test_every_method_is_here(drafts: Drafts) -> None:
     assert found == set(METHODS) - {"none"}
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> None:
     plain = tokens(drafts.once(decode, GREEDY))
     for shape in shapes_of(drafts, name):
@@ -115,7 +115,8 @@ def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> Non
     assert tokens(decode(drafts.engine(name), FREE)) == tokens(drafts.once(decode, FREE))
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", NAMES)
 def test_gumbel_text_does_not_depend_on_the_draft(drafts: Drafts, name: str) -> None:
     chain, *trees = shapes_of(drafts, name)[1:]
     edited = replace(FREE, temperature=0.9, seed=11, top_k=40, presence_penalty=0.4)
@@ -132,7 +133,8 @@ def recorded(engine: Engine) -> list[torch.Tensor]:
     return [torch.cat(Recorded.logits[i]) for i in sorted(Recorded.logits)]
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
     expected = halves.once(recorded, max_num_seqs=1)
     for shape in shapes_of(halves, name)[1::2]:
@@ -140,7 +142,8 @@ def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), shape
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sampled_text_alone_and_in_company(halves: Drafts, name: str) -> None:
     for place, verify in enumerate(("rejection", "block")):
         together = tokens(decode(halves.engine(name, verify=verify, max_num_seqs=4), SAMPLED))
@@ -166,8 +169,9 @@ def joint(drafts: Drafts) -> dict[tuple[int, ...], float]:
     return enumerate_joint(lambda text: p_of(drafts, text), tuple(PROMPTS[0]), 2)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("num", [120, pytest.param(1_500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", in_turn(NAMES, 1))
+@pytest.mark.parametrize("name", NAMES)
 def test_samples_follow_the_targets_distribution(
     drafts: Drafts, joint: dict[tuple[int, ...], float], name: str, num: int
 ) -> None:
@@ -183,7 +187,8 @@ def test_samples_follow_the_targets_distribution(
     assert chi_square(drawn, turned).p_value < ALARM, "another distribution is noticed"
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", NAMES)
 def test_cached_prefixes_change_nothing(drafts: Drafts, name: str) -> None:
     plain = tokens(drafts.once(decode, SAMPLED, PREFIXES, verify="gumbel"))
     without = counts(decode(drafts.engine(name, verify="gumbel"), SAMPLED, PREFIXES))
@@ -205,9 +210,8 @@ def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
         drafts.target.hold(before)
 
 
-@pytest.mark.parametrize(
-    ("name", "caches"), rows_in_turn([(name, caches) for name in NAMES for caches in (False, True)], 2, 3)
-)
+@pytest.mark.in_turn(2, every=3)
+@pytest.mark.parametrize(("name", "caches"), [(name, caches) for name in NAMES for caches in (False, True)])
 def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
     params = replace(GREEDY, max_new_tokens=20)
     plain = tokens(drafts.once(decode, params))
@@ -224,7 +228,8 @@ def written_by(engine: Engine, params: SamplingParams, regex: str) -> list[Outpu
     return preempted(engine, params, grammar=compile_grammar("regex", regex, not_none(engine.tokenizer)))[0]
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
     source = "(ab|[0-9]){2,9}x?"
     for params, verify in ((SamplingParams(24), "auto"), (SamplingParams(24, temperature=0.9, seed=2), "gumbel")):
@@ -235,7 +240,8 @@ def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
             assert tokens(found) == tokens(plain), shape
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None:
     for params, verify in ((GREEDY, "greedy"), (SAMPLED, "gumbel")):
         each = [replace(params, index=i) for i in range(len(PROMPTS))]
@@ -253,7 +259,8 @@ def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None
             assert (one.num_steps.sum(), one.num_accepted_tokens.sum()) == pytest.approx((steps, accepted)), one.k
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_profile_has_what_a_draft_costs_in_decoding(
     drafts: Drafts, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,8 +278,9 @@ def test_a_profile_has_what_a_draft_costs_in_decoding(
     assert (costs.target_seconds > 0).all()
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("tree", ["2,2,1", "3,2+1,1"])
-@pytest.mark.parametrize("name", in_turn(NAMES, 0))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_trace_foretells_what_a_tree_accepts(drafts: Drafts, name: str, tree: str) -> None:
     drafter, shape = drafts.drafter(name), TreeShape.parse(tree)
     requests = [Request(PromptRow(i, ""), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
@@ -377,9 +385,8 @@ def keeps(drafter: Any, part: str | None) -> bool:
     return part == "nodes" and not drafter.one_pass
 
 
-@pytest.mark.parametrize(
-    ("fault", "name"), rows_in_turn([(fault, name) for fault in OF_REFUSALS for name in (*READING, *KINDS)], 1, 9)
-)
+@pytest.mark.in_turn(1, every=9)
+@pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault in OF_REFUSALS for name in (*READING, *KINDS)])
 def test_nothing_stays_of_refused_tokens(
     drafts: Drafts, name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,9 +410,8 @@ def left_behind(row: DraftRow, holes: Sequence[tuple[int, int]], is_behind: bool
     return replace(row, context=context, features=features)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_left_behind"), rows_in_turn([(name, late) for name in NAMES for late in (False, True)], 1, 3)
-)
+@pytest.mark.in_turn(1, every=3)
+@pytest.mark.parametrize(("name", "is_left_behind"), [(name, late) for name in NAMES for late in (False, True)])
 def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     drafts: Drafts, name: str, is_left_behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +435,8 @@ def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     assert found != is_left_behind
 
 
-@pytest.mark.parametrize("name", in_turn(NAMES, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("name", NAMES)
 def test_doctor_has_no_doubt(drafts: Drafts, name: str) -> None:
     flags = {"draft": (parse_spec(drafts.specs[name]), "--draft")}
     recipe = resolve(sets=[f"target.model={drafts.target.name}"], flags=flags).recipe

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from planted import forget_residuals, own_weights_of_p
-from shortened import in_turn
 from table_loop import Loop, Table, measured
 from typed import not_none
 
@@ -136,32 +135,37 @@ def test_softmax_at_temperature_zero() -> None:
         SoftmaxAtZero(TABLE, params, "rejection", 3, num_draws=50).run(8)
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_missing_residual(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_residuals(monkeypatch)
     assert p_value(mode) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_residual_not_normalised(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "inverse_cdf", not_normalised)
     assert p_value(mode) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_shared_uniform_draws(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "uniforms_many", shared_draws(noise.uniforms_many))
     assert p_value(mode) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize("options", [{"temperature": 0.6}, {"top_k": 2}, {"repetition_penalty": 1.8}], ids=str)
 def test_q_from_before_the_processors(mode: str, options) -> None:
     params = SamplingParams(**{"temperature": 1.0, **options})
     assert p_value(mode, QBeforeProcessors, params) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_off_by_one_bonus(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Residuals, "own_weights", off_by_one_bonus(Residuals.own_weights))
     # The bonus is token k + 1, so the joint has to reach beyond k tokens.
@@ -175,13 +179,15 @@ def test_block_verification_with_noise_keyed_by_position(monkeypatch: pytest.Mon
     assert p_value("block", table=table, length=4, num_draws=12_000) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_p_min_decides_before_the_draw_and_not_after(mode: str) -> None:
     assert p_value(mode, StopsBeforeADoubtfulDraw) > ALARM
     assert p_value(mode, StopsAfterADoubtfulDraw) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_a_confidence_head_decides_on_a_token_by_those_before_it_alone(mode: str) -> None:
     assert measured(CutByConfidence(mode), PARAMS, 3).p_value > ALARM
     assert measured(CutAtTheBestOfAllLengths(mode), PARAMS, 3).p_value < ALARM

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from planted import keep_residuals_of_siblings
-from shortened import in_turn
 from table_loop import Table
 from tree_loop import TREES, TreeLoop, measured_tree
 
@@ -60,7 +59,8 @@ class Flat:
         return self.drafted.tokens[: node + 1]
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES, "exact-match", "gumbel"], 1, 4))
+@pytest.mark.in_turn(1, every=4)
+@pytest.mark.parametrize("mode", [*JUDGES, "exact-match", "gumbel"])
 def test_a_sibling_seen_by_a_sibling(mode) -> None:
     assert p_value(mode) > ALARM
     assert p_value(mode, kind=SeesSiblings) < ALARM
@@ -88,7 +88,8 @@ def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch: pytest.
     assert first_of_three(TreeLoop) < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("mode", [*JUDGES])
 def test_a_residual_that_is_not_updated_after_a_refused_sibling(mode, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_residuals_of_siblings(monkeypatch)
     assert p_value(mode, "3,1,1") < ALARM
@@ -104,7 +105,8 @@ def test_a_mass_that_traversal_does_not_update(monkeypatch: pytest.MonkeyPatch) 
     assert p_value("traversal") < ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES, "exact-match"], 0, 3))
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize("mode", [*JUDGES, "exact-match"])
 def test_penalties_that_take_a_place_for_a_position(mode, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=1.0, frequency_penalty=1.5)
     assert p_value(mode, params=params) > ALARM

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from head_drafts import loaded as loaded_head
-from shortened import in_turn, mostly_slow, pairs_in_turn, rows_in_turn
+from shortened import mostly_slow
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, loaded_mtp, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import PROMPTS, Checked, drafter, letter_tokenizer
@@ -203,9 +203,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize(
-    ("draft", "num"), [*rows_in_turn([(draft, 3) for draft in DRAFTS], 0, 5), ("plain", 1), ("tree of a head", 1)]
-)
+@pytest.mark.in_turn(0, every=5)
+@pytest.mark.parametrize(("draft", "num"), [*((draft, 3) for draft in DRAFTS), ("tree of a head", 1), ("plain", 1)])
 def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_of, log) -> None:
     steps = both(engine_of, draft, add(num))
     accepted = [one.num_accepted for emitted, _ in steps for one in emitted[0]]
@@ -245,9 +244,8 @@ def sampled(params: SamplingParams = SAMPLED) -> Action:
     return added
 
 
-@pytest.mark.parametrize(
-    ("draft", "rule", "params"), rows_in_turn([(*its, params) for its in RULED for params in (SAMPLED, CUT)], 0, 27)
-)
+@pytest.mark.in_turn(0, every=27)
+@pytest.mark.parametrize(("draft", "rule", "params"), [(*its, params) for its in RULED for params in (SAMPLED, CUT)])
 def test_events_of_sampled_requests_are_those_of_an_engine_that_waits(
     draft: str, rule: str, params: SamplingParams, engine_of, log
 ) -> None:
@@ -262,7 +260,8 @@ FEW = replace(SAMPLED, temperature=1.0, min_p=0.6, max_new_tokens=50)
 """Often fewer tokens have a probability than a tree has siblings."""
 
 
-@pytest.mark.parametrize("rule", in_turn(["rejection", "traversal", "gumbel"], 1, 3))
+@pytest.mark.in_turn(1, every=3)
+@pytest.mark.parametrize("rule", ["rejection", "traversal", "gumbel"])
 @pytest.mark.parametrize("draft", ["tree of the target itself", *mostly_slow(["tree by masks of a head"], [])])
 def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of, log) -> None:
     steps = both(engine_of, draft, sampled(FEW), **rates_of(rule))
@@ -272,13 +271,14 @@ def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of,
     assert log.count("launched") > len(steps) / 5
 
 
-@pytest.mark.parametrize(("draft", "rule"), rows_in_turn([
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize(("draft", "rule"), [
     ("tree of a head", "traversal"),
     ("tree of a model", "gumbel"),
     ("heads side by side", "block"),
     ("dynamic tree of heads side by side", "greedy"),
     ("dynamic tree of heads side by side", "exact-match"),
-], 0, 3))  # fmt: skip
+])  # fmt: skip
 def test_more_tokens_are_wanted_than_a_draft_is_deep(draft: str, rule: str, engine_of, log) -> None:
     params, options = (PARAMS, {}) if rule == "greedy" else (SAMPLED, rates_of(rule))
     steps = both(engine_of, draft, add(2, replace(params, max_new_tokens=50)), k=7, **options)
@@ -359,7 +359,8 @@ def test_a_round_that_waits_is_caught(engine_of, log, monkeypatch: pytest.Monkey
         test_a_round_is_launched_before_the_one_before_it_is_read("chain of a head", engine_of, log)
 
 
-@pytest.mark.parametrize("draft", in_turn(SOME, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("draft", SOME)
 def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     """Token stops, and stop strings that come within a round, while others go on."""
     plain = told(steps_of(prepared(engine_of(draft), add(3))))
@@ -379,7 +380,8 @@ def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 4
 
 
-@pytest.mark.parametrize("draft", [*in_turn(SOME, 3, 4), *mostly_slow(["modules", "dynamic tree of a model"], [])])
+@pytest.mark.in_turn(3, every=6)
+@pytest.mark.parametrize("draft", [*SOME, "modules", "dynamic tree of a model"])
 def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, device) -> None:  # noqa: F811
     """One ends by a token, and nothing is written for it; with another one gone, smaller graphs suffice."""
     params = replace(PARAMS, max_new_tokens=60)
@@ -409,7 +411,29 @@ def test_rounds_go_on_without_requests_that_end(draft: str, engine_of, log, devi
     both(engine_of, draft, prepare, {30: lambda engine: engine.abort(2)})
 
 
-@pytest.mark.parametrize("draft", [*in_turn(SOME, 2, 4), *mostly_slow(["modules", "dynamic tree of a model"], [])])
+def test_what_is_drafted_behind_a_stop_is_no_fault_of_the_draft(engine_of, log) -> None:
+    """The round that was launched before the stop was read drafts there, of a request that is gone by then."""
+    draft, num = "chain of a model", 3
+    many: dict[str, Any] = {"last": 20, "k": 1}
+    texts, _ = by_sequence(steps_of(prepared(engine_of(draft, **many), add(num))))
+    others = {token for i in range(1, num) for token in [*texts[i], *PROMPTS[i]]}
+    stop = next(token for token in texts[0][4:] if token not in others | {*PROMPTS[0], *texts[0][:4]})
+    log.clear()
+
+    def prepare(engine: Engine) -> None:
+        drafter: Any = engine.drafter
+        with torch.no_grad():
+            drafter.lm.model.get_input_embeddings().weight[stop] = torch.nan
+        engine.add(PROMPTS[0], replace(PARAMS, stop_token_ids=(stop,), min_tokens=0))
+        add(num - 1, first=1)(engine)
+
+    steps = both(engine_of, draft, prepare, **many)
+    assert sorted(end.finish_reason for _, ends in steps for end in ends) == ["length", "length", "stop"]
+    assert "launched" in log
+
+
+@pytest.mark.in_turn(2, every=6)
+@pytest.mark.parametrize("draft", [*SOME, "modules", "dynamic tree of a model"])
 def test_rounds_go_on_while_prompts_are_read(draft: str, engine_of, log, monkeypatch: pytest.MonkeyPatch) -> None:
     """They begin beside a chunk, too. Behind the last one a round is read, after that chunk was launched."""
     chunks = {"prefill_chunk": 8, "max_num_batched_tokens": 8}
@@ -474,7 +498,8 @@ def test_nothing_is_recorded_for_the_length_of_a_prompt(draft: str, engine_of, m
 MODELS = ["chain of a model", "tree of a model", "masks of a model", "tree by masks of a model"]
 
 
-@pytest.mark.parametrize("draft", in_turn([*MODELS, "chain of a head"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("draft", [*MODELS, "chain of a head"])
 def test_rounds_begin_at_once_behind_a_prompt(draft: str, engine_of, log) -> None:
     """What is read before leaves a guess of the shape that all further ones have."""
 
@@ -493,13 +518,15 @@ def prepared(engine: Checked, prepare: Action) -> Checked:
     return engine
 
 
-@pytest.mark.parametrize("draft", in_turn(SOME, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("draft", SOME)
 def test_requests_come_and_go_while_rounds_are_under_way(draft: str, engine_of, log) -> None:
     both(engine_of, draft, add(2), {5: add(1, first=2), 9: lambda engine: engine.abort(0), 12: add(1, first=3)})
     assert log.count("launched") > 8
 
 
-@pytest.mark.parametrize("draft", in_turn(SOME, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("draft", SOME)
 def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
     def replaced(engine: Engine) -> None:
         for sequence_id in (0, 1):
@@ -510,8 +537,9 @@ def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 8
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("prefix_caching", mostly_slow([False, True], [True]))
-@pytest.mark.parametrize("draft", in_turn(SOME, 1))
+@pytest.mark.parametrize("draft", SOME)
 def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log) -> None:
     few = engine_of(draft, num_blocks=22, prefix_caching=prefix_caching)
     many = engine_of(draft, goes_ahead=False, prefix_caching=prefix_caching)
@@ -521,9 +549,8 @@ def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log)
     assert "launched" in log
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "draft"), rows_in_turn([(num, draft) for num in range(28, 48, 2) for draft in SOME], 7, 21)
-)
+@pytest.mark.in_turn(7, every=21)
+@pytest.mark.parametrize(("num_blocks", "draft"), [(num, draft) for num in range(28, 48, 2) for draft in SOME])
 def test_a_prompt_finds_the_blocks_that_it_was_admitted_for(num_blocks: int, draft: str, engine_of, log) -> None:
     """However few there are: rounds ahead hold none that others were promised."""
     limits = {"prefill_chunk": 8, "max_num_batched_tokens": 8}
@@ -543,7 +570,8 @@ def test_a_prompt_finds_the_blocks_that_it_was_admitted_for(num_blocks: int, dra
     assert log.count("launched") > 5
 
 
-@pytest.mark.parametrize("draft", in_turn(SOME, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("draft", SOME)
 def test_contexts_end(draft: str, engine_of, log) -> None:
     def narrowed(engine: Engine) -> None:
         engine.target.max_context = 40
@@ -555,9 +583,8 @@ def test_contexts_end(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 8
 
 
-@pytest.mark.parametrize(
-    ("draft", "num"), rows_in_turn([*((draft, 1) for draft in SOME), ("plain", 3), ("chain of a head", 3)], 1)
-)
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize(("draft", "num"), [*((draft, 1) for draft in SOME), ("plain", 3), ("chain of a head", 3)])
 def test_a_target_without_numbers_ends_the_requests_at_fault(draft: str, num: int, engine_of, log) -> None:
     """One after another, in the round in which a token is read that has no numbers, drafted or not."""
     many = {"last": 20}
@@ -592,7 +619,8 @@ def test_a_draft_without_numbers_fails_one_round_late(draft: str, engine_of, log
     assert "launched" in log
 
 
-@pytest.mark.parametrize("draft", in_turn(SOME, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("draft", SOME)
 def test_an_error_computes_all_again(draft: str, engine_of) -> None:
     right = by_sequence(steps_of(prepared(engine_of(draft, goes_ahead=False), add(2))))
     engine = prepared(engine_of(draft), add(2))
@@ -628,9 +656,9 @@ def test_others_may_use_the_models_in_between(engine_of, log) -> None:
     assert log.count("refused") == 2
 
 
-@pytest.mark.parametrize(
-    ("draft", "num"), pairs_in_turn(["chain of a head", "chain of a model", "tree of a head"], [1, 3])
-)
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("draft", ["chain of a head", "chain of a model", "tree of a head"])
 def test_of_a_step_in_which_a_request_fails_the_host_verifies_the_others(
     draft: str, num: int, engine_of, log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from shortened import in_turn, mostly_slow
+from shortened import mostly_slow
 from test_engine_prefixes import BEGIN, PROMPTS, decoded
 from tiny_engine import drafter, preempted, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
@@ -25,8 +25,9 @@ def load(folder: Path, dtype: str = "float32") -> TransformersLM:
     return load_lm(str(folder), dtype=dtype, check=dtype == "float32")
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16"], ["bfloat16"]))
-@pytest.mark.parametrize("method", in_turn(["itself", "ngram", "none"], 0, 3))
+@pytest.mark.parametrize("method", ["itself", "ngram", "none"])
 def test_text_is_the_same_however_much_is_shared(folder: Path, method: str, dtype: str) -> None:
     target = load(folder, dtype)
     draft = load(folder, dtype) if method == "itself" else drafter(method)

@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from shortened import in_turn, rows_in_turn
 from table_loop import PROMPT, Loop, Table, measured, numbered
 from typed import not_none
 
@@ -33,9 +32,8 @@ PROCESSORS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "mode"), rows_in_turn([(options, mode) for options in PROCESSORS for mode in SAMPLED], 0, 9), ids=str
-)
+@pytest.mark.in_turn(0, every=9)
+@pytest.mark.parametrize(("options", "mode"), [(options, mode) for options in PROCESSORS for mode in SAMPLED], ids=str)
 def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     params = SamplingParams(**options)
     loop = Loop(TABLE, params, mode, k=2)
@@ -43,7 +41,8 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     assert 0.05 < loop.num_accepted / loop.num_drafted < 0.95
 
 
-@pytest.mark.parametrize("mode", in_turn([*SAMPLED], 0, 6))
+@pytest.mark.in_turn(0, every=6)
+@pytest.mark.parametrize("mode", [*SAMPLED])
 def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode) -> None:
     params = SamplingParams(temperature=1.1, logit_bias={2: 0.7})
     loop = Loop(TABLE, params, mode, k=lambda index: index % 5, without_chance=(1, 2))
@@ -66,7 +65,8 @@ def test_typical_is_lossy_and_chi_square_sees_it() -> None:
     assert measured(Loop(TABLE, params, "typical", k=3), params, 3).p_value < ALARM
 
 
-@pytest.mark.parametrize("options", in_turn(PROCESSORS, 1), ids=str)
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("options", PROCESSORS, ids=str)
 def test_gumbel_text_is_the_same_with_any_draft_any_k_or_none(options) -> None:
     params = SamplingParams(**options)
     other = Table(TABLE.p, Table.random(seed=8).q)

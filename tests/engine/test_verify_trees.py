@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from host_waits import HostWaits
-from shortened import in_turn, rows_in_turn
 from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
@@ -265,9 +264,10 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
     assert waits.num == len({row.rule for row in rows}), waits.lines
 
 
+@pytest.mark.in_turn(0, every=5)
 @pytest.mark.parametrize(
     ("mode", "parents"),
-    rows_in_turn([(mode, parents) for mode in (*JUDGES, *WALKS) for parents in TREES.values()], 0, 5),
+    [(mode, parents) for mode in (*JUDGES, *WALKS) for parents in TREES.values()],
 )
 def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, parents)
@@ -275,7 +275,8 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     assert 0.1 < loop.num_accepted / loop.num_steps < 2.5
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 0, 4))
+@pytest.mark.in_turn(0, every=4)
+@pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
 @pytest.mark.parametrize(
     "options",
     [
@@ -292,7 +293,8 @@ def test_joint_with_processors_is_the_targets_own(mode, options) -> None:
     assert measured_tree(TreeLoop(TABLE, params, mode, TREES["ragged"]), params).p_value > ALARM
 
 
-@pytest.mark.parametrize("mode", in_turn([*JUDGES, *WALKS], 3, 4))
+@pytest.mark.in_turn(3, every=4)
+@pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
 def test_joint_under_a_grammar_is_the_masked_targets_own(mode) -> None:
     grammar = compile_grammar("regex", REGEX, letter_tokens())
     loop = TreeLoop(TABLE, PLAIN, mode, TREES["2,2"], grammar=grammar)

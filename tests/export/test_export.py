@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from export_recipes import GOLDEN, RECIPES, files_of, resolved
-from shortened import pairs_in_turn
 from typed import not_none
 
 from specdec_cli.cli.shared import draft_methods
@@ -228,7 +227,9 @@ def test_the_next_command_asks_for_nothing_that_the_engine_refuses(name: str) ->
     assert path in not_none(alone.next_command)
 
 
-@pytest.mark.parametrize(("engine", "path"), pairs_in_turn(SERVERS, [*SETTINGS]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("path", [*SETTINGS])
+@pytest.mark.parametrize("engine", SERVERS)
 def test_no_setting_is_lost_in_silence(engine: str, path: str) -> None:
     name = "ngram" if path.startswith("serve.") else "sampled"
     before = export(engine, resolved(name), "X")

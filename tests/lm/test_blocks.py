@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from planted import plant
-from shortened import in_turn, rows_in_turn
 from tiny_models import make_tiny
 from transformers import AutoModelForCausalLM
 from typed import not_none, stand_in
@@ -169,20 +168,17 @@ WRONG = {
 }
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    rows_in_turn(
-        [
-            ("((Bits*)panel)[i * WIDTH + lane] = bits", "((Bits*)panel)[i * WIDTH + lane] = i ? bits : Bits(bits ^ 1)"),
-            (
-                "float_of(Half value) { return float_of_half(value.bits)",
-                "float_of(Half value) { return float_of(value.bits)",
-            ),
-            ("small = float(rest) * 0x1p-24f", "small = float(rest) * 0x1p-23f"),
-        ],
-        1,
-        3,
-    ),
+    [
+        ("((Bits*)panel)[i * WIDTH + lane] = bits", "((Bits*)panel)[i * WIDTH + lane] = i ? bits : Bits(bits ^ 1)"),
+        (
+            "float_of(Half value) { return float_of_half(value.bits)",
+            "float_of(Half value) { return float_of(value.bits)",
+        ),
+        ("small = float(rest) * 0x1p-24f", "small = float(rest) * 0x1p-23f"),
+    ],
 )
 def test_a_planted_fault_in_reading_plain_rows_is_caught(
     files: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +189,8 @@ def test_a_planted_fault_in_reading_plain_rows_is_caught(
         load_lm(path)
 
 
-@pytest.mark.parametrize("fault", in_turn([*FAULTS], 1, 4))
+@pytest.mark.in_turn(1, every=4)
+@pytest.mark.parametrize("fault", [*FAULTS])
 def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(files("llama", "Q4_K_M"))
     plant(monkeypatch, (FAULTS[fault], WRONG[fault]), "-O0")
@@ -201,27 +198,24 @@ def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, mon
         load_lm(path)
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
-    rows_in_turn(
-        [
-            (
-                "Q4_K_M",
-                "whole[r] = L::PRODUCT_OFFSET * (Ints{} - taken)",
-                "whole[r] = (L::PRODUCT_OFFSET + 1) * (Ints{} - taken)",
-            ),
-            ("Q4_K_M", "r * pitch)->scale);", "r * pitch)->scale * 1.5f);"),
-            ("Q4_K_M", "least * spread(row.scale), sums[r]", "least * spread(-row.scale), sums[r]"),
-            ("Q4_1", "scales * spread(block.scale), sum", "scales * spread(block.scale * 1.5f), sum"),
-            ("Q4_1", "multiply_add(least, spread(block.sum), sum)", "multiply_add(least, spread(-block.sum), sum)"),
-            (MIXED, "pitch)[i + p]), sums", "pitch)[i]), sums"),
-            ("F16", "(sums[r][0] + sums[r][1]) + (sums", "(sums[r][0] + sums[r][1]) + 0.9f * (sums"),
-            ("F16", "floats_of_halves((const uint8_t*)from); }", "floats_of((const uint16_t*)from); }"),
-            ("Q8_0", "block->taken[o] = -OFFSETS[o] * sum", "block->taken[o] = -(OFFSETS[o] + 16) * sum"),
-        ],
-        2,
-        4,
-    ),
+    [
+        (
+            "Q4_K_M",
+            "whole[r] = L::PRODUCT_OFFSET * (Ints{} - taken)",
+            "whole[r] = (L::PRODUCT_OFFSET + 1) * (Ints{} - taken)",
+        ),
+        ("Q4_K_M", "r * pitch)->scale);", "r * pitch)->scale * 1.5f);"),
+        ("Q4_K_M", "least * spread(row.scale), sums[r]", "least * spread(-row.scale), sums[r]"),
+        ("Q4_1", "scales * spread(block.scale), sum", "scales * spread(block.scale * 1.5f), sum"),
+        ("Q4_1", "multiply_add(least, spread(block.sum), sum)", "multiply_add(least, spread(-block.sum), sum)"),
+        (MIXED, "pitch)[i + p]), sums", "pitch)[i]), sums"),
+        ("F16", "(sums[r][0] + sums[r][1]) + (sums", "(sums[r][0] + sums[r][1]) + 0.9f * (sums"),
+        ("F16", "floats_of_halves((const uint8_t*)from); }", "floats_of((const uint16_t*)from); }"),
+        ("Q8_0", "block->taken[o] = -OFFSETS[o] * sum", "block->taken[o] = -(OFFSETS[o] + 16) * sum"),
+    ],
 )
 def test_a_planted_fault_in_products_is_caught(
     files: Any, form: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ import torch
 from peft import PeftModel
 from planted import plant
 from safetensors.torch import load_file, save_file
-from shortened import in_turn
 from tiny_adapters import make_adapter
 from tiny_engine import decode, ngram, self_draft, tiny_lm, tokens
 from tiny_gguf import SIZES as GGUF_SIZES
@@ -123,7 +122,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", in_turn([*FAULTS], 0, 3))
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize("fault", [*FAULTS])
 def test_a_planted_fault_is_caught_at_load(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FAULTS[fault], "-O0")
     with pytest.raises(RunError, match="other numbers in our decoder than in its file"):

@@ -1,6 +1,5 @@
 """In bfloat16 on a CPU a row has the same bits in any company: decoding alone, verifying, in a batch."""
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,24 +7,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from invariance import holds, known_invariance
 from shortened import mostly_slow
 from tiny_models import make_tiny
 from typed import stand_in
 
 from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.kernels.kinds import kind_for
 from specdec_cli.lm.load import load_lm
 
 FAMILIES = ["llama", "llama by transformers", "mistral", "gemma2", "gpt2", "qwen2", "qwen3", "qwen3 by transformers"]
 FAMILIES += ["bitnet", "olmo2", "mistral by transformers", "gemma2 by transformers", "olmo2 by transformers"]
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
-
-
-@functools.cache
-def holds(dtype):
-    return all(check.holds for check in row_invariance(dtype) if check.needed)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -157,7 +151,7 @@ def test_float32_and_our_own_decoder_run_unpadded(
 
 
 def test_invariance_is_asked_of_attention_and_of_our_own_decoder() -> None:
-    checks = row_invariance(torch.bfloat16)
+    checks = known_invariance(torch.bfloat16)
     assert {check.dtype for check in checks} == {"bfloat16"}
     assert any(check.kernel.startswith("attention") for check in checks)
     assert [check.holds for check in checks if "own decoder" in check.kernel] == [True] * 9
@@ -179,7 +173,9 @@ def test_its_models_have_the_weights_of_those_of_transformers() -> None:
 def test_the_plain_product_is_needed_where_no_packed_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in {"plain", kind_for(torch.bfloat16, torch.device("cpu"))}:
         monkeypatch.setattr(invariance, "kind_for", lambda *_, kind=kind: kind)
-        checks = [check for check in row_invariance(torch.bfloat16) if check.kernel.startswith("linear")]
+        with torch.inference_mode():
+            every = invariance._linear_checks(torch.bfloat16, torch.Generator().manual_seed(0))
+            checks = [check for check in every if check.kernel.startswith("linear")]
         together = [check.needed for check in checks if "alone" not in check.kernel]
         assert together == [kind == "plain"] * len(invariance.LINEAR_SHAPES)
 
@@ -195,4 +191,6 @@ def test_attention_without_the_key_grain_is_caught(monkeypatch: pytest.MonkeyPat
         return right(start, stop, min(num_keys, 700 + stop), *others)
 
     monkeypatch.setattr(invariance, "Span", too_few_keys)
-    assert not all(check.holds for check in row_invariance(torch.bfloat16) if check.kernel.startswith("attention"))
+    with torch.inference_mode():
+        checks = [*invariance._attention_checks(torch.bfloat16, torch.Generator().manual_seed(0))]
+    assert not all(check.holds for check in checks)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from shortened import rows_in_turn
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 from transformers.models.gptj import modeling_gptj
 
@@ -80,7 +79,8 @@ def decode(lm, texts, k, correct, chunk=5):
     return [contexts[i] for i in sorted(contexts)]
 
 
-@pytest.mark.parametrize(("k", "correct"), rows_in_turn([(0, 0), (1, 0), (4, 0), (4, 2), (8, 8), (8, 3)], 0, 3))
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize(("k", "correct"), [(0, 0), (1, 0), (4, 0), (4, 2), (8, 8), (8, 3)])
 def test_greedy_equals_generate(checkpoint, k: int, correct: int) -> None:
     _, lm, texts = checkpoint
     assert decode(lm, texts, k, correct) == texts

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from shortened import pairs_in_turn
 from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
 from typed import stand_in
 
@@ -34,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
     return str(make_tiny("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=4))
 
 
-@pytest.mark.parametrize(("family", "precision"), pairs_in_turn([*FAMILIES, *EXTRA_FAMILIES], PRECISIONS))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 def test_49_3_no_family_is_refused_for_its_rounding(
     tmp_path: Path, family: str, precision: tuple[str, Quantize], monkeypatch: pytest.MonkeyPatch
 ) -> None:

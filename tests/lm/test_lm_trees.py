@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shortened import in_turn
-from test_lm_bits import holds
+from invariance import holds
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 
 from specdec_cli.drafted import Drafted
@@ -60,13 +59,15 @@ def check(lm, seed=0, *, is_same=lambda a, b: torch.allclose(a, b, atol=1e-4), n
     assert lm.num_free_blocks == lm.num_blocks, "free and used blocks are all"
 
 
-@pytest.mark.parametrize("family", in_turn([*FAMILIES, *EXTRA_FAMILIES], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 def test_nodes_are_scored_as_their_paths(family, tmp_path: Path) -> None:
     check(load_lm(str(make_tiny(family, tmp_path)), decoder="transformers"))
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("options", BITWISE.values(), ids=BITWISE)
-@pytest.mark.parametrize("block_size", in_turn([4, 16], 0))
+@pytest.mark.parametrize("block_size", [4, 16])
 def test_nodes_have_their_paths_bits(options, block_size: int, tmp_path: Path) -> None:
     if "decoder" in options and not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")

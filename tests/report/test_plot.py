@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shortened import in_turn
 from typed import not_none, stand_in
 
 from specdec_cli.errors import UsageError
@@ -178,7 +177,8 @@ def test_the_page_is_one_file_of_text_and_pictures(make) -> None:
     assert text.count("currentColor") > 10
 
 
-@pytest.mark.parametrize("make", in_turn(DOCUMENTS, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("make", DOCUMENTS)
 def test_the_same_document_gives_the_same_picture(make) -> None:
     document = make()
     svg = plot.picture(document, ".svg")
@@ -206,7 +206,8 @@ def test_what_is_drawn_is_what_stands_there() -> None:
     assert [tuple(stand_in(one.get_offsets())[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
 
 
-@pytest.mark.parametrize("make", in_turn(PAIRS, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("make", PAIRS)
 def test_a_picture_of_synthetic_acceptance_says_so(make) -> None:
     document = make()
     assert b"synthetic" not in plot.picture(document, ".svg")

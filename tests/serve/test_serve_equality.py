@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from live_server import JSON, LiveServer, live
-from shortened import in_turn
 from tiny_engine import letter_tokenizer, transformers_greedy
 from tiny_models import make_tiny
 
@@ -118,7 +117,8 @@ def test_greedy_text_in_company(server, expected) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("verify", in_turn(["rejection", "block", "gumbel", "exact-match"], 0, 4))
+@pytest.mark.in_turn(0, every=4)
+@pytest.mark.parametrize("verify", ["rejection", "block", "gumbel", "exact-match"])
 def test_a_seed_gives_one_text_alone_and_in_company(pair, verify: str) -> None:
     params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=0.9, top_k=5, seed=7)
     alone = [engine_of(pair, verify).generate(prompt, params)[0].text for prompt in PROMPTS[:4]]

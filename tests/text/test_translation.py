@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 from many_tokenizers import KINDS, PERMUTED, TEXTS, tokenizer
-from shortened import rows_in_turn
 
 from specdec_cli.text.pieces import MOST_BYTES, num_incomplete, piece_starts
 from specdec_cli.text.shared_vocabulary import shared_vocabulary
@@ -22,7 +21,8 @@ def translator(target: str, draft: str) -> Translator:
     return Translator(first, second, shared_vocabulary(first, second))
 
 
-@pytest.mark.parametrize(("target", "draft"), rows_in_turn(PAIRS, 0, 4))
+@pytest.mark.in_turn(0, every=4)
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_translation_depends_on_the_context_alone(target: str, draft: str) -> None:
     """Grown token by token, in chunks, cut back and grown again, or read at once."""
     one, rng = translator(target, draft), Random(0)
@@ -58,7 +58,8 @@ def test_a_text_is_cut_as_the_draft_cuts_it_at_once(draft: str) -> None:
     assert one.start().follow(tokens) == [*one.prefix, *tokenizer(draft).encode(text, False)]
 
 
-@pytest.mark.parametrize(("target", "draft"), rows_in_turn(PAIRS, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_guess_continues_the_context(target: str, draft: str) -> None:
     """Whatever is guessed, the context's text and the guess's read on as the draft's text does."""
     one, rng = translator(target, draft), Random(1)

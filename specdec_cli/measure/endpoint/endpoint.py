@@ -7,6 +7,7 @@ sentence with the server's own words in it; the key goes into a header and nowhe
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -24,6 +25,8 @@ from specdec_cli.proxy import Proxy, proxy_of
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from httpx2 import AsyncHTTPTransport, Request, Response
 
 _CONNECT_SECONDS = 10.0
@@ -309,6 +312,14 @@ class Endpoint:
             raise self._say.error(f"the connection to `{root}` broke: {message}", "check the server's log") from error
 
 
+@functools.cache
+def _certificates() -> SSLContext:
+    """The authorities that are trusted; reading them takes a tenth of a second."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
 def _transport(proxy: Proxy | None, num_connections: int | None) -> AsyncHTTPTransport:
     """The HTTP client. Connections are kept open, even between rare requests."""
     import httpx2
@@ -319,7 +330,8 @@ def _transport(proxy: Proxy | None, num_connections: int | None) -> AsyncHTTPTra
     try:
         if proxy is not None and not urlsplit(proxy.url).hostname:
             raise ValueError("it has no host")
-        return httpx2.AsyncHTTPTransport(limits=limits, proxy=None if proxy is None else proxy.url)
+        its_proxy = None if proxy is None else proxy.url
+        return httpx2.AsyncHTTPTransport(verify=_certificates(), limits=limits, proxy=its_proxy)
     except ImportError:
         assert proxy is not None, "only a SOCKS proxy needs another package"
         raise UsageError(f"the {proxy} needs the package `socksio`", f"install it; {proxy.hint}") from None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from shortened import in_turn, pairs_in_turn
 
 from specdec_cli.engine.depth.adaptive import Adaptive
 from specdec_cli.engine.depth.depth import DecodingRow
@@ -82,8 +81,10 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return decided
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("rate", [0.05, 0.6, 0.95])
-@pytest.mark.parametrize(("curve", "rows"), pairs_in_turn([*CURVES], [1, 4]))
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("curve", [*CURVES])
 def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve, rate: float, rows: int) -> None:
     seconds = CURVES[curve]
     rates = [rows * expected(rate, k) / seconds(rows, k) for k in range(K + 1)]
@@ -92,7 +93,8 @@ def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve
     assert got >= 0.94 * max(rates), "far from the best k"
 
 
-@pytest.mark.parametrize("curve", in_turn([*CURVES], 0, 3))
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize("curve", [*CURVES])
 def test_a_machine_that_changes_its_pace_does_not_mislead(curve) -> None:
     """A k that was last measured in a good moment, or first in a bad one, would look like what it is not.
 

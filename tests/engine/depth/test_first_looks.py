@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from shortened import in_turn
 
 from specdec_cli.engine.depth.adaptive import Adaptive
 from specdec_cli.engine.depth.depth import DecodingRow
@@ -97,7 +96,8 @@ DRAFTS = [
 ]
 
 
-@pytest.mark.parametrize("draft", in_turn([draft for draft in DRAFTS if draft.best() <= 1.0], 0, 3))
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize("draft", [draft for draft in DRAFTS if draft.best() <= 1.0])
 def test_a_draft_that_does_not_pay_costs_no_more_than_3_percent(draft: Draft, clock: list[float]) -> None:
     assert min(speed_up(draft, clock, seed=seed) for seed in range(3)) >= 0.97
     assert speed_up(draft, clock, num_texts=40) >= 0.98

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_lm_bits import holds
+from invariance import holds
 from tiny_models import make_tiny
 from typed import not_none
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from every_type import TYPES, VOCAB, save_tiny
-from test_lm_bits import holds
+from invariance import holds
 from transformers.models.codegen.modeling_codegen import CodeGenAttention
 
 from specdec_cli.lm.door import Row

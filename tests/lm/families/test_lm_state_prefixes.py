@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shortened import in_turn, rows_in_turn
 from test_lm_state_rollback import difference, states
 from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
 from tiny_models import VOCAB
@@ -170,7 +169,8 @@ def play(lm: TransformersLM, num_rounds: int, seed: int = 0) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("num_blocks", "num_prefix_states"), rows_in_turn([(60, 60), (60, 5), (52, 52)], 1, 3))
+@pytest.mark.in_turn(1, every=3)
+@pytest.mark.parametrize(("num_blocks", "num_prefix_states"), [(60, 60), (60, 5), (52, 52)])
 def test_texts_that_begin_alike_are_those_of_fresh_forwards(
     folder: Path, num_blocks: int, num_prefix_states: int
 ) -> None:
@@ -230,7 +230,8 @@ _CACHED_PREFIX = Contexts._cached_prefix
 FAULTS = ["changed by a sequence that shares it", "of a wrong place", "evicted and still used", "of another prefix"]
 
 
-@pytest.mark.parametrize("fault", in_turn(FAULTS, 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(granite: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     lm = load(granite, num_prefix_states=5 if fault in FAULTS[2:] else 60)
     _plant(monkeypatch, fault)

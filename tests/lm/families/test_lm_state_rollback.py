@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shortened import rows_in_turn
 from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
 from tiny_models import VOCAB
 from versions import needs_transformers
@@ -156,9 +155,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "fault"), [*rows_in_turn([("granitemoehybrid", fault) for fault in FAULTS], 0), *OTHERS]
-)
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize(("family", "fault"), [*(("granitemoehybrid", fault) for fault in FAULTS), *OTHERS])
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, fault: str) -> None:
     lm = load(save_hybrid(family, tmp_path))
     _plant(monkeypatch, fault)

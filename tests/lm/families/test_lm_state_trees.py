@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_lm_bits import holds
+from invariance import holds
 from test_lm_state_rollback import difference, states
 from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
 from tiny_models import VOCAB

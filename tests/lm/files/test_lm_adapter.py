@@ -11,7 +11,6 @@ import pytest
 import torch
 from refused import edit, refusal
 from safetensors.torch import load_file, save_file
-from shortened import in_turn
 from tiny_models import make_tiny
 from tiny_quantized import make_quantized
 from torch import Tensor
@@ -49,8 +48,9 @@ def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), **options).score([Row(0, TOKENS, len(TOKENS))])
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("variant", in_turn([*VARIANTS, "tied"], 0))
+@pytest.mark.parametrize("variant", [*VARIANTS, "tied"])
 def test_39_an_adapter_is_merged(tmp_path: Path, variant: str, is_tied: bool) -> None:
     base = make_tiny("llama", tmp_path / "base", tie_word_embeddings=is_tied)
     folder = make_adapter(base, tmp_path / "adapter", **VARIANTS.get(variant, TIED))

@@ -9,7 +9,6 @@ import torch
 from every_type import TYPES, save_tiny
 from refused import edit_config
 from safetensors.torch import load_file, save_file
-from shortened import in_turn
 from tiny_models import make_tiny
 from typed import not_none
 from versions import needs_transformers
@@ -50,7 +49,8 @@ def agree(folder, model_type) -> None:
     assert facts.decoder.startswith(lm.decoder)
 
 
-@pytest.mark.parametrize("model_type", in_turn(SAMPLE, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("model_type", SAMPLE)
 def test_point_18_doctor_says_what_the_engine_does(model_type, tmp_path: Path) -> None:
     agree(save_tiny(model_type, tmp_path), model_type)
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from refused import refusal
-from shortened import in_turn, mostly_slow
 from tiny_models import make_tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -88,7 +87,8 @@ def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), compute="dequantized", **options).score([Row(0, TOKENS, len(TOKENS))])
 
 
-@pytest.mark.parametrize("family", in_turn([*FAMILIES], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("family", [*FAMILIES])
 def test_39_a_family_computes_with_the_numbers_in_its_file(folder: Path, family: str) -> None:
     source, path = checkpoint(folder, family), folder / f"{family}.gguf"
     weights = write_gguf(source, path, "Q4_K_M")
@@ -366,7 +366,8 @@ def test_pages_of_a_file_are_let_go_as_its_blocks_are_packed(folder: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-@pytest.mark.parametrize("quantize", mostly_slow(["none", "int8"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_49_4_no_second_copy_of_all_weights_is_made(folder: Path, llama: Any, quantize: Quantize) -> None:
     paths = [str(path) for path in (llama["Q8_0"][0], wide_file(folder))]
     # A process of its own: memory that earlier tests freed would be used again, and not count.

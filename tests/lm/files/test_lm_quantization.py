@@ -9,7 +9,6 @@ import transformers
 from refused import refusals
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from shortened import in_turn, pairs_in_turn
 from tiny_models import make_tiny
 from tiny_quantized import DEQUANTIZED, FORMS, UNDONE, make_mxfp4, make_quantized
 from torch import nn
@@ -59,7 +58,9 @@ def rewrite(folder, weights) -> None:
     save_file(weights, folder / "model.safetensors", metadata=metadata(folder))
 
 
-@pytest.mark.parametrize(("form", "dtype"), pairs_in_turn([*DEQUANTIZED], [*DTYPES]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("dtype", [*DTYPES])
+@pytest.mark.parametrize("form", [*DEQUANTIZED])
 def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
     """transformers makes bfloat16 of the weights whatever is asked for, and its own forward stops at that."""
     folder = make_quantized(form, tmp_path)
@@ -70,7 +71,8 @@ def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
     assert describe(str(folder), dtype=dtype).decoder.startswith(lm.decoder)
 
 
-@pytest.mark.parametrize("form", in_turn([*UNDONE], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("form", [*UNDONE])
 def test_39_a_form_computes_with_the_numbers_that_it_means(tmp_path: Path, form: str) -> None:
     folder = make_quantized(form, tmp_path)
     right = reference(tmp_path / "reference", "float32")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from every_type import save_tiny
-from shortened import in_turn
-from test_lm_bits import holds
+from invariance import holds
 from test_lm_state_rollback import difference
 from test_lm_state_trees import play
 from tiny_models import VOCAB
@@ -31,7 +30,7 @@ TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(60)]
 TREE = Drafted((5, 6, 7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 2, 1, 4, 6, 6))
 
 
-@pytest.fixture(scope="module", params=in_turn(FAMILIES, 0))
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(request.param, tmp_path_factory.mktemp(request.param) / request.param)
 
@@ -40,10 +39,14 @@ def load(folder: Path, dtype: str = "float32") -> TransformersLM:
     return load_lm(str(folder), dtype=dtype, num_blocks=60, block_size=4, extra_tokens=9, check=False)
 
 
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("folder", FAMILIES, indirect=True)
 def test_nodes_and_accepted_paths_are_those_of_fresh_forwards(folder: Path) -> None:
     assert play(load(folder), 20, has_states=False) < 1e-3
 
 
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("folder", FAMILIES, indirect=True)
 def test_in_bfloat16_a_node_has_the_bits_of_one_token_after_another(folder: Path) -> None:
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from head_drafts import TEXT
-from shortened import in_turn
 from test_lm_head_graphs import device, recorder  # noqa: F401  # fixtures
 from tiny_engine import PROMPTS, decode, drafter, tokens
 from tiny_models import VOCAB, make_tiny
@@ -94,7 +93,8 @@ def test_guesses_in_graphs_are_those_of_rounds_without(kind: str, tree: str | No
     guessed(plain, recorded, [row(0, texts[0], tree), *other[1:]])
 
 
-@pytest.mark.parametrize("cut", in_turn([{}, {"top_k": 20}, {"top_k": 2}], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_k": 2}])
 @pytest.mark.parametrize(
     ("kind", "tree"), [("model", None), ("pard", None), *((kind, tree) for kind, tree in KINDS if tree in TREES[:2])]
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from shortened import in_turn, pairs_in_turn
 from test_lm_llama import CUTS, drawn_one_by_one, one_by_one
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
@@ -123,7 +122,8 @@ def test_int8_weights_are_recorded_too(family: str, both, recorder) -> None:
     assert recorder.num_recorded == 2
 
 
-@pytest.mark.parametrize("family", in_turn(["llama", "mistral", "gpt2"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 def test_texts_with_a_draft_in_graphs_are_those_without_graphs(family: str, both, recorder) -> None:
     target, other = both(family), both(family, seed=1)
     params = SamplingParams(max_new_tokens=40)
@@ -159,7 +159,9 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both) -> None:
             contexts[handle] = context[:-1]
 
 
-@pytest.mark.parametrize(("cut", "num_tokens"), pairs_in_turn([*CUTS], [VOCAB, VOCAB - 20]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("num_tokens", [VOCAB, VOCAB - 20])
+@pytest.mark.parametrize("cut", [*CUTS])
 def test_drawn_guesses_are_those_of_the_sampling_chain(cut: str, num_tokens: int, device, both, recorder) -> None:
     """Beside one of likeliest tokens, and one that is drawn otherwise; then others in the same graph."""
     plain, recorded = both()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from head_drafts import loaded as loaded_head
 from host_waits import HostWaits
-from shortened import in_turn, mostly_slow
+from shortened import mostly_slow
 from test_lm_graph_guesses import loaded as loaded_model
 from test_lm_head_graphs import device, publish_head, recorder  # noqa: F401  # two are fixtures
 from tiny_engine import step_of, tiny_engine
@@ -212,8 +212,9 @@ def test_a_planted_wait_ahead_of_a_round_is_counted(pair, monkeypatch: pytest.Mo
         test_a_step_waits_as_often_as_the_documentation_says("sampled, chain", 1, pair)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("num_rows", mostly_slow([1, 16], [1]))
-@pytest.mark.parametrize("arm", in_turn([*ARMS], 0))
+@pytest.mark.parametrize("arm", [*ARMS])
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int, pair) -> None:
     draft, k, temperature, options, num = ARMS[arm]
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
@@ -231,13 +232,15 @@ def test_of_rounds_ahead_the_host_reads_each_once(arm: str, pair) -> None:
     assert waits.lines == {READ: NUM_STEPS}
 
 
-@pytest.mark.parametrize("arm", in_turn([*BESIDE_PROMPTS], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("arm", [*BESIDE_PROMPTS])
 def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
     waits = waits_beside_chunks(arm, pair, goes_ahead=False)
     assert waits.num == BESIDE_PROMPTS[arm] * NUM_STEPS, waits.lines
 
 
-@pytest.mark.parametrize("arm", in_turn([*BESIDE_PROMPTS], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("arm", [*BESIDE_PROMPTS])
 def test_beside_chunks_of_a_prompt_the_host_reads_rounds_alone(arm: str, pair) -> None:
     assert waits_beside_chunks(arm, pair).lines == {READ: NUM_STEPS}
 
@@ -276,7 +279,8 @@ HOST_NEEDED: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("case", in_turn([*HOST_NEEDED], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("case", [*HOST_NEEDED])
 def test_what_needs_the_host_waits_as_often_as_the_documentation_says(case: str, pair) -> None:
     arm, more, num = HOST_NEEDED[case]
     draft, k, temperature, options, _ = ARMS[arm]

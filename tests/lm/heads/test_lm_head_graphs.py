@@ -12,7 +12,7 @@ import pytest
 import torch
 from head_drafts import LAYERS, TEXT, features_of
 from head_drafts import loaded as loaded_head
-from shortened import in_turn, mostly_slow, pairs_in_turn, rows_in_turn
+from shortened import mostly_slow
 from test_lm_graphs import GPU, Recorder
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, decode, tiny_engine, tokens
@@ -201,7 +201,8 @@ class Round:
             text += [*guess[:num], bonus + len(text) % 7]
 
 
-@pytest.mark.parametrize("head", in_turn([*HEADS, *ONE_PASS, *CHAINS], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("head", [*HEADS, *ONE_PASS, *CHAINS])
 def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) -> None:
     rounds = Round(both(head))
     # One longer than a graph is made for, one that ends with a block, one that later modules have no slot of.
@@ -216,7 +217,8 @@ def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernels in all these tests")
-@pytest.mark.parametrize("head", mostly_slow(["official", "llama 2", "dflash-sliding"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["official", "llama 2", "dflash-sliding"])
 def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton interprets them here."""
     pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
@@ -232,7 +234,8 @@ def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch:
 
 
 # Of EAGLE's logits here, most have no probability: rounds leave these out.
-@pytest.mark.parametrize("head", in_turn(HEADS[1:] + ONE_PASS, 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("head", HEADS[1:] + ONE_PASS)
 def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Beside a chain and trees of other shapes, one cut by its k, and behind texts of all kinds."""
     rounds = Round(both(head))
@@ -251,7 +254,8 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     rounds.guess(rounds.rows(rounds.texts))
 
 
-@pytest.mark.parametrize("head", in_turn(HEADS + ONE_PASS, 1, 3))
+@pytest.mark.in_turn(1, every=3)
+@pytest.mark.parametrize("head", HEADS + ONE_PASS)
 def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Of several sizes and depths in a call, sampled ones beside them, of which a cut may leave fewer nodes."""
     rounds = Round(both(head))
@@ -323,7 +327,8 @@ def test_rows_come_and_go_with_depths_of_their_own(head: str, both, recorder) ->
     rounds.guess(rounds.rows([3]))  # in the same graph, a text's beginning
 
 
-@pytest.mark.parametrize("head", in_turn(["official", "llama 1", "llama 3", *ONE_PASS], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("head", ["official", "llama 1", "llama 3", *ONE_PASS])
 def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -> None:
     rounds = Round(both(head))
     rounds.texts = {0: TEXT[:9], 1: TEXT[30:43]}
@@ -352,12 +357,9 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     assert [guess.read().drafted for guess in found] == [guess.drafted for guess in expected]
 
 
-@pytest.mark.parametrize(
-    ("head", "cut"),
-    pairs_in_turn(
-        ["official", "specforge", "llama 2", "dflash", "dflash2"], [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}]
-    ),
-)
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
+@pytest.mark.parametrize("head", ["official", "specforge", "llama 2", "dflash", "dflash2"])
 def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
     """Beside greedy ones; some come with the q that they were drawn from."""
     rounds = Round(both(head))
@@ -378,8 +380,9 @@ def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any]
         rounds.go_on(drafted, accepted)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}])
-@pytest.mark.parametrize("head", in_turn(["official", "llama 2", "dflash", "dspark-gated"], 1))
+@pytest.mark.parametrize("head", ["official", "llama 2", "dflash", "dspark-gated"])
 def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut: dict[str, Any], both) -> None:
     """Beside a greedy one and a drawn one."""
     rounds = Round(both(head))
@@ -397,11 +400,10 @@ def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut:
 DRAWN_HEADS = ["official", "specforge", "norms", "llama 1", "llama 2", *ONE_PASS]
 
 
+@pytest.mark.in_turn(0, every=5)
 @pytest.mark.parametrize(
     ("head", "cut"),
-    rows_in_turn(
-        [(head, cut) for head in DRAWN_HEADS for cut in ({}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05})], 0, 5
-    ),
+    [(head, cut) for head in DRAWN_HEADS for cut in ({}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05})],
     ids=str,
 )
 def test_drawn_trees_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
@@ -480,7 +482,8 @@ def test_keys_of_accepted_nodes_that_are_not_moved_are_noticed(both, monkeypatch
         test_whole_sampled_texts_are_those_without_graphs("traversal", "3,2,1", both)
 
 
-@pytest.mark.parametrize(("verify", "tree"), rows_in_turn(SAMPLED_TEXTS, 1, 4))
+@pytest.mark.in_turn(1, every=4)
+@pytest.mark.parametrize(("verify", "tree"), SAMPLED_TEXTS)
 def test_whole_sampled_texts_are_those_without_graphs(verify: str, tree: str | None, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both()
     params = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, seed=3)
@@ -555,6 +558,7 @@ def keys_at_their_places(begin, sees, depths, places, slots):
 real_values, real_nodes = head_graphs._values, recorded_rounds.nodes_of
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(
     "trees_of_a_kind",
     [
@@ -563,7 +567,7 @@ real_values, real_nodes = head_graphs._values, recorded_rounds.nodes_of
     ],
 )
 @pytest.mark.parametrize("fault", [siblings_seen, keys_at_their_places])
-@pytest.mark.parametrize("head", in_turn(["official", "llama 1"], 0))
+@pytest.mark.parametrize("head", ["official", "llama 1"])
 def test_a_planted_fault_of_trees_is_caught(
     head: str, fault, trees_of_a_kind, both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,7 +647,8 @@ def test_a_planted_fault_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch)
         test_rounds_in_graphs_draft_the_tokens_of_rounds_without("official", both)
 
 
-@pytest.mark.parametrize("head", in_turn(["eagle", "official", "llama 1", "llama 2", *ONE_PASS, "dspark-rnn"], 1, 3))
+@pytest.mark.in_turn(1, every=3)
+@pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2", *ONE_PASS, "dspark-rnn"])
 def test_whole_texts_are_the_targets(head: str, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both(head)
     params = SamplingParams(max_new_tokens=24)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shortened import in_turn, mostly_slow
 from tiny_engine import PROMPTS, decode, ngram, tokens
 from tiny_models import make_tiny
 from typed import not_none
@@ -36,8 +35,9 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (7.0, False), (None, True)])
-@pytest.mark.parametrize("shape", in_turn(SHAPES, 0))
+@pytest.mark.parametrize("shape", SHAPES)
 def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap: float | None, has_sinks: bool) -> None:
     sequences, each, heads, key_heads, size, num_keys = shape
     num, groups = sequences * each, heads // key_heads
@@ -139,7 +139,8 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 # A mixture's experts are chosen by the host, which no graph of a GPU holds.
-@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma2", *["gpt_oss"] * (DEVICE == "cpu")], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2", *["gpt_oss"] * (DEVICE == "cpu")])
 def test_graphs_attend_by_the_kernels_as_without(family, recorded) -> None:
     plain, ours = recorded(family)
     steps = [

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from planted import compile_otherwise, plant
-from shortened import in_turn
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -136,7 +135,8 @@ def test_callers_may_write_into_logits(tmp_path: Path) -> None:
     assert not logits.is_inference()
 
 
-@pytest.mark.parametrize("fault", in_turn(["mask", "rotation", "pairs"], 0, 3))
+@pytest.mark.in_turn(0, every=3)
+@pytest.mark.parametrize("fault", ["mask", "rotation", "pairs"])
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     folder = str(make_tiny("llama", tmp_path, seed=3))
     right = score(load_lm(folder, decoder="transformers"))
@@ -301,7 +301,7 @@ def test_what_is_no_number_stays_none(tmp_path: Path, dtype: str, quantize: Quan
 def test_a_row_that_follows_its_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "a row is another one in company")
     monkeypatch.setattr("specdec_cli.lm.invariance._block_arms", lambda _: [])  # the next test's
-    found = [check for check in row_invariance(torch.float32) if "own decoder" in check.kernel]
+    found = [check for check in invariance._decoder_checks(torch.float32) if "own decoder" in check.kernel]
     assert found
     assert not any(check.holds for check in found)
 

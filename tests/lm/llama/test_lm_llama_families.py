@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from planted import plant
-from shortened import pairs_in_turn, rows_in_turn
 from test_lm_llama import TEXT, one_by_one, score
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
@@ -73,7 +72,9 @@ def test_float32_logits_and_tokens_are_those_of_transformers(folder: str) -> Non
     assert tokens(decode(own, "ngram", 3, PROMPTS[:1], params)) == expected[:1]
 
 
-@pytest.mark.parametrize(("folder", "quantize"), pairs_in_turn([*FAMILIES], ["none", "int8"]), indirect=["folder"])
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("folder", [*FAMILIES], indirect=True)
 def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: Quantize) -> None:
     """The median position's error: a mixture's rows lose more where one takes another expert."""
     exact = score(load_lm(folder))
@@ -84,9 +85,10 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: 
     assert own.mean(1).median() <= (1.5 if quantize == "none" else 2.5) * theirs.mean(1).median()
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(
     ("folder", "dtype", "quantize"),
-    rows_in_turn([(family, *how) for family in FAMILIES for how in PRECISIONS], 0),
+    [(family, *how) for family in FAMILIES for how in PRECISIONS],
     indirect=["folder"],
 )
 def test_a_row_has_the_same_bits_in_any_company(folder: str, dtype: str, quantize: Quantize) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from planted import compile_otherwise
-from shortened import rows_in_turn
 from tiny_models import make_tiny
 from typed import not_none
 
@@ -131,8 +130,10 @@ TILE_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "quantize"), rows_in_turn([("bfloat16", "none"), ("bfloat16", "int8")], 0))
-@pytest.mark.parametrize(("right", "wrong"), [pytest.param(*fault, marks=pytest.mark.slow) for fault in TILE_FAULTS])
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "none"), ("bfloat16", "int8")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("right", "wrong"), TILE_FAULTS)
 def test_faults_planted_in_tiles_are_caught(
     dtype: str, quantize: Quantize, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from planted import forget_residuals
-from shortened import in_turn
 from typed import not_none, stand_in
 
 from specdec_cli.drafters.contract import Resources
@@ -203,7 +202,8 @@ def test_gumbel_noise_that_depends_on_the_step_is_found(monkeypatch: pytest.Monk
     assert run(pair(), ("gumbel",)).passed
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "block"], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_a_missing_residual_is_found(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     engine = toy.engine(mode, toy.NUM_SPECULATIVE_TOKENS, 256)
 
@@ -386,7 +386,8 @@ def test_a_pair_that_drafts_trees_is_tested_on_them(monkeypatch: pytest.MonkeyPa
     assert result.compared["greedy"].num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("mode", in_turn(["rejection", "traversal"], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("mode", ["rejection", "traversal"])
 def test_a_fault_in_judging_trees_is_found(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     def checked():
         draws = Draws(toy.engine(mode, 3, 256, toy.TREE), list(toy.PROMPT), toy.PARAMS)

@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from schemas import assert_fits
 
 from specdec_cli.cli.main import run
 from specdec_cli.measure.imported.record import ImportDocument
@@ -122,7 +122,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def imported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert run(["import", *words, "--json", "--quiet"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, ImportDocument.json_schema(), format_checker=jsonschema.FormatChecker())
+    assert_fits(found, ImportDocument)
     return found
 
 

@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 from expected_counts import expected_counts
-from shortened import pairs_in_turn
 from typed import stand_in
 
 from specdec_cli.drafters import create
@@ -115,7 +114,9 @@ def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape) -> No
             before = node
 
 
-@pytest.mark.parametrize(("shape", "max_context"), pairs_in_turn([*SHAPES], [4096, 14]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("max_context", [4096, 14])
+@pytest.mark.parametrize("shape", [*SHAPES])
 def test_ranks_predict_every_count_of_a_real_walk(shape, max_context: int) -> None:
     target, draft = pair(max_context)
     trace = traced(max_context)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from requests_for_tests import USER, chat, facts, tokenizer
-from shortened import in_turn
 from tool_templates import TEMPLATES, UNKNOWN, template
 from typed import not_none, stand_in
 
@@ -91,7 +90,8 @@ def test_10_no_id_and_no_number_of_calls_refuses_a_later_turn(name: str, call_id
     assert text.count("weather") == 2
 
 
-@pytest.mark.parametrize("name", in_turn([*WRITES_CALLS], 1))
+@pytest.mark.in_turn(1)
+@pytest.mark.parametrize("name", [*WRITES_CALLS])
 def test_10_a_call_that_this_server_cut_goes_back_in(name: str) -> None:
     form, source = TEMPLATES[name]
     call: list[dict[str, Any]] = [

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from requests_for_tests import TOOL_TEMPLATE, chat, facts
-from shortened import in_turn, pairs_in_turn
 from test_serve_responses import prepared as prepared_response
 from test_serve_strict import NAMES, turn
 from tool_templates import TEMPLATES
@@ -49,7 +48,9 @@ def drawn(prepared: Prepared, begun: str = "") -> list[tuple[str | None, str]]:
     return list(one)
 
 
-@pytest.mark.parametrize(("declared", "strict"), pairs_in_turn(DECLARED, [None, False, True]))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("strict", [None, False, True])
+@pytest.mark.parametrize("declared", DECLARED)
 def test_49_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
     declared: dict[str, Any], strict: bool | None
 ) -> None:
@@ -65,7 +66,8 @@ def test_49_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
         assert drawn(prepared_response(over, **fields)[1]) == [("ping", "{}")]
 
 
-@pytest.mark.parametrize("name", in_turn([*NAMES], 0))
+@pytest.mark.in_turn(0)
+@pytest.mark.parametrize("name", [*NAMES])
 def test_49_11_a_strict_function_without_parameters_has_no_arguments(name: str) -> None:
     said = turn(name, [("ping", {})])
     begun = said[: said.index("ping") + 4]
