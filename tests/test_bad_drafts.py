@@ -170,6 +170,7 @@ def refused(command: str, code: int, words: str, capsys: pytest.CaptureFixture[s
     assert command == "doctor" or not out
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize(("damage", "of_head", "of_model"), WRONG)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_draft_that_is_wrong_is_refused(
@@ -184,6 +185,7 @@ def test_a_draft_that_is_wrong_is_refused(
     refused("generate", 2, of_model if name in MODELS else of_head, capsys)
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("dtype", mostly_slow(["int8", "float8_e4m3fn"], ["int8"]))
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in MODELS])
 def test_a_quantized_head_is_refused(
@@ -203,6 +205,7 @@ def test_files_that_cannot_be_read_did_not_run(
     refused("generate", 1, "bad", capsys)
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     ("name", "key"),
     [
@@ -269,6 +272,7 @@ def test_a_value_of_another_kind_is_refused(
     refused("generate", code, words, capsys)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(("name", "damage", "words"), OF_ONE_FORMAT)
 @pytest.mark.parametrize("command", ["generate", "doctor"])
 def test_a_draft_for_another_target_is_refused(
@@ -283,7 +287,7 @@ def test_a_draft_for_another_target_is_refused(
     refused(command, 2, words, capsys)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=8)
 @pytest.mark.parametrize("damage", [*(one[0] for one in WRONG), *UNREADABLE])
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "generate"])
 def test_every_command_refuses_it_alike(
@@ -293,6 +297,7 @@ def test_every_command_refuses_it_alike(
     refused(command, 1 if damage in UNREADABLE else 2, "bad", capsys)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("damage", [one[0] for one in WRONG])
 @pytest.mark.parametrize("name", ["model", "medusa"])
 def test_doctor_sees_what_loading_refuses(

@@ -454,6 +454,7 @@ def prepare(case: Case, sound: Path) -> list[str]:
     return [word.replace("@/", f"{sound}/") for word in case.arguments]
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_clear_sentence(
     case: Case, sound: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -522,6 +523,7 @@ def specdec(arguments: list[str | bytes], stdin: bytes | None = b"", **options) 
     return subprocess.run(command, input=stdin, capture_output=True, env=PLAIN, check=False, timeout=120, **options)
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "said"),
     [

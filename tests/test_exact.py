@@ -65,7 +65,7 @@ def test_with_a_random_draft(family, stranger) -> None:
         assert tokens(decode(family.target, stranger, k, [PROMPTS[place]], PARAMS)) == [family.plain[place]]
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(2, every=7)
 @pytest.mark.parametrize("family", [*FAMILIES], indirect=True)
 def test_with_itself_as_draft(family) -> None:
     for k in (1, 4, 8):
@@ -95,7 +95,7 @@ def check_trees(family, draft, trees, num_tokens: int) -> None:
         assert tokens(decode(family.target, draft, 6, [PROMPTS[alone]], params, tree=tree)) == [expected[alone]]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=8)
 @pytest.mark.parametrize("family", [*FAMILIES], indirect=True)
 def test_with_trees(family, stranger) -> None:
     check_trees(family, stranger, ["2,2,2,1,1,1"], 8)

@@ -33,6 +33,7 @@ def test_there_is_a_notebook() -> None:
     assert [file.name for file in NOTEBOOKS] == ["predict.ipynb"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_PAIR, reason="the built-in pair is not there")
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.name)
 def test_a_notebook_runs(file) -> None:

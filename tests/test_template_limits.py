@@ -73,6 +73,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("template", LARGE, ids=[template[:60] for template in LARGE])
 def test_49_21_a_template_that_makes_too_much_is_refused(template: str) -> None:
     with pytest.raises(

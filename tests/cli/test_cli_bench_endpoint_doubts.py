@@ -115,6 +115,7 @@ def test_counters_that_are_not_there_or_not_ours(capsys: pytest.CaptureFixture[s
     assert "Gauges of sglang's /metrics, of its last moments: sglang:spec_accept_length 2.5." in capsys.readouterr().out
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     ("script", "words", "tokens"),
     [

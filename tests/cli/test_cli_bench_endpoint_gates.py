@@ -83,6 +83,7 @@ def test_15_gates_and_baselines_of_a_rate(capsys: pytest.CaptureFixture[str], tm
     assert "timing.arrival_latency_s / baseline > 1.05" in [gate["expression"] for gate in found["gates"]]
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     "said",
     [
@@ -117,6 +118,7 @@ def test_acceptance_has_intervals_where_answers_count_their_own(capsys: pytest.C
     assert "Acceptance by 16 answers' own counts: rate 75.0% (75.0%–75.0%)" in capsys.readouterr().out
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     "said",
     [

@@ -89,6 +89,7 @@ def checked(text: str) -> dict[str, Any]:
 ALL = given("bad", "none", "expensive", "ngram:min=1", "good")
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("how", [[], ["--exhaustive", "--repeats", "1"]])
 def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys: pytest.CaptureFixture[str], how) -> None:
     assert compared(*ALL, "--json", *how) == 0

@@ -65,6 +65,7 @@ def test_what_is_offered(
     assert set(completed(line, capsys, monkeypatch)) == offered
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     "line", ["specdec ", "specdec generate -r ", "specdec generate -d ", "specdec bench --dataset "]
 )

@@ -195,6 +195,7 @@ def test_kernels_without_the_property_are_said(
     assert any("depend on the other rows" in warning for warning in document["warnings"])
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     ("words", "is_tested"), [((), True), (("--no-kernels",), False), (("PAIR",), False), (("PAIR", "--kernels"), True)]
 )
@@ -263,6 +264,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "readers.mine"
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(("spec", "words"), [
     ("self-int8", "an int8 copy of the target's linear layers"),
     ("self-int4", "an int4 copy of the target's linear layers"),

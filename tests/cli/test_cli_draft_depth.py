@@ -47,6 +47,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if "in a row" in line]
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     ("words", "cut"),
     [

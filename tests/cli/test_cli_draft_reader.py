@@ -144,6 +144,7 @@ def test_drafts_that_no_text_tells_are_refused(pair: Pair, draft: dict[str, Any]
         draft_reader(pair.recipe(**draft))
 
 
+@pytest.mark.slow
 def test_a_head_is_swept_on_another_engine(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def serves(pair: tuple[str, str], draft: str, tree: str) -> None:
     assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize(("command", "kind", "draft", "tree"), ROTATION)
 def test_each_command_works_on_one_kind(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, pairs: Any, command: str, kind: str, draft: str, tree: str
@@ -156,9 +157,8 @@ def test_every_command_works_on_every_kind(
         test_each_command_works_on_one_kind(capsys, tmp_path, pairs, command, kind, draft, tree)
 
 
-@pytest.mark.parametrize(
-    "kind", ["multimodal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "multimodal")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_compared(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: Any, kind: str
 ) -> None:

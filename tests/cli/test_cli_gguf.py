@@ -58,6 +58,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_49_12_a_command_decodes_it(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
@@ -100,7 +101,7 @@ def test_49_12_what_none_of_them_can_do_is_refused_by_name(
         assert "its weights are to be quantized again, to int8" in " ".join((said.out + said.err).split())
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compute", "imported"),
     [("auto", []), ("dequantized", ["auto.modeling_auto", "qwen2.modeling_qwen2"])],

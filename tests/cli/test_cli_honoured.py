@@ -55,6 +55,7 @@ def test_the_table_names_options_that_exist(capsys: pytest.CaptureFixture[str]) 
             assert name in paths | sections or is_flag, (place, name)
 
 
+@pytest.mark.slow
 def test_a_local_run_imports_nothing_about_other_engines() -> None:
     code = (
         "import sys; from specdec_cli.cli.main import run; code = run(['generate', 'Hi', '-n', '1', '--quiet']); "

@@ -251,6 +251,7 @@ def test_a_head_in_a_gguf_file_is_not_swept(draft: str, refusal: str, capsys: py
     assert refusal in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_n_max_and_p_min_are_swept_together(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

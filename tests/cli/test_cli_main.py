@@ -147,6 +147,7 @@ def test_debug_after_two_dashes_is_a_word() -> None:
     assert main._take_debug(["do", "--", "--debug"]) == (["do", "--", "--debug"], False)
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["recipe", "validate", "bad.yaml"], ["recipe", "list"]]
 )
@@ -165,6 +166,7 @@ def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of a POSIX shell")
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("redirect", ["| head -n 1", "| true", "2>&1 | true", ">/dev/null 2>&1"])
 def test_a_reader_that_goes_away_makes_no_noise(redirect: str) -> None:
     command = f"({sys.executable} -m specdec_cli.cli.main recipe schema; echo $? >&3) 3>&2 {redirect}"
@@ -198,6 +200,7 @@ def test_49_a_full_disk_in_the_middle_of_the_output_is_one_sentence(
     assert capsys.readouterr().err == "error: the output cannot be written: No space left on device\n"
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
 def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str) -> None:
     done = subprocess.run(

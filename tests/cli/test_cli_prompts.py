@@ -115,6 +115,7 @@ def test_the_system_option_stands_for_the_rows_own(capsys: pytest.CaptureFixture
     assert own["prompt_tokens"] != one["prompt_tokens"] == other["prompt_tokens"] > none["prompt_tokens"]
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     "command",
     [
@@ -186,6 +187,7 @@ def test_a_home_that_does_not_exist_is_one_sentence(capsys: pytest.CaptureFixtur
 MARKS = {"utf-8-sig": b"\xef\xbb\xbf", "utf-16": b"", "utf-32": b""}
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("encoding", MARKS)
 def test_text_files_may_begin_with_a_byte_order_mark(place, encoding, capsys: pytest.CaptureFixture[str]) -> None:
     """What Windows' editors and PowerShell write: recipes, schemas, templates, results."""

@@ -116,6 +116,7 @@ def test_a_folder_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "is a folder" in capsys.readouterr().err
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -144,6 +144,7 @@ def test_49_9_rules_and_tables_are_taken(
     assert {name: found[name] for name in speculation} == speculation
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("engine", ["vllm", "ray-serve", "dynamo"])
 @pytest.mark.parametrize("name", [*RECIPES, *CASES])
 def test_49_9_every_speculative_config_that_export_writes_is_read_back(engine: str, name: str) -> None:

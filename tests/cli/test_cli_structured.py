@@ -82,6 +82,7 @@ def test_a_command_of_free_text_refuses_it(loaded, capsys: pytest.CaptureFixture
     assert "`structured.regex` has no effect in this command" in capsys.readouterr().err
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(
     ("arguments", "is_cut"),
     [

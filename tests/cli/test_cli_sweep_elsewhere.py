@@ -127,6 +127,7 @@ _OF_THE_OTHER = {False: "top_logprobs", True: "token_ids"}
 """Figures that only the other server gives."""
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(
     ("of_draft", "name", "value"),
     [(of_draft, *one) for of_draft in (False, True) for one in _NOT_FIGURES if one[0] != _OF_THE_OTHER[of_draft]],
@@ -175,6 +176,7 @@ def test_a_draft_with_another_tokenizer_is_refused(
     assert f"`{url(draft)}` has another tokenizer" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("shown", ["bytes:\\xc3", "token_id:7", "\ufffd", " {}", ""])
 def test_servers_that_show_tokens_in_their_own_way_are_compared(
     servers: tuple[LiveServer, LiveServer],

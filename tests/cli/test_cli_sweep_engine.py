@@ -62,6 +62,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     return json.loads(result.read_text()), written.read_text()
 
 
+@pytest.mark.slow
 def test_every_k_is_predicted_and_the_best_measured(swept: tuple[dict[str, Any], str]) -> None:
     found, recipe = swept
     assert_fits(found, SweepDocument)

@@ -107,7 +107,7 @@ def measured(document) -> dict[tuple[int, str | None], float]:
     return {(r.get("k", r.get("depth")), r.get("tree")): r["measured"]["speedup"] for r in rows if r["measured"]}
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "tree_pays"), [(CHEAP_ROWS, True), (DEAR_ROWS, False)])
 def test_what_is_recommended_is_as_fast_as_the_best(
     capsys: pytest.CaptureFixture[str], costs, seconds, tree_pays: bool

@@ -109,6 +109,7 @@ def test_an_inconclusive_sweep_keeps_the_draft_and_k(
     assert recipe.speculation.k_by_batch is None, "a table of what is not known would be none"
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     ("gate", "code"),
     [

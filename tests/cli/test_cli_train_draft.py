@@ -118,6 +118,7 @@ def test_what_cannot_be_trained_is_refused(
     assert not (tmp_path / "x" / "config.json").exists()
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

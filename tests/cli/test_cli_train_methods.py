@@ -29,7 +29,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=5)
 @pytest.mark.parametrize("method", ["dflash", "dflash2", "dspark", "pard", "medusa"])
 def test_a_trained_draft_runs_by_its_recipe(
     target: str, prompts: Path, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]

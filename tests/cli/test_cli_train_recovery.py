@@ -30,6 +30,7 @@ def train(target: str, data: Path, output: Path, *more: str) -> int:
     return main.run([*words, "--num-held-out", "1", "--batch-size", "4", "--max-steps", "1", *more])
 
 
+@pytest.mark.slow
 def test_a_drawn_seed_is_that_of_the_whole_run(
     target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_another_target_of_the_same_name_is_refused(
     assert f"the target's weights are not those that the run in `{folder}` began with" in said
 
 
+@pytest.mark.slow
 def test_pictures_may_lie_in_the_folder_of_the_draft(target: str, prompts: Path, tmp_path: Path) -> None:
     folder = tmp_path / "head"
     pictures = ["--plot", str(folder / "run.svg"), "--html", str(folder / "run.html")]

@@ -61,6 +61,7 @@ def document(capsys: pytest.CaptureFixture[str], kind: type[ResultDocument]) -> 
     return found
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("draft", ["model", "ngram:min=1"])
 def test_generate_gives_plain_decodings_text(
     command: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], draft: str
@@ -224,6 +225,7 @@ def test_a_draft_without_trees_is_refused(
     assert f"the draft `{draft.partition(':')[0]}` builds no trees" in capsys.readouterr().err
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     ("verify", "temperature"), [("auto", "0"), ("auto", "0.8"), ("gumbel", "0.8"), ("rejection", "1")]
 )

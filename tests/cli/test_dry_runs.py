@@ -140,6 +140,7 @@ def keys() -> list[tuple[str, object]]:
     return [(path, value) for path, value in found if path not in left_out]
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("command", [*EVERY, "export"])
 def test_49_12_every_command_takes_every_key(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A method and a draft model exclude each other, and p_min needs a policy of its own: they are tested elsewhere."""

@@ -112,6 +112,7 @@ def test_several_prompts_come_in_order_under_their_numbers(loaded, capsys: pytes
         assert f"### {place}\n{expected(prompt, 12)}" in out
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("lengths", sorted(permutations((1, 5, 30))), ids=str)
 @pytest.mark.parametrize(
     "form",
@@ -442,6 +443,7 @@ def test_a_prediction_leaves_the_recipe_s_other_options(tmp_path: Path, capsys: 
     assert (draft["text"], draft["max"], draft["min"]) == ("cd", 8, 3)
 
 
+@pytest.mark.slow
 def test_plain_text_builds_no_model_of_a_document() -> None:
     program = (
         "import sys; from specdec_cli.cli.main import run; code = run(['generate', 'hi', '-n', '4', '--quiet']);"
@@ -480,6 +482,7 @@ def test_49_7_a_stop_string_that_is_a_special_token_stops(capsys: pytest.Capture
     assert output["text"] == ("" if skips == "true" else "</s></s>")
 
 
+@pytest.mark.slow
 def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path: Path) -> None:
     environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "specdec_cli", "generate", "Once", "-n", "4"]

@@ -131,6 +131,7 @@ def rows(temperature: float, needs_q: bool = True, shares_noise: bool = False, s
     ]
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("shares_noise", [True, False])
 @pytest.mark.parametrize("needs_q", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -173,6 +174,7 @@ def test_a_guess_depends_on_its_row_alone(method: str) -> None:
     assert same(ask(drafter, batch), together)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("shares_noise", [True, False])
 @pytest.mark.parametrize("method", sorted(drafters.methods()))
 def test_whoever_draws_by_chance_brings_its_q_where_it_is_needed(method: str, shares_noise: bool) -> None:

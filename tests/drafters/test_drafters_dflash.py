@@ -100,6 +100,7 @@ def expected_logits(given: BlockReference, states: Tensor, context: Sequence[int
     return given.logits(block[: len(drafted)], before)
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("params", [GREEDY, CHANCE])
 @pytest.mark.parametrize("form", FORMS)
 def test_rounds_draw_from_what_the_formulas_say(lm, form: str, params, tmp_path: Path) -> None:
@@ -416,7 +417,7 @@ SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.in_turn(6, every=8)
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(
     ("kind", "tree", "verify"),
@@ -498,6 +499,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_folder_is_one_sentence(lm, case: str, tmp_path: Path) -> None:
     form, spoil, said = BAD[case]

@@ -38,6 +38,7 @@ FORMS = [("eagle", {}), ("official", {}), ("specforge", {}), ("modelopt", {})]
 FORMS += [("speculators", variant) for variant in VARIANTS]
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(("form", "variant"), FORMS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rounds_draw_from_what_the_formulas_say(lm, form, variant, temperature: float, tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def trained(lm, text, k: int, is_third: bool, steps: int = 80):
     return {name: value.detach() for name, value in weights.items()}
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("form", ["eagle", "speculators"])
 def test_an_overfitted_head_is_always_right(lm, form: str, tmp_path: Path) -> None:
     k, num = 3, 32

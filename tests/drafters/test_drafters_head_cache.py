@@ -152,6 +152,7 @@ def test_slots_that_are_no_numbers_are_never_shared(lm, drafter) -> None:
     assert drafter.adopt(0, TEXT[:20], "") == 0
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
 def test_texts_and_acceptance_stay_the_same(lm, drafter, tree, temperature: float) -> None:
@@ -179,6 +180,7 @@ def test_a_target_that_has_lost_more_gives_no_feature_twice(lm, drafter) -> None
     assert engine.num_cached[-3:] == [0, 0, 0], "the target feeds what the head needs"
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("tree", [None, "3,2,1", "dynamic:12"])
 def test_preempted_sequences_go_on_from_what_is_cached(lm, weights, tmp_path, tree: str | None) -> None:
     tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=26, check=False)

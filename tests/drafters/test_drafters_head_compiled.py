@@ -56,6 +56,7 @@ def variants():
 VARIANTS = {name: (more, keys) for name, more, keys in variants()}
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("is_scattered", [False, True])
 @pytest.mark.parametrize("form", ["eagle", "modelopt"])
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -218,7 +218,7 @@ class TableDrafter(drafters.get("medusa")):  # type: ignore[misc]
         return found
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(("tree", "verify"), [(None, "rejection"), (None, "block"), ("2,2", "auto")])
 def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong: bool) -> None:
@@ -233,6 +233,7 @@ def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong
     assert (p_value > 1e-6) is not is_wrong
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("rule", ["greedy", "gumbel"])
 def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
     params = GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)

@@ -87,7 +87,7 @@ def test_nothing_is_printed_while_modules_load(pair, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.in_turn(4, every=7)
 @pytest.mark.parametrize(
     ("kind", "num", "recycle"),
     [(*way, recycle) for way in WAYS for recycle in ("post-norm", "pre-norm")],
@@ -248,6 +248,7 @@ def test_preempted_sequences_go_on(pair, num: int, tree: str | None) -> None:
     assert tokens(found) == tokens(decode(lm, None, 0, prompts, GREEDY))
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("tree", [None, "2,2"])
 def test_samples_follow_the_targets_distribution(pair, tree: str | None) -> None:
     lm, _ = pair("llama")
@@ -268,7 +269,7 @@ def test_samples_follow_the_targets_distribution(pair, tree: str | None) -> None
     assert chi_square(counts, turned).p_value < 1e-6, "another distribution is noticed"
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(
     ("kind", "num", "temperature"),
     [("deepseek", 1, 0.0), ("llama", 2, 0.0), ("deepseek", 1, 1.0), ("llama", 2, 1.0)],
@@ -434,6 +435,7 @@ def test_only_two_readings_are_known() -> None:
         drafters.create("mtp", {"recycle": "both"})
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(("kind", "num"), [("deepseek", 1), ("glm", 1), ("qwen", 1), ("llama", 2)])
 def test_doctor_names_the_modules_and_their_memory(pair, kind: str, num: int) -> None:
     lm, _ = pair(kind, num)

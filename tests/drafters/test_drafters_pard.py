@@ -68,6 +68,7 @@ def row(context: Sequence[int], k: int = 4, params: SamplingParams = GREEDY, **m
     return DraftRow(0, list(context), 3, k, params, frozenset(), params.temperature > 0, False, 0.0, **more)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("params", [GREEDY, CHANCE])
 @pytest.mark.parametrize(("family", "decoder"), [("llama", "auto"), ("qwen3", "transformers"), ("gpt2", "auto")])
 def test_rounds_draw_from_what_transformers_says(family: str, decoder: str, params, tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ class Chance(pard.Drafter):
         return resources.load_lm(self.model)
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize(("tree", "verify"), [(None, "rejection"), (None, "block"), ("2,2", "auto"), ("2,2", "gumbel")])
 def test_sampled_text_follows_the_target(tree: str | None, verify: str) -> None:
     table = Table.random(num_tokens=4, seed=1, sharpness=2.0)

@@ -76,6 +76,7 @@ FAULTS: dict[str | None, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_overfitted_draft_is_always_right_and_faults_are_seen(lm, fitted, fault: str | None) -> None:
     drafter, prompt = loaded(lm, fitted[0]), PROMPTS[1]

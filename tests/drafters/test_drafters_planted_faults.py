@@ -220,6 +220,7 @@ CASES = [
 ]
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize(("name", "fault"), CASES)
 def test_faults_are_caught(
     target: Target, name: str, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,7 @@ def test_fewer_tokens_that_can_occur_make_fewer_children() -> None:
     assert len(guess.drafted) == 3
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 4, 16, 60])

@@ -84,6 +84,7 @@ def test_a_recipe_by_its_file(pair, tmp_path: Path) -> None:
     assert engine.generate("the end", SamplingParams(max_new_tokens=6))[0].speculative.num_drafts
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("draft", ["ngram", "ngram:max=3,min=1", "none", None, {"method": "ngram", "min": 1}])
 def test_other_drafts(pair, draft) -> None:
     plain = Engine.load(pair[0], pair[1]).generate("the end, the end", SamplingParams(max_new_tokens=20))
@@ -104,6 +105,7 @@ def stranger(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("match", ["auto", "text", "intersection"])
 def test_a_draft_with_another_tokenizer_drafts_by_text_or_shared_tokens(pair, stranger, match: str) -> None:
     params = SamplingParams(max_new_tokens=20)

@@ -88,6 +88,7 @@ def test_a_draft_takes_no_more_than_it_reads(pair, memory) -> None:
     assert taken(target, draft) <= 20 * MB
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("tree", ["dynamic:60", "2,2,2,2"])
 def test_a_draft_of_short_contexts_has_room_for_the_trees_of_requests(pair, tree: str) -> None:
     engine = Engine.load(str(pair / "target"), str(pair / "short"), max_model_len=256, block_size=4, max_num_seqs=4)
@@ -112,7 +113,7 @@ def test_many_drafts_share_with_one_target(pair, memory) -> None:
     assert taken(*models) <= 20 * MB
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=7)
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("draft", ["draft", "short", "target", None])
 @pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
@@ -143,6 +144,7 @@ def others(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(("target", "draft"), [("byte-level", "characters"), ("characters", "byte-level")])
 @pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
 def test_a_draft_of_other_tokens_has_room_for_as_much_text(others, memory, target: str, draft: str, cache: str) -> None:
@@ -183,6 +185,7 @@ def test_every_text_that_the_target_has_room_for_is_drafted(others, monkeypatch:
     assert lm.num_free_blocks == lm.num_blocks
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
 @pytest.mark.parametrize("form", ["eagle", "official", "modelopt"])
 def test_doctor_says_what_a_head_takes(pair, memory, tmp_path, form: str, cache: str) -> None:
@@ -206,6 +209,7 @@ def test_doctor_says_what_a_head_takes(pair, memory, tmp_path, form: str, cache:
     assert tokens["draft"] >= tokens["target"]
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("free", [40, 3])
 @pytest.mark.parametrize("shares", [True, False])
 def test_doctor_says_how_many_snapshots_the_engine_plans(memory, tmp_path: Path, shares: bool, free: int) -> None:

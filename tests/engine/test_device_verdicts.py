@@ -161,6 +161,7 @@ TREES = [
 ]
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("seed", mostly_slow(range(40), range(1)))
 @pytest.mark.parametrize(
@@ -187,6 +188,7 @@ def shifted_by_one(judge: ChanceJudge, values: Tensor, scored: ScoredNodes) -> T
 by_depth = ChanceJudge.by_depth
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(("rule", "place", "name", "fault"), [
     ("traversal", Residuals, "_if_there", forgets_the_missing),
     ("rejection", TreesOnDevice, "whole_paths", lambda trees, stands: stands),

@@ -85,6 +85,7 @@ def test_what_a_stop_cuts_is_not_counted(target, itself, plain) -> None:
         assert sum(output.speculative.acceptance_histogram) == output.speculative.num_drafts == -(-(len(cut) - 1) // 5)
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("num", [1, 6, 13])
 def test_min_tokens_is_transformers_min_new_tokens(target, draft_of, plain, name, num: int) -> None:

@@ -59,7 +59,7 @@ class Recorded(Stepper):
             self.logits.setdefault(row.sequence.id, []).append(logits[places].clone())
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("size", range(1, 5))
 @pytest.mark.parametrize("k", range(1, 9))
 def test_greedy_text_with_a_draft_is_the_plain_text(models, plain, k, size) -> None:

@@ -19,7 +19,7 @@ COMPANIES = [
 ]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=6)
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_alone_and_in_company(target, draft_of, mode, name) -> None:
@@ -80,6 +80,7 @@ def test_a_second_run_is_like_the_first(target, stranger) -> None:
     assert tokens(engine.generate(PROMPTS[::-1], [alone(params, i) for i in (3, 2, 1, 0)])) == first[::-1]
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("seed", range(4))
 def test_arrivals_aborts_and_mixed_requests_at_random(folder, target, itself, seed) -> None:
     """Small blocks, few places, requests that come, go and differ: each text is what the request gets alone."""

@@ -63,6 +63,7 @@ def test_a_trained_head_beats_a_random_draft(lm, texts) -> None:
     check_lives(lm, chance)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("tree", TREES[1:])
 def test_the_accepted_paths_features_reach_it(lm, texts, tree: str) -> None:
     expected = tokens(decode(lm, None, 0, params=GREEDY))
@@ -73,7 +74,7 @@ def test_the_accepted_paths_features_reach_it(lm, texts, tree: str) -> None:
         check_lives(lm, drafter)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("prefill_chunk", [4, 7, 512])
 @pytest.mark.parametrize("k", [1, 3])
 def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill_chunk: int) -> None:
@@ -86,7 +87,7 @@ def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill
     check_lives(lm, drafter)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("prefill_chunk", [4, 512])
 @pytest.mark.parametrize("tree", TREES[1:])
 def test_features_of_trees_are_whole_in_any_chunks_and_company(lm, texts, tree: str, prefill_chunk: int) -> None:
@@ -99,6 +100,7 @@ def test_features_of_trees_are_whole_in_any_chunks_and_company(lm, texts, tree: 
     check_lives(lm, drafter)
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("tree", TREES)
 def test_sampled_text_has_features_too(lm, texts, tree: str | None) -> None:
     drafter = feature_drafter(lm, texts)
@@ -106,7 +108,7 @@ def test_sampled_text_has_features_too(lm, texts, tree: str | None) -> None:
     check_lives(lm, drafter)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("tree", TREES)
 def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching: bool, tree: str | None) -> None:
@@ -120,7 +122,7 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
     check_lives(tight, drafter)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("needs_all", [False, True])
 @pytest.mark.parametrize("tree", TREES)
 def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(
@@ -274,7 +276,7 @@ class Refused(FeatureBook):
 FAULTS = [*((fault, tree) for fault in (Shifted, Refused) for tree in TREES), *((Stale, tree) for tree in TREES[1:])]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(4, every=5)
 @pytest.mark.parametrize(("fault", "tree"), FAULTS)
 def test_planted_faults_of_features_are_caught(lm, fault, tree: str | None) -> None:
     drafter = feature_drafter(lm)

@@ -89,6 +89,7 @@ def run(engine: Engine, grammars: Sequence[Grammar | None], params=LONG, prompt=
     return outputs.finished()
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 @pytest.mark.parametrize(("draft", "k"), [(None, 0), ("stranger", 1), ("itself", 4), ("ngram", 4), ("itself", 8)])
 def test_every_output_matches_and_ends_by_itself(models, draft: str | None, k: int, temperature: float) -> None:
@@ -296,6 +297,7 @@ THOUGHTS = [
 ]
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_thought_before_the_grammar_changes_nothing_with_any_draft(models, temperature: float) -> None:
     """`gumbel` and greedy text is plain decoding's at every k, and what follows the thought matches."""

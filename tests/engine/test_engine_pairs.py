@@ -60,6 +60,7 @@ def draft(target: Any, stranger: Any, itself: Any) -> Callable[[str], Drafter]:
     return made
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [{"k": 1}, {"k": 6}, {"k": 2, "tree": "3,2"}, {"k": 4, "tree": "dynamic:9"}], ids=str)
 def test_greedy_text_is_that_of_plain_decoding(target: Any, draft: Any, name: str, shape: dict[str, Any]) -> None:
@@ -74,6 +75,7 @@ def test_greedy_text_is_that_of_plain_decoding(target: Any, draft: Any, name: st
     assert min(lengths) > (1.4 if name.startswith("suffix") else 0.9), "outputs of the first pass are guessed"
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_gumbel_text_does_not_depend_on_the_draft(target: Any, draft: Any, name: str) -> None:
     params = replace(GREEDY, temperature=0.9, seed=11, top_k=40, presence_penalty=0.4)
@@ -138,7 +140,7 @@ def p_value(found: Counter[tuple[int, ...]]) -> float:
     return chi_square(found, enumerate_joint(lambda text: masked_probs(TABLE, SAMPLED, text), prompt, LENGTH)).p_value
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize(("first", "options"), [
     ("ngram", {"num_speculative_tokens": 3}),
     ("ngram", {"num_speculative_tokens": 2, "tree": "2,2"}),
@@ -180,6 +182,7 @@ def repeated(num: int) -> float:
     return p_value(drawn(engine, num, salts=True)[0])
 
 
+@pytest.mark.slow
 def test_an_output_of_the_same_noise_is_not_guessed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeated(1_500) > ALARM
     monkeypatch.setattr(suffix._Outputs, "of", _whatever_noise)

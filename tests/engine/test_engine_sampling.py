@@ -29,7 +29,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(0, every=5)
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("name", [*DRAFTS])
 def test_bias_and_repetition_penalty_are_those_of_transformers(target, draft_of, name, k: int) -> None:
@@ -49,6 +49,7 @@ def test_every_processor_at_once_in_greedy_decoding(target, draft_of, name) -> N
         assert tokens(decode(target, draft_of(name), k, params=params, eos_token_ids=(3, 9))) == plain
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("processors", [{}, EVERYTHING], ids=["temperature alone", "everything"])
 def test_gumbel_gives_the_same_text_with_any_draft_k_and_batch(target, draft_of, name, processors) -> None:

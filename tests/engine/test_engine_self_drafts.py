@@ -72,6 +72,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
     return lm
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("spec", [*SPECS, "self-int4"])
 def test_greedy_text_is_transformers_own(deep, spec: str) -> None:
     expected = transformers_greedy(deep.name, PROMPTS)
@@ -87,6 +88,7 @@ def test_greedy_text_is_transformers_own(deep, spec: str) -> None:
         assert tokens(decode(deep, self_draft(deep, spec), 4, params=PARAMS, tree=tree)) == expected
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("spec", [*SPECS, "self-int4"])
 @pytest.mark.parametrize("tree", [None, *TREES])
 def test_logits_are_the_same_bits(half, spec: str, tree: str | None) -> None:
@@ -95,6 +97,7 @@ def test_logits_are_the_same_bits(half, spec: str, tree: str | None) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "qwen3_5_text"])
 def test_transformers_forward_and_hybrids_exit_early_too(family: str, tmp_path: Path) -> None:
     folder = save_hybrid(family, tmp_path) if family.startswith("qwen") else make_tiny(family, tmp_path, 1)
@@ -103,6 +106,7 @@ def test_transformers_forward_and_hybrids_exit_early_too(family: str, tmp_path: 
     assert tokens(decode(target, self_draft(target, "self-exit:1"), 4, params=PARAMS)) == plain
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("spec", SPECS)
 def test_gumbel_gives_the_text_of_no_draft(deep, spec: str) -> None:
     params = SamplingParams(max_new_tokens=24, temperature=0.9, seed=11, top_p=0.97)
@@ -135,7 +139,7 @@ def p_value(target: TransformersLM, draft: Any, verify: str, tree: str | None, n
     return chi_square(counts, joint).p_value
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize(("verify", "tree"), [("block", None), ("rejection", None), ("auto", "2,2")])
 @pytest.mark.parametrize("spec", ["self-int8", "self-exit:2"])
 def test_samples_follow_the_targets_distribution(deep, spec: str, verify: str, tree: str | None) -> None:

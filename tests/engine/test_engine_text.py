@@ -56,6 +56,7 @@ def test_text_is_the_decoded_tokens(plain, tokenizer) -> None:
         assert len(output.text) > 20
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_stop_strings_with_a_draft_and_in_a_batch(engine_of, plain, tokenizer, name, kind: str) -> None:

@@ -59,6 +59,7 @@ def p_value(params: SamplingParams, num: int, with_grammar: bool = False, **give
     return chi_square(counts, joint).p_value
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("with_grammar", [False, True])
 def test_auto_samples_trees_from_the_targets_distribution(with_grammar: bool) -> None:
     assert p_value(ALL, 1_200, with_grammar) > ALARM
@@ -89,6 +90,7 @@ def shows_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableLM, "_seen", flat)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("fault", [forget_residuals, keep_residuals_of_siblings, shows_siblings])
 def test_planted_faults_are_seen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

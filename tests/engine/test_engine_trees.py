@@ -64,6 +64,7 @@ def decode(one: Engine, sampling: SamplingParams, prompts: Sequence[list[int]] =
     return [output.token_ids for output in one.generate(list(prompts), sampling)]
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("max_num_seqs", [1, 4])
 @pytest.mark.parametrize("tree", STATIC + DYNAMIC)
 @pytest.mark.parametrize("draft", ["random", "itself", "ngram"])
@@ -89,7 +90,7 @@ def test_gumbel_output_is_that_of_plain_decoding(draft: str, tree: str) -> None:
     assert decode(engine(draft, tree, verify="gumbel"), params(0.9, top_k=6)) == plain
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("tree", ["4,2,1", "dynamic:16"])
 @pytest.mark.parametrize("verify", ["auto", "gumbel", "exact-match"])
 def test_sampled_text_is_the_same_alone_and_in_company(verify: str, tree: str) -> None:

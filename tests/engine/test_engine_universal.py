@@ -46,6 +46,7 @@ def acceptance(outputs: list[Output]) -> float:
     return outputs[0].speculative.acceptance_rate or 0.0
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("match", MATCHES)
 @pytest.mark.parametrize("draft", [*KINDS, PERMUTED])
 def test_greedy_output_is_the_targets_own(lms, draft: str, match: str) -> None:
@@ -76,6 +77,7 @@ def test_gumbel_output_is_that_of_plain_decoding(lms, match: str) -> None:
     assert token_ids(engine.generate(ids("byte-level"), params)) == token_ids(plain)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("match", MATCHES)
 def test_preemption_and_cached_prefixes_change_nothing(tmp_path, match: str, prefix_caching: bool) -> None:
@@ -183,6 +185,7 @@ def drawn(match: str, verify: str) -> DistributionCheck:
     return check(match, draws, question.joint, question.num_choices)
 
 
+@pytest.mark.slow
 def test_a_q_that_is_not_normalized_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     propose = universal.Drafter.propose
 

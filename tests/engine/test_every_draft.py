@@ -102,7 +102,7 @@ def test_every_method_is_here(drafts: Drafts) -> None:
     assert found == set(METHODS) - {"none"}
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=7)
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> None:
     plain = tokens(drafts.once(decode, GREEDY))
@@ -115,7 +115,7 @@ def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> Non
     assert tokens(decode(drafts.engine(name), FREE)) == tokens(drafts.once(decode, FREE))
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=7)
 @pytest.mark.parametrize("name", NAMES)
 def test_gumbel_text_does_not_depend_on_the_draft(drafts: Drafts, name: str) -> None:
     chain, *trees = shapes_of(drafts, name)[1:]
@@ -133,7 +133,7 @@ def recorded(engine: Engine) -> list[torch.Tensor]:
     return [torch.cat(Recorded.logits[i]) for i in sorted(Recorded.logits)]
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(7, every=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
     expected = halves.once(recorded, max_num_seqs=1)
@@ -142,7 +142,7 @@ def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), shape
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sampled_text_alone_and_in_company(halves: Drafts, name: str) -> None:
     for place, verify in enumerate(("rejection", "block")):
@@ -169,7 +169,7 @@ def joint(drafts: Drafts) -> dict[tuple[int, ...], float]:
     return enumerate_joint(lambda text: p_of(drafts, text), tuple(PROMPTS[0]), 2)
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(4, every=8)
 @pytest.mark.parametrize("num", [120, pytest.param(1_500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_follow_the_targets_distribution(
@@ -187,7 +187,7 @@ def test_samples_follow_the_targets_distribution(
     assert chi_square(drawn, turned).p_value < ALARM, "another distribution is noticed"
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(0, every=6)
 @pytest.mark.parametrize("name", NAMES)
 def test_cached_prefixes_change_nothing(drafts: Drafts, name: str) -> None:
     plain = tokens(drafts.once(decode, SAMPLED, PREFIXES, verify="gumbel"))
@@ -210,7 +210,7 @@ def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
         drafts.target.hold(before)
 
 
-@pytest.mark.in_turn(2, every=3)
+@pytest.mark.in_turn(5, every=7)
 @pytest.mark.parametrize(("name", "caches"), [(name, caches) for name in NAMES for caches in (False, True)])
 def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
     params = replace(GREEDY, max_new_tokens=20)
@@ -228,7 +228,7 @@ def written_by(engine: Engine, params: SamplingParams, regex: str) -> list[Outpu
     return preempted(engine, params, grammar=compile_grammar("regex", regex, not_none(engine.tokenizer)))[0]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
     source = "(ab|[0-9]){2,9}x?"
@@ -240,7 +240,7 @@ def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
             assert tokens(found) == tokens(plain), shape
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(3, every=6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None:
     for params, verify in ((GREEDY, "greedy"), (SAMPLED, "gumbel")):
@@ -385,7 +385,7 @@ def keeps(drafter: Any, part: str | None) -> bool:
     return part == "nodes" and not drafter.one_pass
 
 
-@pytest.mark.in_turn(1, every=9)
+@pytest.mark.in_turn(8, every=27)
 @pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault in OF_REFUSALS for name in (*READING, *KINDS)])
 def test_nothing_stays_of_refused_tokens(
     drafts: Drafts, name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
@@ -410,7 +410,7 @@ def left_behind(row: DraftRow, holes: Sequence[tuple[int, int]], is_behind: bool
     return replace(row, context=context, features=features)
 
 
-@pytest.mark.in_turn(1, every=3)
+@pytest.mark.in_turn(4, every=12)
 @pytest.mark.parametrize(("name", "is_left_behind"), [(name, late) for name in NAMES for late in (False, True)])
 def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     drafts: Drafts, name: str, is_left_behind: bool, monkeypatch: pytest.MonkeyPatch
@@ -435,7 +435,7 @@ def test_a_draft_reads_what_was_decoded_while_drafting_paused(
     assert found != is_left_behind
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(6, every=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_doctor_has_no_doubt(drafts: Drafts, name: str) -> None:
     flags = {"draft": (parse_spec(drafts.specs[name]), "--draft")}

@@ -156,7 +156,7 @@ def test_shared_uniform_draws(mode: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert p_value(mode) < ALARM
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize("options", [{"temperature": 0.6}, {"top_k": 2}, {"repetition_penalty": 1.8}], ids=str)
 def test_q_from_before_the_processors(mode: str, options) -> None:
@@ -172,6 +172,7 @@ def test_off_by_one_bonus(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert p_value(mode, k=2) < ALARM
 
 
+@pytest.mark.slow
 def test_block_verification_with_noise_keyed_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.random(num_tokens=4, seed=5, disagreement=1.5)
     assert p_value("block", table=table, length=4, num_draws=12_000) > ALARM

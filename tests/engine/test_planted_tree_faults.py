@@ -72,6 +72,7 @@ def first_of_three(loop):
     return measured_tree(loop(table, PLAIN, "traversal", (-1, -1, -1), 30_000), PLAIN, length=1).p_value
 
 
+@pytest.mark.slow
 def test_siblings_drawn_with_replacement_but_judged_without() -> None:
     assert first_of_three(TreeLoop) > ALARM
     assert first_of_three(DrawsWithReplacement) < ALARM

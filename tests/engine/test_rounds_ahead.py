@@ -203,7 +203,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-@pytest.mark.in_turn(0, every=5)
+@pytest.mark.in_turn(13, every=20)
 @pytest.mark.parametrize(("draft", "num"), [*((draft, 3) for draft in DRAFTS), ("tree of a head", 1), ("plain", 1)])
 def test_events_are_those_of_an_engine_that_waits(draft: str, num: int, engine_of, log) -> None:
     steps = both(engine_of, draft, add(num))
@@ -244,7 +244,7 @@ def sampled(params: SamplingParams = SAMPLED) -> Action:
     return added
 
 
-@pytest.mark.in_turn(0, every=27)
+@pytest.mark.in_turn(67, every=108)
 @pytest.mark.parametrize(("draft", "rule", "params"), [(*its, params) for its in RULED for params in (SAMPLED, CUT)])
 def test_events_of_sampled_requests_are_those_of_an_engine_that_waits(
     draft: str, rule: str, params: SamplingParams, engine_of, log
@@ -271,7 +271,7 @@ def test_events_of_drawn_trees_that_lack_nodes(draft: str, rule: str, engine_of,
     assert log.count("launched") > len(steps) / 5
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.in_turn(1, every=5)
 @pytest.mark.parametrize(("draft", "rule"), [
     ("tree of a head", "traversal"),
     ("tree of a model", "gumbel"),
@@ -310,6 +310,7 @@ def test_a_token_without_a_probability_ends_its_request_alone(engine_of, log, mo
     assert texts[1] == right[1], "it is greedy, and decided without chance"
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("rule", ["gumbel", "exact-match"])
 def test_draws_of_equal_models_are_often_equal(rule: str, engine_of, log) -> None:
     params = replace(SAMPLED, temperature=0.5, top_k=3)
@@ -329,6 +330,7 @@ def stale_outputs(head, decided):
 take = HeadOnDevice.take
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(("place", "name", "fault"), [
     (DecisionGraph, "_keep_path", lambda *_: None),
     (DecisionGraph, "_go_on", lambda *_: None),
@@ -359,7 +361,7 @@ def test_a_round_that_waits_is_caught(engine_of, log, monkeypatch: pytest.Monkey
         test_a_round_is_launched_before_the_one_before_it_is_read("chain of a head", engine_of, log)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("draft", SOME)
 def test_stops_are_applied_one_round_late(draft: str, engine_of, log) -> None:
     """Token stops, and stop strings that come within a round, while others go on."""
@@ -487,6 +489,7 @@ def test_chunks_beside_rounds_are_timed_once_they_have_run(engine_of, log, monke
     assert found == [("read", 2), ("read", 2), ("read", 2), ("read", 12), ("read", 2)]
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("draft", [*SOME, *mostly_slow(["masks of a model", "modules", "block"], [])])
 def test_nothing_is_recorded_for_the_length_of_a_prompt(draft: str, engine_of, monkeypatch) -> None:
     made, around = list[Bucket](), Bucket.around
@@ -498,7 +501,7 @@ def test_nothing_is_recorded_for_the_length_of_a_prompt(draft: str, engine_of, m
 MODELS = ["chain of a model", "tree of a model", "masks of a model", "tree by masks of a model"]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=5)
 @pytest.mark.parametrize("draft", [*MODELS, "chain of a head"])
 def test_rounds_begin_at_once_behind_a_prompt(draft: str, engine_of, log) -> None:
     """What is read before leaves a guess of the shape that all further ones have."""
@@ -518,14 +521,14 @@ def prepared(engine: Checked, prepare: Action) -> Checked:
     return engine
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("draft", SOME)
 def test_requests_come_and_go_while_rounds_are_under_way(draft: str, engine_of, log) -> None:
     both(engine_of, draft, add(2), {5: add(1, first=2), 9: lambda engine: engine.abort(0), 12: add(1, first=3)})
     assert log.count("launched") > 8
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("draft", SOME)
 def test_all_are_aborted_and_others_follow(draft: str, engine_of, log) -> None:
     def replaced(engine: Engine) -> None:
@@ -549,7 +552,7 @@ def test_a_full_cache_preempts(draft: str, prefix_caching: bool, engine_of, log)
     assert "launched" in log
 
 
-@pytest.mark.in_turn(7, every=21)
+@pytest.mark.in_turn(13, every=40)
 @pytest.mark.parametrize(("num_blocks", "draft"), [(num, draft) for num in range(28, 48, 2) for draft in SOME])
 def test_a_prompt_finds_the_blocks_that_it_was_admitted_for(num_blocks: int, draft: str, engine_of, log) -> None:
     """However few there are: rounds ahead hold none that others were promised."""
@@ -570,7 +573,7 @@ def test_a_prompt_finds_the_blocks_that_it_was_admitted_for(num_blocks: int, dra
     assert log.count("launched") > 5
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("draft", SOME)
 def test_contexts_end(draft: str, engine_of, log) -> None:
     def narrowed(engine: Engine) -> None:
@@ -583,7 +586,7 @@ def test_contexts_end(draft: str, engine_of, log) -> None:
     assert log.count("launched") > 8
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=6)
 @pytest.mark.parametrize(("draft", "num"), [*((draft, 1) for draft in SOME), ("plain", 3), ("chain of a head", 3)])
 def test_a_target_without_numbers_ends_the_requests_at_fault(draft: str, num: int, engine_of, log) -> None:
     """One after another, in the round in which a token is read that has no numbers, drafted or not."""
@@ -602,6 +605,7 @@ def test_a_target_without_numbers_ends_the_requests_at_fault(draft: str, num: in
     assert num > 1 or "launched" in log
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("draft", ["chain of a head", "chain of a model"])
 def test_a_draft_without_numbers_fails_one_round_late(draft: str, engine_of, log) -> None:
     found = []
@@ -619,7 +623,7 @@ def test_a_draft_without_numbers_fails_one_round_late(draft: str, engine_of, log
     assert "launched" in log
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("draft", SOME)
 def test_an_error_computes_all_again(draft: str, engine_of) -> None:
     right = by_sequence(steps_of(prepared(engine_of(draft, goes_ahead=False), add(2))))
@@ -656,7 +660,7 @@ def test_others_may_use_the_models_in_between(engine_of, log) -> None:
     assert log.count("refused") == 2
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("num", [1, 3])
 @pytest.mark.parametrize("draft", ["chain of a head", "chain of a model", "tree of a head"])
 def test_of_a_step_in_which_a_request_fails_the_host_verifies_the_others(
@@ -688,6 +692,7 @@ def test_of_a_step_in_which_a_request_fails_the_host_verifies_the_others(
     assert "launched" in log
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("change", [{"presence_penalty": 0.1}, {"logprobs": 2}], ids=str)
 def test_what_needs_the_host_waits(change: dict[str, Any], engine_of, log) -> None:
     steps_of(prepared(engine_of("chain of a head"), add(2, replace(PARAMS, **change))))

@@ -32,7 +32,7 @@ PROCESSORS = [
 ]
 
 
-@pytest.mark.in_turn(0, every=9)
+@pytest.mark.in_turn(8, every=30)
 @pytest.mark.parametrize(("options", "mode"), [(options, mode) for options in PROCESSORS for mode in SAMPLED], ids=str)
 def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     params = SamplingParams(**options)
@@ -41,7 +41,7 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     assert 0.05 < loop.num_accepted / loop.num_drafted < 0.95
 
 
-@pytest.mark.in_turn(0, every=6)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [*SAMPLED])
 def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode) -> None:
     params = SamplingParams(temperature=1.1, logit_bias={2: 0.7})
@@ -50,6 +50,7 @@ def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode) -> None:
     assert loop.num_accepted > 0
 
 
+@pytest.mark.slow
 def test_block_accepts_more_than_rejection_and_both_more_than_exact_match() -> None:
     table, params = Table.random(seed=3), SamplingParams(temperature=1.0)
     length = {}
@@ -65,7 +66,7 @@ def test_typical_is_lossy_and_chi_square_sees_it() -> None:
     assert measured(Loop(TABLE, params, "typical", k=3), params, 3).p_value < ALARM
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=6)
 @pytest.mark.parametrize("options", PROCESSORS, ids=str)
 def test_gumbel_text_is_the_same_with_any_draft_any_k_or_none(options) -> None:
     params = SamplingParams(**options)
@@ -168,6 +169,7 @@ def one_step(mode, p, q, tokens, num=4000, temperature=1.0):
     return verify(dist, [VerifyRow(rule_of(mode, temperature), one, 2, guesses) for one in params])
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_p_equal_to_q_accepts_everything(mode: str) -> None:
     p = [[0.1, 0.2, 0.7]] * 4

@@ -176,6 +176,7 @@ def judged(mode, parents, num=300, is_drawn: bool = True, table=TABLE):
     return p, rows, verify(p, rows)
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["by chance", "without"])
 @pytest.mark.parametrize("mode", JUDGES)
 @pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
@@ -264,7 +265,7 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
     assert waits.num == len({row.rule for row in rows}), waits.lines
 
 
-@pytest.mark.in_turn(0, every=5)
+@pytest.mark.in_turn(10, every=11)
 @pytest.mark.parametrize(
     ("mode", "parents"),
     [(mode, parents) for mode in (*JUDGES, *WALKS) for parents in TREES.values()],
@@ -275,7 +276,7 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     assert 0.1 < loop.num_accepted / loop.num_steps < 2.5
 
 
-@pytest.mark.in_turn(0, every=4)
+@pytest.mark.in_turn(6, every=7)
 @pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
 @pytest.mark.parametrize(
     "options",
@@ -301,6 +302,7 @@ def test_joint_under_a_grammar_is_the_masked_targets_own(mode) -> None:
     assert measured_tree(loop, PLAIN, allowed_after=allowed_after).p_value > ALARM
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("mode", JUDGES)
 def test_joint_of_a_tree_without_chance_is_the_targets_own(mode) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, TREES["2,2"], is_drawn=False)
@@ -316,6 +318,7 @@ def test_without_chance_no_rule_accepts_more_than_the_walk() -> None:
     assert max(length.values()) - min(length.values()) < 0.1
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("parents", [TREES["3,1,1"], (-1, -1, 0, 0, 1, 1, 2, 3, 4, 5), (-1, -1, 0, 1, 2, 3)], ids=str)
 def test_traversal_accepts_longer_paths_than_recursive_rejection(parents) -> None:
     """Both judge the same trees by the same random numbers."""

@@ -57,6 +57,7 @@ def check(engine: Engine, params: SamplingParams, real: int) -> list[list[int]]:
     return tokens(outputs)
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_49_22_padding_that_is_the_likeliest_is_never_emitted(padded, draft: str) -> None:
     real = int(padded["real"])
@@ -72,6 +73,7 @@ def test_49_22_padding_that_is_the_likeliest_is_never_emitted(padded, draft: str
             check(Engine.load(target, **load, **rule), sampled, real)
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_49_22_a_vocabulary_of_one_token(tmp_path: Path, draft: str, padding: int) -> None:

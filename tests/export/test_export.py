@@ -227,7 +227,7 @@ def test_the_next_command_asks_for_nothing_that_the_engine_refuses(name: str) ->
     assert path in not_none(alone.next_command)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=8)
 @pytest.mark.parametrize("path", [*SETTINGS])
 @pytest.mark.parametrize("engine", SERVERS)
 def test_no_setting_is_lost_in_silence(engine: str, path: str) -> None:

@@ -20,6 +20,7 @@ PAIR = {
 }
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     "draft",
     [{"method": "none"}, {"model": "builtin:draft", "dtype": "float32"}, {"method": "ngram", "max": 3, "min": 1}],

@@ -75,6 +75,7 @@ def score(lm: Any, row: int = 0) -> torch.Tensor:
     return found
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize(
     ("family", "form"),
     [
@@ -95,6 +96,7 @@ def test_logits_are_those_of_the_numbers_but_for_rounded_inputs(files: Any, fami
     assert (facts.decoder, facts.weights_bytes) == ("own, native", lm.weight_bytes)
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "qwen3_moe"])
 def test_a_whole_file_in_16_bits_keeps_its_numbers(files: Any, family: str) -> None:
     path = str(files(family, "F16"))
@@ -105,6 +107,7 @@ def test_a_whole_file_in_16_bits_keeps_its_numbers(files: Any, family: str) -> N
     assert load_lm(path).decoder == "own, native"
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("family", "form"), [("llama", "Q4_K_M"), ("llama", MIXED), ("qwen2", "F16"), *MIXTURES])
 def test_a_row_has_its_bits_alone_and_in_company(files: Any, family: str, form: str, dtype: str) -> None:
@@ -125,6 +128,7 @@ def test_a_row_has_its_bits_alone_and_in_company(files: Any, family: str, form: 
         torch.set_num_threads(before)
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize(
     ("family", "form", "draft", "tree"),
     [
@@ -168,7 +172,7 @@ WRONG = {
 }
 
 
-@pytest.mark.in_turn(1, every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -198,7 +202,7 @@ def test_a_planted_fault_in_reading_blocks_is_caught(files: Any, fault: str, mon
         load_lm(path)
 
 
-@pytest.mark.in_turn(2, every=4)
+@pytest.mark.in_turn(3, every=9)
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [

@@ -122,7 +122,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*FAULTS])
 def test_a_planted_fault_is_caught_at_load(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FAULTS[fault], "-O0")
@@ -130,6 +130,7 @@ def test_a_planted_fault_is_caught_at_load(tmp_path: Path, fault: str, monkeypat
         load_lm(llama(tmp_path), quantize="int4")
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "granite", "qwen3_moe", "gpt_oss"])
 def test_facts_and_sizes_are_those_of_the_loaded_model(tmp_path: Path, family: str) -> None:
     folder = str(make_tiny(family, tmp_path / family, 1))
@@ -155,6 +156,7 @@ def test_a_model_in_float16_is_quantized_from_its_own_numbers(tmp_path: Path) ->
     assert torch.equal(found, right)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("form", ["GGUF", "gptq", "LoRA"])
 def test_what_is_not_stored_in_plain_numbers_is_made_plain_first(tmp_path: Path, form: str) -> None:
     """A file in blocks, quantized safetensors and an adapter become the same 4 bits as the numbers that they mean."""

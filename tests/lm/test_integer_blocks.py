@@ -73,6 +73,7 @@ def test_51_blocks_hold_the_same_numbers(bits: int, zeros: tuple[int, int], grou
     assert (integer_blocks.in_blocks(in_order, int(kind)) == integer_blocks.in_blocks(weight, int(kind))).all()
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("form", FORMS)
 def test_51_a_form_runs_in_blocks(folders: Callable[[str], Path], form: str) -> None:
     folder = str(folders(form))
@@ -139,6 +140,7 @@ OBSTACLES: dict[str, tuple[str, Callable[[dict[str, Tensor]], None] | None, str]
 }
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_51_what_blocks_do_not_hold_is_dequantized(tmp_path: Path, obstacle: str) -> None:
     form, change, reason = OBSTACLES[obstacle]
@@ -180,6 +182,7 @@ def test_51_a_planted_fault_in_blocks_is_caught(
         load_lm(str(folders(form)))
 
 
+@pytest.mark.slow
 def test_51_a_planted_fault_in_a_plain_output_layer_is_caught(
     folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

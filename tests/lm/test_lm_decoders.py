@@ -54,6 +54,7 @@ def test_auto_records_graphs_on_a_gpu(gpu, tmp_path: Path) -> None:
     assert gpu.num_recorded > 1
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text"])
 def test_graphs_hold_shared_keys_sinks_chunks_and_head_sizes_by_layer(model_type: str, gpu, tmp_path: Path) -> None:
     folder = str(save_tiny(model_type, tmp_path / "model"))

@@ -15,6 +15,7 @@ from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.plan import ModelPlan
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "falcon", "gemma3_text", "mixtral"])
 def test_facts_are_the_loaded_models(tmp_path: Path, family: str) -> None:
     folder = str(make_tiny(family, tmp_path / family))

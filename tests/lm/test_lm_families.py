@@ -79,7 +79,7 @@ def decode(lm, texts, k, correct, chunk=5):
     return [contexts[i] for i in sorted(contexts)]
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(("k", "correct"), [(0, 0), (1, 0), (4, 0), (4, 2), (8, 8), (8, 3)])
 def test_greedy_equals_generate(checkpoint, k: int, correct: int) -> None:
     _, lm, texts = checkpoint

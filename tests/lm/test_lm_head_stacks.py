@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 from planted import plant
-from shortened import mostly_slow
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.lm.heads.compiled_stack import CompiledProduct, CompiledStack
@@ -127,7 +126,8 @@ def test_blocks_behind_a_remembered_context_have_torchs_outputs(ways, dtype, is_
         assert_close(*outputs)
 
 
-@pytest.mark.parametrize("fault", mostly_slow(IN_BLOCKS, IN_BLOCKS[:1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", IN_BLOCKS)
 def test_a_planted_fault_in_blocks_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, fault, "-O0")
     with pytest.raises(AssertionError):

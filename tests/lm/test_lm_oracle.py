@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
     return str(make_tiny("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=4))
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=7)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 def test_49_3_no_family_is_refused_for_its_rounding(
@@ -96,6 +96,7 @@ def scaled(model: Any) -> None:
 WRONG = [permuted, swapped, scaled]
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)

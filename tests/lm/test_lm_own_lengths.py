@@ -69,6 +69,7 @@ def decode(lm, contexts):
     return [(all_at_once, torch.cat(end)) for all_at_once, end in zip(whole, ends, strict=True)]
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_17_packed_rows_are_transformers_beyond_windows_and_positions(tmp_path: Path, model_type, dtype: str) -> None:
@@ -86,6 +87,7 @@ def test_17_packed_rows_are_transformers_beyond_windows_and_positions(tmp_path: 
         assert relative_error(end, right[-len(end) :]) < allowed
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_17_greedy_text_is_transformers(tmp_path: Path, model_type) -> None:
     folder = save_tiny(model_type, tmp_path)

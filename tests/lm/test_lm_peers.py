@@ -154,6 +154,7 @@ FORMS = {"gguf": gguf, "adapter": adapter, "pickled": pickled}
 FORMS |= {form: partial(quantized, form=form) for form in ("gptq", "nvfp4 modelopt", "torchao int8", "w8a8")}
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_39_a_peer_decodes_with_the_numbers_that_we_decode_with(tmp_path: Path, form: str) -> None:
     made, right = FORMS[form](tmp_path)

@@ -54,6 +54,7 @@ def first_layers_saved(folder: Path, num_layers: int) -> Path:
     return shorter
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral", "granite"])
 def test_an_int8_copy_computes_as_the_target_loaded_in_int8(family: str, dtype: str, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_an_int8_copy_computes_as_the_target_loaded_in_int8(family: str, dtype: 
     assert not draft.origin.computes_as(target.origin)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(0, every=5)
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_refusals_are_one_sentence(tmp_path: Path) -> None:
         assert caught.value.hint
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "granite", "mixtral", "gpt2"])
 def test_facts_are_those_of_the_loaded_draft(family: str, dtype: str, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def tapped(lm, *rows):
     return logits, [(row.tapped.first, row.tapped.states) for row in rows]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=8)
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("family", [*KNOWN])
 def test_49_1_states_are_those_of_transformers(family, decoder: str, tmp_path: Path) -> None:

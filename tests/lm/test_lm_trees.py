@@ -59,13 +59,13 @@ def check(lm, seed=0, *, is_same=lambda a, b: torch.allclose(a, b, atol=1e-4), n
     assert lm.num_free_blocks == lm.num_blocks, "free and used blocks are all"
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=8)
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 def test_nodes_are_scored_as_their_paths(family, tmp_path: Path) -> None:
     check(load_lm(str(make_tiny(family, tmp_path)), decoder="transformers"))
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(0, every=6)
 @pytest.mark.parametrize("options", BITWISE.values(), ids=BITWISE)
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_nodes_have_their_paths_bits(options, block_size: int, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_an_unlike_baseline_is_said() -> None:
     assert other_recipe(new, new) is None
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("command", ["bench", "sweep-k", "compare-drafts"])
 def test_a_result_of_0_2_0_serves_as_a_baseline_and_as_a_page(command: str) -> None:
     """Each file is what 0.2.0 wrote of the built-in pair, with fewer tasks and positions."""

@@ -44,6 +44,7 @@ def drawn(table, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     return stream.getvalue()
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_table_breaks_no_word_and_loses_no_column(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,7 @@ class Reader(html.parser.HTMLParser):
         self.text.append(data)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("make", DOCUMENTS)
 def test_the_page_is_one_file_of_text_and_pictures(make) -> None:
     document = make()
@@ -177,7 +178,7 @@ def test_the_page_is_one_file_of_text_and_pictures(make) -> None:
     assert text.count("currentColor") > 10
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=5)
 @pytest.mark.parametrize("make", DOCUMENTS)
 def test_the_same_document_gives_the_same_picture(make) -> None:
     document = make()
@@ -206,7 +207,7 @@ def test_what_is_drawn_is_what_stands_there() -> None:
     assert [tuple(stand_in(one.get_offsets())[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("make", PAIRS)
 def test_a_picture_of_synthetic_acceptance_says_so(make) -> None:
     document = make()

@@ -18,6 +18,7 @@ PATIENT = GrammarCompiler(GrammarLimits(60.0, 24 * 2**20))
 ROOMY = GrammarCompiler(GrammarLimits(60.0, 2**29))
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     ("compiler", "kind", "source", "words"),
     [

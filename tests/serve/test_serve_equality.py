@@ -101,6 +101,7 @@ def test_greedy_text_is_that_of_transformers_and_of_generate(pair, expected) -> 
     assert len(set(expected)) > len(PROMPTS) // 2
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_greedy_text_alone(server, expected, draft, streams: bool) -> None:

@@ -246,6 +246,7 @@ TOO_LONG = [
 ]
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(
     ("path", "fields", "param"), TOO_LONG, ids=[f"{path}-{i}" for i, (path, _, _) in enumerate(TOO_LONG)]
 )

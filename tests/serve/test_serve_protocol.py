@@ -223,6 +223,7 @@ MANY = [
 ]  # fmt: skip
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(("kind", "fields", "param", "words"), MANY, ids=lambda value: str(value)[:50])
 def test_a_long_list_is_refused_before_its_items_are_read(
     kind: type[Body], fields: dict[str, Any], param: str, words: str, monkeypatch: pytest.MonkeyPatch

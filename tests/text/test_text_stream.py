@@ -147,6 +147,7 @@ def any_ids(tokenizer: Tokenizer, data: st.DataObject) -> list[int]:
     return ids
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("name", TOYS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)

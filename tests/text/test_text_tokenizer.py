@@ -101,7 +101,7 @@ def test_printable_strips_what_acts_on_a_terminal() -> None:
     assert "\x1b" not in printable("cut \x1b[3")
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(7, every=8)
 @pytest.mark.parametrize("kind", [*KINDS])
 @pytest.mark.parametrize(
     "text", [*filter(None, TEXTS), "a" * 50, " ", "\n", "\u200b", "e\u0301", "\U0001f642", "<|user|>", "lion "]

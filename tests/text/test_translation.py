@@ -21,7 +21,7 @@ def translator(target: str, draft: str) -> Translator:
     return Translator(first, second, shared_vocabulary(first, second))
 
 
-@pytest.mark.in_turn(0, every=4)
+@pytest.mark.in_turn(9, every=11)
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_translation_depends_on_the_context_alone(target: str, draft: str) -> None:
     """Grown token by token, in chunks, cut back and grown again, or read at once."""
@@ -58,7 +58,7 @@ def test_a_text_is_cut_as_the_draft_cuts_it_at_once(draft: str) -> None:
     assert one.start().follow(tokens) == [*one.prefix, *tokenizer(draft).encode(text, False)]
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(7, every=8)
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_guess_continues_the_context(target: str, draft: str) -> None:
     """Whatever is guessed, the context's text and the guess's read on as the draft's text does."""

@@ -45,6 +45,7 @@ def plan_of(target: str, **settings: Any) -> TrainingPlan:
     return TrainingPlan.of_recipe(recipe, describe(target), data, trust_remote_code=False)
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_plan_has_the_parameters_of_the_network(target: str, start: str, method: str) -> None:
     settings = METHODS[method] | ({"start_from": start} if method == "pard" else {})
@@ -96,6 +97,7 @@ def test_a_target_that_is_not_here_leaves_the_rest_of_the_plan(capsys: pytest.Ca
     assert json.loads(dry("nobody/nowhere", capsys, "--json"))["plan"] is None
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

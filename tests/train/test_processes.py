@@ -60,6 +60,7 @@ def part_of(lm: TransformersLM, method: TrainingMethod, places: Sequence[int]) -
     return replace(batch, is_counted=counts, seeds=[SEEDS[i] for i in places or [0]])
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("loss", ["kl", "hybrid"])
 @pytest.mark.parametrize("name", METHODS)
 def test_parts_of_a_batch_have_its_gradient(lm: TransformersLM, start: str, name: str, loss: str) -> None:

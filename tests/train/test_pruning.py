@@ -136,6 +136,7 @@ def test_the_most_important_heads_stay(lm: TransformersLM, sizes: dict[str, int]
     assert narrow(TEXT).logits.isfinite().all()
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "olmo2", "smollm3", "granite"])
 def test_narrower_models_load_in_transformers_and_our_engine(family: str, tmp_path: Path) -> None:
     folder = make_tiny(family, tmp_path / "target", 1, vectors=0.3)

@@ -54,6 +54,7 @@ def whole(target: str, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     return go(target, tmp_path_factory.mktemp("whole") / "head", False, never)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("moment", [1, 7])
 def test_an_interrupted_run_ends_with_the_same_bits(
     moment: int, target: str, whole: TrainingRun, tmp_path: Path

@@ -168,6 +168,7 @@ def test_d_pace_weighs_rows_by_what_is_accepted_from_there_on(lm, name: str) -> 
         torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("name", ["dflash2", "dspark"])
 def test_a_draft_that_was_fitted_to_one_sample_is_always_right(lm, name: str, tmp_path: Path) -> None:
     sample, method = own_sample(lm), method_for(lm, name)

@@ -81,7 +81,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return decided
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(0, every=6)
 @pytest.mark.parametrize("rate", [0.05, 0.6, 0.95])
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("curve", [*CURVES])
@@ -93,7 +93,7 @@ def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve
     assert got >= 0.94 * max(rates), "far from the best k"
 
 
-@pytest.mark.in_turn(0, every=3)
+@pytest.mark.in_turn(2, every=8)
 @pytest.mark.parametrize("curve", [*CURVES])
 def test_a_machine_that_changes_its_pace_does_not_mislead(curve) -> None:
     """A k that was last measured in a good moment, or first in a bad one, would look like what it is not.
@@ -154,6 +154,7 @@ def test_what_learning_from_nothing_costs_a_short_run_is_little(curve, rate: flo
     assert sum(got) / len(got) >= 0.975
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(("rows", "first_look"), [(1, 0.04), (16, 0.04)])
 def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows: int, first_look: float) -> None:
     """To read 16 stories of 200 tokens would take it as long as 50 plain steps; half of such as just began, 2.5."""

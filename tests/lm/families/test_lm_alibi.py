@@ -23,6 +23,7 @@ def made(model_type: str, folder: Path) -> Path:
     return save_tiny(model_type, folder)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("model_type", ["bloom", "mpt", "falcon"])
 def test_text_and_logits_are_transformers(tmp_path: Path, model_type: str) -> None:
     folder = made(model_type, tmp_path)

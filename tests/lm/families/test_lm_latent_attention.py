@@ -24,6 +24,7 @@ def test_a_token_takes_the_size_of_its_latents(tmp_path: Path) -> None:
     assert describe(str(folder), dtype="float32").kv_bytes_per_token == lm.kv_bytes_per_token
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "minicpm3"])
 def test_text_and_logits_are_transformers(tmp_path: Path, model_type: str) -> None:
     folder = save_tiny(model_type, tmp_path)

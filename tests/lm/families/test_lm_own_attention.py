@@ -45,6 +45,7 @@ def num_that_differ(folder: Path, length: int = LENGTH) -> int:
     return differ
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_has_the_same_bits_in_any_company(family: str, tmp_path: Path) -> None:
     if not holds(torch.bfloat16):

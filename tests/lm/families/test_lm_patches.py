@@ -19,6 +19,7 @@ from specdec_cli.lm.load import load_lm
 SHARED = {"__init__", "mixer", "patches", "recurrences", "renamed"}
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("model_type", ["qwen3_next", "mamba", "rwkv"])
 def test_a_stateful_family_without_its_patch_is_refused_alone(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

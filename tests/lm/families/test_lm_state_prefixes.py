@@ -69,6 +69,7 @@ def test_a_shared_prefix_leaves_no_trace_in_the_bits(folder: Path, dtype: str) -
     lm.check_integrity()
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(("num_prefix_states", "known"), [(60, 40), (12, 40), (4, 0)])
 def test_another_text_shares_up_to_the_last_snapshot(granite: Path, num_prefix_states: int, known: int) -> None:
     """One after every block, every fifth or every fifteenth; this text leaves the first after 43 tokens."""
@@ -230,7 +231,7 @@ _CACHED_PREFIX = Contexts._cached_prefix
 FAULTS = ["changed by a sequence that shares it", "of a wrong place", "evicted and still used", "of another prefix"]
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(granite: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     lm = load(granite, num_prefix_states=5 if fault in FAULTS[2:] else 60)

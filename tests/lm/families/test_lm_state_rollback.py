@@ -155,7 +155,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(0, every=7)
 @pytest.mark.parametrize(("family", "fault"), [*(("granitemoehybrid", fault) for fault in FAULTS), *OTHERS])
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, fault: str) -> None:
     lm = load(save_hybrid(family, tmp_path))

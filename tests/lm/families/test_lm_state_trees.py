@@ -83,6 +83,7 @@ def test_nodes_and_accepted_paths_are_those_of_fresh_forwards(folder: Path) -> N
     assert play(load(folder), 15) < 1e-3
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("rows_together", [64, 4])
 def test_in_bfloat16_a_node_has_the_bits_of_its_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rows_together: int
@@ -107,6 +108,7 @@ def test_in_bfloat16_a_node_has_the_bits_of_its_path(
     assert all(torch.equal(*pair) for pair in found)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("fault", ["a node continues the one before it", "the path's states are not moved"])
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     lm = load(save_hybrid("granitemoehybrid", tmp_path))

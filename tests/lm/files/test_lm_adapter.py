@@ -48,7 +48,7 @@ def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), **options).score([Row(0, TOKENS, len(TOKENS))])
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=8)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("variant", [*VARIANTS, "tied"])
 def test_39_an_adapter_is_merged(tmp_path: Path, variant: str, is_tied: bool) -> None:
@@ -65,6 +65,7 @@ def test_39_an_adapter_is_merged(tmp_path: Path, variant: str, is_tied: bool) ->
     assert facts.num_parameters == lm.num_parameters
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_39_families_have_their_own_layers(tmp_path: Path, family: str) -> None:
     base = make_tiny(family, tmp_path / "base")
@@ -177,6 +178,7 @@ def test_39_tokens_of_target_and_draft_equal_plain_decoding(tmp_path: Path) -> N
     assert found.token_ids == right.token_ids
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("arguments", [["generate", "the", "-n", "4", "--quiet", "--json"], ["doctor", "--json"]])
 def test_39_commands_take_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     builtin = Path(__file__).parents[3] / "specdec_cli" / "builtin"
@@ -203,6 +205,7 @@ def test_39_an_adapter_beside_a_whole_model_is_not_applied(base: Path, folder: P
     assert describe(str(both)).stored_as == "safetensors"
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

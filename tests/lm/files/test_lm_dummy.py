@@ -78,6 +78,7 @@ def test_a_wrong_shape_is_refused(name: str, said: str) -> None:
     assert said in error.value.message
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 def test_every_family_gives_finite_logits_of_random_weights(tmp_path: Path, family) -> None:
     lm = load_lm(config_only(tmp_path, family), dtype="bfloat16", load_format="dummy")

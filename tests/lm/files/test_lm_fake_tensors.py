@@ -49,7 +49,7 @@ def agree(folder, model_type) -> None:
     assert facts.decoder.startswith(lm.decoder)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=8)
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_point_18_doctor_says_what_the_engine_does(model_type, tmp_path: Path) -> None:
     agree(save_tiny(model_type, tmp_path), model_type)
@@ -88,6 +88,7 @@ def test_nothing_is_read_of_the_weights(tmp_path: Path, monkeypatch: pytest.Monk
     assert describe(str(folder)).kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("quantize", ["none", "int8"])
@@ -113,6 +114,7 @@ def test_a_model_is_described_in_inference_mode_too(tmp_path: Path) -> None:
         assert describe(folder).weights_bytes == expected
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
 @pytest.mark.parametrize("is_copy", [True, False])

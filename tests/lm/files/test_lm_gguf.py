@@ -87,7 +87,7 @@ def score(path: Path, **options: Any) -> Tensor:
     return load_lm(str(path), compute="dequantized", **options).score([Row(0, TOKENS, len(TOKENS))])
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(4, every=5)
 @pytest.mark.parametrize("family", [*FAMILIES])
 def test_39_a_family_computes_with_the_numbers_in_its_file(folder: Path, family: str) -> None:
     source, path = checkpoint(folder, family), folder / f"{family}.gguf"
@@ -100,6 +100,7 @@ def test_39_a_family_computes_with_the_numbers_in_its_file(folder: Path, family:
     assert "GGUF (Q4_K, Q6_K" in (facts.stored_as or "")
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("form", DTYPES)
 def test_39_a_form_keeps_its_numbers_in_its_dtype(folder: Path, llama, form: str) -> None:
     path, weights = llama[form]
@@ -114,6 +115,7 @@ def test_39_a_form_keeps_its_numbers_in_its_dtype(folder: Path, llama, form: str
     assert facts.weights_bytes == facts.num_parameters * lm.dtype.itemsize
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q4_K_M"])
 def test_39_tokens_of_target_and_draft_equal_the_dequantized_reference(folder: Path, llama, form: str) -> None:
     path, weights = llama[form]
@@ -261,6 +263,7 @@ def test_39_numbers_that_are_none_are_refused(folder: Path, tmp_path: Path, tens
             load_lm(str(path), compute=compute)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_doctor_reads_the_numbers_of_a_gguf_draft(
     folder: Path, llama, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str], is_compiled: bool
@@ -321,6 +324,7 @@ def test_49_4_loading_counts_bytes_and_makes_the_table_of_names_once(llama, monk
     assert counts[-1] == pytest.approx((path.stat().st_size, path.stat().st_size))
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("form", ["Q8_0", "Q4_K_M", "F16"])
 def test_49_4_pieces_and_threads_do_not_change_a_number(llama, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     path, weights = llama[form]
@@ -343,6 +347,7 @@ def wide_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
 def test_pages_of_a_file_are_let_go_as_its_blocks_are_packed(folder: Path) -> None:
     path, done, resident = wide_file(folder), [], []

@@ -144,6 +144,7 @@ ODD: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("what", ODD)
 def test_49_12_an_odd_file_is_one_sentence(base: Path, tmp_path: Path, what: str) -> None:
     change, sentence = ODD[what]

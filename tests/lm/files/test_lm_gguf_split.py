@@ -41,6 +41,7 @@ def parts(whole: Path, tmp_path: Path) -> list[Path]:
     return split(whole, tmp_path, 3)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("leads_with_metadata", [False, True])
 @pytest.mark.parametrize("compute", ["native", "dequantized"])
 def test_51_parts_are_the_model_in_one_file(

@@ -134,6 +134,7 @@ def test_39_safetensors_are_fetched_alone(remote: Hub, tmp_path: Path) -> None:
     assert not any(file.endswith((".bin", ".gguf")) for file in remote.fetched)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("name", ["tiny-Q4_0.gguf", "Q4_0", "q4_0"])
 def test_39_a_gguf_file_is_named_behind_the_id(ggufs: Hub, name: str) -> None:
     assert torch.equal(score(f"org/repo:{name}"), score(str(ggufs.files / "tiny-Q4_0.gguf")))

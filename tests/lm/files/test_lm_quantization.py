@@ -58,7 +58,7 @@ def rewrite(folder, weights) -> None:
     save_file(weights, folder / "model.safetensors", metadata=metadata(folder))
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=6)
 @pytest.mark.parametrize("dtype", [*DTYPES])
 @pytest.mark.parametrize("form", [*DEQUANTIZED])
 def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
@@ -71,7 +71,7 @@ def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
     assert describe(str(folder), dtype=dtype).decoder.startswith(lm.decoder)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=8)
 @pytest.mark.parametrize("form", [*UNDONE])
 def test_39_a_form_computes_with_the_numbers_that_it_means(tmp_path: Path, form: str) -> None:
     folder = make_quantized(form, tmp_path)
@@ -110,6 +110,7 @@ def test_39_int8_by_channel_fits_our_kernel(tmp_path: Path, form: str) -> None:
     assert relative_error(score(lm), right) < 1.5 * relative_error(plain, reference(tmp_path / "plain", "float32"))
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("form", [*UNDONE, *DEQUANTIZED])
 @pytest.mark.parametrize("is_there", [False, True])
 def test_39_scales_that_are_missing_or_no_numbers_are_refused(tmp_path: Path, form: str, is_there: bool) -> None:
@@ -299,6 +300,7 @@ def _subclass_of_tensor(layer) -> None:
 ATTACHED = [_hook, _pre_hook, _own_forward, _parametrization, _scale, _class, _subclass_of_tensor]
 
 
+@pytest.mark.in_turn(0, every=4)
 @pytest.mark.parametrize("attach", ATTACHED)
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
 def test_16_a_layer_with_something_attached_is_transformers_own(

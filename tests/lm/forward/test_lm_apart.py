@@ -39,7 +39,7 @@ def load(folder: Path, dtype: str = "float32") -> TransformersLM:
     return load_lm(str(folder), dtype=dtype, num_blocks=60, block_size=4, extra_tokens=9, check=False)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("folder", FAMILIES, indirect=True)
 def test_nodes_and_accepted_paths_are_those_of_fresh_forwards(folder: Path) -> None:
     assert play(load(folder), 20, has_states=False) < 1e-3
@@ -112,6 +112,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     lm = load(save_tiny("deepseek_v4", tmp_path / "model"))

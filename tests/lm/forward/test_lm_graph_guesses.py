@@ -78,6 +78,7 @@ def go_on(texts: dict[int, list[int]], drafted: list[Drafted], accepted: list[in
 KINDS = [("model", tree) for tree in TREES] + [("pard", tree) for tree in (None, *TREES)]
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(("kind", "tree"), KINDS)
 def test_guesses_in_graphs_are_those_of_rounds_without(kind: str, tree: str | None, made) -> None:
     """Behind texts of all kinds, one of them longer than a graph is made for, and cut by its k."""
@@ -93,7 +94,7 @@ def test_guesses_in_graphs_are_those_of_rounds_without(kind: str, tree: str | No
     guessed(plain, recorded, [row(0, texts[0], tree), *other[1:]])
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(6, every=7)
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_k": 2}])
 @pytest.mark.parametrize(
     ("kind", "tree"), [("model", None), ("pard", None), *((kind, tree) for kind, tree in KINDS if tree in TREES[:2])]
@@ -114,6 +115,7 @@ def test_guesses_in_graphs_are_drawn_as_without(kind: str, tree: str | None, cut
             torch.testing.assert_close(own.q, theirs.q, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(("kind", "tree"), [("model", "2,2,1"), ("pard", None), ("pard", "2,2,1")])
 @pytest.mark.parametrize("verify", ["auto", "synthetic"])
 def test_texts_are_those_without_graphs(kind: str, tree: str | None, verify: str, made) -> None:

@@ -155,6 +155,7 @@ def test_hidden_states_of_nodes_are_those_without_graphs(pair) -> None:
     assert torch.allclose(states[0], states[1], atol=2e-4)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("tree", ["3,2,1", "dynamic:12"])
 def test_texts_with_trees_in_graphs_are_those_of_plain_decoding(tree: str, pair, recorder) -> None:
     (plain, target), (_, draft) = pair(), pair(seed=1)
@@ -182,6 +183,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_caught(fault, pair, monkeypatch: pytest.MonkeyPatch) -> None:
     _, recorded = pair("mistral")  # its window sees positions, not places

@@ -87,6 +87,7 @@ def both(tmp_path: Path, device, recorder):
     return made
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, both, recorder) -> None:
     plain, recorded = both(family)
@@ -159,7 +160,7 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both) -> None:
             contexts[handle] = context[:-1]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=8)
 @pytest.mark.parametrize("num_tokens", [VOCAB, VOCAB - 20])
 @pytest.mark.parametrize("cut", [*CUTS])
 def test_drawn_guesses_are_those_of_the_sampling_chain(cut: str, num_tokens: int, device, both, recorder) -> None:
@@ -201,6 +202,7 @@ def test_equal_logits_are_cut_in_the_order_of_their_ids(both) -> None:
     assert torch.equal(found.q[0] > 0, q > 0)
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("verify", ["rejection", "block"])
 def test_sampled_texts_with_a_draft_in_graphs_are_those_without(verify: str, both, recorder) -> None:
     target, other = both(), both(seed=1)

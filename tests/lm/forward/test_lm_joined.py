@@ -28,6 +28,7 @@ def made(model_type: str, folder: Path) -> tuple[TransformersLM, Any]:
 
 
 # A choice by an indexer, the same beside windows, split values, a dynamic mask, chunks, a temperature from positions.
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize(
     "model_type", [pytest.param("deepseek_v32", marks=INDEXED), *mostly_slow(TYPES, ("diffllama",))]
 )

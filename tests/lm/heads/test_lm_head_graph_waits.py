@@ -212,7 +212,7 @@ def test_a_planted_wait_ahead_of_a_round_is_counted(pair, monkeypatch: pytest.Mo
         test_a_step_waits_as_often_as_the_documentation_says("sampled, chain", 1, pair)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(6, every=8)
 @pytest.mark.parametrize("num_rows", mostly_slow([1, 16], [1]))
 @pytest.mark.parametrize("arm", [*ARMS])
 def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int, pair) -> None:
@@ -222,6 +222,7 @@ def test_a_step_waits_as_often_as_the_documentation_says(arm: str, num_rows: int
     assert waits.num == num * NUM_STEPS, waits.lines
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     "arm", ["plain", "judged chain of a model", "tree", "sampled, chain", "sampled, tree of a block"]
 )
@@ -232,14 +233,14 @@ def test_of_rounds_ahead_the_host_reads_each_once(arm: str, pair) -> None:
     assert waits.lines == {READ: NUM_STEPS}
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("arm", [*BESIDE_PROMPTS])
 def test_a_chunk_of_a_prompt_adds_no_wait(arm: str, pair) -> None:
     waits = waits_beside_chunks(arm, pair, goes_ahead=False)
     assert waits.num == BESIDE_PROMPTS[arm] * NUM_STEPS, waits.lines
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("arm", [*BESIDE_PROMPTS])
 def test_beside_chunks_of_a_prompt_the_host_reads_rounds_alone(arm: str, pair) -> None:
     assert waits_beside_chunks(arm, pair).lines == {READ: NUM_STEPS}
@@ -254,6 +255,7 @@ def waits_beside_chunks(arm: str, pair: Any, **more: Any) -> HostWaits:
     return waits_of(pair(draft), k, params, 4, prompt, **options, **limits, **more)
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}], ids=str)
 @pytest.mark.parametrize("arm", ["sampled, chain", "sampled, tree"])
 def test_cuts_add_no_wait(arm: str, cut: dict[str, Any], pair) -> None:
@@ -279,7 +281,7 @@ HOST_NEEDED: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("case", [*HOST_NEEDED])
 def test_what_needs_the_host_waits_as_often_as_the_documentation_says(case: str, pair) -> None:
     arm, more, num = HOST_NEEDED[case]

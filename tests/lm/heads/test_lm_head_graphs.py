@@ -201,7 +201,7 @@ class Round:
             text += [*guess[:num], bonus + len(text) % 7]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(4, every=8)
 @pytest.mark.parametrize("head", [*HEADS, *ONE_PASS, *CHAINS])
 def test_rounds_in_graphs_draft_the_tokens_of_rounds_without(head: str, both) -> None:
     rounds = Round(both(head))
@@ -234,7 +234,7 @@ def test_the_kernels_of_a_gpu_attend_as_torch_does(head: str, both, monkeypatch:
 
 
 # Of EAGLE's logits here, most have no probability: rounds leave these out.
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=6)
 @pytest.mark.parametrize("head", HEADS[1:] + ONE_PASS)
 def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Beside a chain and trees of other shapes, one cut by its k, and behind texts of all kinds."""
@@ -254,7 +254,7 @@ def test_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     rounds.guess(rounds.rows(rounds.texts))
 
 
-@pytest.mark.in_turn(1, every=3)
+@pytest.mark.in_turn(3, every=12)
 @pytest.mark.parametrize("head", HEADS + ONE_PASS)
 def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) -> None:
     """Of several sizes and depths in a call, sampled ones beside them, of which a cut may leave fewer nodes."""
@@ -272,6 +272,7 @@ def test_dynamic_trees_in_graphs_are_those_of_rounds_without(head: str, both) ->
     rounds.guess(rounds.rows(rounds.texts))
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 2}])
 @pytest.mark.parametrize("num_rows", mostly_slow([1, 4, 16], [4]))
 def test_texts_with_dynamic_trees_are_those_without_graphs(num_rows: int, sampled: dict[str, Any], both) -> None:
@@ -289,6 +290,7 @@ def test_texts_with_dynamic_trees_are_those_without_graphs(num_rows: int, sample
     assert drafter.sequences.cache.pool.num_free == drafter.sequences.num_blocks, "an idle engine holds blocks"
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("verify", mostly_slow(["auto", "synthetic"], ["synthetic"]))
 @pytest.mark.parametrize("head", ["official", "llama 2", "dflash"])
 def test_texts_with_trees_are_those_without_graphs(head: str, verify: str, both) -> None:
@@ -327,7 +329,7 @@ def test_rows_come_and_go_with_depths_of_their_own(head: str, both, recorder) ->
     rounds.guess(rounds.rows([3]))  # in the same graph, a text's beginning
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(6, every=7)
 @pytest.mark.parametrize("head", ["official", "llama 1", "llama 3", *ONE_PASS])
 def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -> None:
     rounds = Round(both(head))
@@ -357,7 +359,7 @@ def test_rounds_of_other_kinds_find_the_cache_as_it_should_be(head: str, both) -
     assert [guess.read().drafted for guess in found] == [guess.drafted for guess in expected]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(6, every=7)
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}])
 @pytest.mark.parametrize("head", ["official", "specforge", "llama 2", "dflash", "dflash2"])
 def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any], device, both) -> None:
@@ -380,7 +382,7 @@ def test_drawn_chains_are_those_of_rounds_without(head: str, cut: dict[str, Any]
         rounds.go_on(drafted, accepted)
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(0, every=5)
 @pytest.mark.parametrize("cut", [{}, {"top_k": 20}])
 @pytest.mark.parametrize("head", ["official", "llama 2", "dflash", "dspark-gated"])
 def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut: dict[str, Any], both) -> None:
@@ -400,7 +402,7 @@ def test_chains_by_the_targets_noise_are_those_of_rounds_without(head: str, cut:
 DRAWN_HEADS = ["official", "specforge", "norms", "llama 1", "llama 2", *ONE_PASS]
 
 
-@pytest.mark.in_turn(0, every=5)
+@pytest.mark.in_turn(18, every=20)
 @pytest.mark.parametrize(
     ("head", "cut"),
     [(head, cut) for head in DRAWN_HEADS for cut in ({}, {"top_k": 2}, {"top_p": 0.8, "min_p": 0.05})],
@@ -455,6 +457,7 @@ Static = recorded_rounds._StaticDraft
 real_drawn, real_q = graph_draws.Choices._drawn, vars(Static)["q"].fget
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize(
     ("place", "name", "fault"),
     [
@@ -482,7 +485,7 @@ def test_keys_of_accepted_nodes_that_are_not_moved_are_noticed(both, monkeypatch
         test_whole_sampled_texts_are_those_without_graphs("traversal", "3,2,1", both)
 
 
-@pytest.mark.in_turn(1, every=4)
+@pytest.mark.in_turn(2, every=7)
 @pytest.mark.parametrize(("verify", "tree"), SAMPLED_TEXTS)
 def test_whole_sampled_texts_are_those_without_graphs(verify: str, tree: str | None, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both()
@@ -504,6 +507,7 @@ def test_a_path_after_a_chain_has_the_logits_of_one_without(both) -> None:
     assert torch.allclose(found[is_scored], expected[is_scored], atol=2e-4)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("head", ["specforge", "llama 2", "dflash", "p-eagle"])
 def test_prefixes_are_found_again_as_without_graphs(head: str, both) -> None:
     rounds = Round(both(head))
@@ -558,7 +562,7 @@ def keys_at_their_places(begin, sees, depths, places, slots):
 real_values, real_nodes = head_graphs._values, recorded_rounds.nodes_of
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(
     "trees_of_a_kind",
     [
@@ -647,7 +651,7 @@ def test_a_planted_fault_is_caught(fault, both, monkeypatch: pytest.MonkeyPatch)
         test_rounds_in_graphs_draft_the_tokens_of_rounds_without("official", both)
 
 
-@pytest.mark.in_turn(1, every=3)
+@pytest.mark.in_turn(2, every=10)
 @pytest.mark.parametrize("head", ["eagle", "official", "llama 1", "llama 2", *ONE_PASS, "dspark-rnn"])
 def test_whole_texts_are_the_targets(head: str, both) -> None:
     (plain, layer_by_layer), (target, drafter) = both(head)
@@ -671,6 +675,7 @@ ROWS_OF_A_STEP: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("kind", ROWS_OF_A_STEP)
 def test_the_target_judges_guesses_before_the_host_reads_them(kind: str, both, monkeypatch: pytest.MonkeyPatch) -> None:
     """One wait in a step, whatever guesses come together: the host reads them behind the target's run."""
@@ -708,6 +713,7 @@ def test_the_target_judges_guesses_before_the_host_reads_them(kind: str, both, m
     assert num_read >= 6
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:6"])
 def test_a_head_whose_logits_are_no_numbers_is_noticed_after_the_step(tree: str | None, both) -> None:
     (plain, _), (target, drafter) = both()

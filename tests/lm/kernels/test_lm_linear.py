@@ -221,6 +221,7 @@ def test_siblings_share_one_product(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(alone, reversed(mixed), strict=True))
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_one_copy_of_the_weights(tmp_path: Path, dtype: str, tied: bool) -> None:

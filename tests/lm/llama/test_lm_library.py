@@ -208,6 +208,7 @@ def test_no_disk_with_room_is_said(cache, tmp_path: Path) -> None:
     assert "make room" in error.value.remedy
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(
     ("build", "reason", "remedy"),
     [

@@ -177,6 +177,7 @@ def one_by_one(lm, row, num_tokens):
     return found
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("num_tokens", [97, 40])
 def test_continuations_are_those_that_scores_give_one_by_one(folder, num_tokens: int) -> None:
     """New sequences, such as go on after some of a guess stood, and lengths of all kinds beside each other."""
@@ -219,6 +220,7 @@ CUTS = {
 OF_FEW_TOKENS = ("nothing cut", "top-k of all", "all of them")
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize(
     ("folder", "cut", "num_tokens"),
     [

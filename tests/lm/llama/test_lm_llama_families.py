@@ -72,7 +72,7 @@ def test_float32_logits_and_tokens_are_those_of_transformers(folder: str) -> Non
     assert tokens(decode(own, "ngram", 3, PROMPTS[:1], params)) == expected[:1]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(3, every=8)
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 @pytest.mark.parametrize("folder", [*FAMILIES], indirect=True)
 def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: Quantize) -> None:
@@ -85,7 +85,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(folder: str, quantize: 
     assert own.mean(1).median() <= (1.5 if quantize == "none" else 2.5) * theirs.mean(1).median()
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=7)
 @pytest.mark.parametrize(
     ("folder", "dtype", "quantize"),
     [(family, *how) for family in FAMILIES for how in PRECISIONS],
@@ -218,6 +218,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, put = FAULTS[fault]

@@ -85,6 +85,7 @@ QUICK = {  # tiles are for numbers of 16 and of 8 bits
 }
 
 
+@pytest.mark.in_turn(26, every=54)
 @pytest.mark.parametrize(
     ("other", "family", "dtype", "quantize", "near"),
     [

@@ -130,6 +130,7 @@ def test_another_decoder_takes_the_model_of_transformers() -> None:
     assert type(load_lm("builtin:draft", dtype="float16").model) is transformers.LlamaForCausalLM
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize(
     ("words", "needed"),
     [

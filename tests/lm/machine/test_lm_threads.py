@@ -224,6 +224,7 @@ def test_one_alone_is_never_left_out(clock) -> None:
     assert work(count, clock, 50, lost=9 * FORWARD, most=1) == [1] * 50
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
 def test_two_threads_on_one_core_keep_each_other_waiting() -> None:
     """What the compiled half measures."""

@@ -110,6 +110,7 @@ def test_an_option_that_it_does_not_know_is_named() -> None:
     assert error.message.endswith("(exit code 2): unrecognized arguments: --no-such-thing")
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("way", ["never", "stuck", "never,deaf"])
 def test_one_that_never_is_ready_is_ended(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_cli.measure.elsewhere.process_group.ProcessGroup.stop.__defaults__", (0.3,))
@@ -155,6 +156,7 @@ def test_a_start_is_given_up() -> None:
         pytest.fail("it cannot have started")
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_to_us_ends_it(number: signal.Signals, code: int, tmp_path: Path) -> None:
     ready = tmp_path / "ready"

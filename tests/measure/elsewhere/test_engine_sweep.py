@@ -134,6 +134,7 @@ def measured_rounds(monkeypatch: pytest.MonkeyPatch, repeats: int) -> tuple[Pass
     return sweep_of(1, (1,), repeats=repeats, cpu_seconds=lambda: 0.0).by_size[0].runs[DraftShape(1)].rounds
 
 
+@pytest.mark.slow
 def test_a_draft_that_costs_more_than_it_gives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def dear(plan: EndpointPlan, sampling: Sampling, asked: Any, **more: bool) -> PassTotals:
         found = measured_pass(plan, sampling, asked, **more)
@@ -166,6 +167,7 @@ def test_a_stop_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep_of(2, (1,), stopped=lambda: True)
 
 
+@pytest.mark.slow
 def test_repeats_send_every_prompt_again_and_other_programs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     once, twice = (measured_rounds(monkeypatch, repeats) for repeats in (1, 2))
     assert [2 * one.num_tokens for one in once] == [one.num_tokens for one in twice]

@@ -221,6 +221,7 @@ def test_15_what_servers_send_beside_chunks() -> None:
     assert (answer.finish_reason, answer.is_done) == ("stop", True)
 
 
+@pytest.mark.in_turn(2, every=3)
 @pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning", "thinking", "refusal"])
 def test_15_the_first_output_of_any_kind_ends_the_time_to_it(key: str) -> None:
     role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}

@@ -50,6 +50,7 @@ def broken(*_, **__) -> None:
     raise RunError("[broken] for the test")
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize(
     ("room", "name", "key"),
     [

@@ -287,6 +287,7 @@ def noisy_costs(seed, num_rounds=15, noise=0.06):
     return replace(truth, **dict(zip(names, medians, strict=True)), num_repeats=num_rounds, rounds=rounds)
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize("figure", ["speedup", "median_speedup"])
 def test_intervals_hold_the_truth_although_costs_are_uncertain(figure: str) -> None:
     """All prompts are alike, so that costs alone are uncertain; without their rounds the interval is a point."""

@@ -107,6 +107,7 @@ def assert_equal_counts(replayed, counts) -> None:
     assert replayed.num_steps.sum() == pytest.approx(counts.num_steps)
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("max_context", [4096, 14])
 @pytest.mark.parametrize("verify", ["greedy", "gumbel"])
 def test_rules_without_chance_are_replayed_to_the_last_count(verify: str, max_context: int) -> None:
@@ -146,6 +147,7 @@ def test_a_draft_that_ends_unsure_accepts_as_in_decoding(p_min: float) -> None:
     assert replay_unsure(trace, "draft", "gumbel", 4, [p_min]) == {}
 
 
+@pytest.mark.in_turn(0)
 @pytest.mark.parametrize(
     ("spec", "temperature"),
     [
@@ -221,6 +223,7 @@ def spoken(sampled):
     return found
 
 
+@pytest.mark.in_turn(1)
 @pytest.mark.parametrize("rule", ["rejection", "block", "exact-match"])
 def test_given_the_text_the_engine_counts_what_replay_expects(spoken, rule: str) -> None:
     trace, counts = spoken[rule]
@@ -232,6 +235,7 @@ def test_given_the_text_the_engine_counts_what_replay_expects(spoken, rule: str)
     assert conditional == pytest.approx(counts.conditional_acceptance_rates, abs=0.03)
 
 
+@pytest.mark.in_turn(1, every=3)
 @pytest.mark.parametrize("rule", ["rejection", "block", "exact-match"])
 def test_the_target_alone_tells_what_the_engine_will_count(sampled, spoken, rule: str) -> None:
     engine, requests, trace, _ = sampled

@@ -114,7 +114,7 @@ def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape) -> No
             before = node
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(4, every=8)
 @pytest.mark.parametrize("max_context", [4096, 14])
 @pytest.mark.parametrize("shape", [*SHAPES])
 def test_ranks_predict_every_count_of_a_real_walk(shape, max_context: int) -> None:

@@ -474,6 +474,7 @@ def test_a_hub_with_several_configs_says_what_to_type(monkeypatch: pytest.Monkey
     assert caught.value.hint == "choose one of main, socratic: --dataset 'openai/gsm8k?config=main'"
 
 
+@pytest.mark.slow
 def test_49_22_a_folder_is_read_where_nothing_can_be_written_at_home(tmp_path: Path) -> None:
     """No folder can be made below a device, not even by root: the stand-in for a read-only home."""
     put(tmp_path, "train.jsonl", JSONL)

@@ -233,6 +233,7 @@ def test_49_17_keys_share_no_cached_prompts_at_the_engine() -> None:
         assert "cache_salt" not in json.loads(live.ask("POST", "/v1/completions", BODY)[1])["body"]
 
 
+@pytest.mark.in_turn(3, every=4)
 @pytest.mark.parametrize(
     ("body", "kind", "status"),
     [

@@ -53,6 +53,7 @@ def prompt(source: str, messages: list[dict[str, Any]]) -> str:
     return not_none(over.tokenizer).decode(job.token_ids, skip_special_tokens=False)
 
 
+@pytest.mark.in_turn(2, every=4)
 @pytest.mark.parametrize("name", WRITES_CALLS)
 @pytest.mark.parametrize("arguments", MALFORMED, ids=range(len(MALFORMED)))
 def test_10_no_arguments_refuse_a_later_turn(name: str, arguments: Any) -> None:
@@ -90,7 +91,7 @@ def test_10_no_id_and_no_number_of_calls_refuses_a_later_turn(name: str, call_id
     assert text.count("weather") == 2
 
 
-@pytest.mark.in_turn(1)
+@pytest.mark.in_turn(3, every=5)
 @pytest.mark.parametrize("name", [*WRITES_CALLS])
 def test_10_a_call_that_this_server_cut_goes_back_in(name: str) -> None:
     form, source = TEMPLATES[name]

@@ -48,7 +48,7 @@ def drawn(prepared: Prepared, begun: str = "") -> list[tuple[str | None, str]]:
     return list(one)
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(1, every=5)
 @pytest.mark.parametrize("strict", [None, False, True])
 @pytest.mark.parametrize("declared", DECLARED)
 def test_49_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
@@ -66,7 +66,7 @@ def test_49_11_a_forced_call_of_a_function_without_parameters_has_no_arguments(
         assert drawn(prepared_response(over, **fields)[1]) == [("ping", "{}")]
 
 
-@pytest.mark.in_turn(0)
+@pytest.mark.in_turn(5, every=6)
 @pytest.mark.parametrize("name", [*NAMES])
 def test_49_11_a_strict_function_without_parameters_has_no_arguments(name: str) -> None:
     said = turn(name, [("ping", {})])

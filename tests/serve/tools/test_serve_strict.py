@@ -60,6 +60,7 @@ def takes(over, tools: list[dict[str, Any]], text: str, **fields) -> bool:
     return matcher.is_finished or bool(matcher.allowed[0])
 
 
+@pytest.mark.in_turn(0, every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_11_a_strict_tools_call_follows_its_schema(name: str) -> None:
     over = facts(TEMPLATES[name][1])
@@ -91,6 +92,7 @@ def test_11_one_call_is_the_most_where_that_was_asked(name: str) -> None:
         assert not takes(over, [STRICT, LOOSE], two, parallel_tool_calls=False)
 
 
+@pytest.mark.in_turn(1, every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_11_a_call_of_random_tokens_is_read_and_valid(name: str) -> None:
     """After a call's head everything is drawn from the grammar's masks, short texts preferred."""
