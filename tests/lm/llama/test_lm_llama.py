@@ -300,6 +300,7 @@ def test_what_is_no_number_stays_none(tmp_path: Path, dtype: str, quantize: Quan
     assert lm.score([Row(1, [8], 1)]).isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_row_that_follows_its_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "a row is another one in company")
     monkeypatch.setattr("specdec_cli.lm.invariance._block_arms", lambda _: [])  # the next test's

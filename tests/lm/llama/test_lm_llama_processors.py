@@ -79,25 +79,12 @@ def scores(lm):
 
 
 FORMS = [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
-QUICK = {  # tiles are for numbers of 16 and of 8 bits
-    "AVX2": [("llama", *FORMS[0]), ("gemma2", *FORMS[0])],
-    "AMX": [("llama", *FORMS[2]), ("gpt_oss", *FORMS[2])],
-}
 
 
-@pytest.mark.in_turn(26, every=54)
-@pytest.mark.parametrize(
-    ("other", "family", "dtype", "quantize", "near"),
-    [
-        pytest.param(
-            processor, family, *form, marks=() if (family, *form) in QUICK.get(processor, []) else pytest.mark.slow
-        )
-        for processor in PROCESSORS
-        for family in ("llama", "gemma2", "gpt_oss")
-        for form in FORMS
-    ],
-    indirect=["other"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "quantize", "near"), FORMS)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("other", PROCESSORS, indirect=True)
 def test_49_1_another_processor_s_paths_give_the_same_numbers(
     other, family: str, dtype: str, quantize: Quantize, near: float, tmp_path: Path
 ) -> None:
@@ -131,9 +118,8 @@ TILE_FAULTS = [
 ]
 
 
-@pytest.mark.in_turn(0)
-@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "none"), ("bfloat16", "int8")])
 @pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "none"), ("bfloat16", "int8")])
 @pytest.mark.parametrize(("right", "wrong"), TILE_FAULTS)
 def test_faults_planted_in_tiles_are_caught(
     dtype: str, quantize: Quantize, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
