@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 
 from specdec_cli.document import ResultDocument
 
@@ -12,7 +12,7 @@ from specdec_cli.document import ResultDocument
 def _validator(kind: type[ResultDocument]) -> Draft202012Validator:
     schema = kind.json_schema()
     Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    return Draft202012Validator(schema, format_checker=FormatChecker())
 
 
 def assert_fits(found: Any, kind: type[ResultDocument]) -> None:
