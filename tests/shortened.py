@@ -28,8 +28,10 @@ def is_out_of_turn(item: pytest.Item) -> bool:
     if mark is None:
         return False
     (first,), every = mark.args, mark.kwargs.get("every", 2)
-    place = sum(_place(item, *parameters.args) for parameters in item.iter_markers("parametrize"))
-    return bool(place % every != first % every)
+    lists = [parameters.args for parameters in item.iter_markers("parametrize")]
+    num_places = 1 + sum(len(values) - 1 for _, values in lists)
+    assert first < min(every, num_places), f"{item.nodeid}: no case would run"
+    return bool(sum(_place(item, *of) for of in lists) % every != first)
 
 
 def _place(item: Any, names: str | Sequence[str], values: Iterable[Any]) -> int:

@@ -314,7 +314,7 @@ class Endpoint:
 
 @functools.cache
 def _certificates() -> SSLContext:
-    """The authorities that are trusted; reading them takes a tenth of a second."""
+    """The authorities that are trusted, which every connection of a process shares: reading them takes long."""
     import httpx2
 
     return httpx2.create_ssl_context()
